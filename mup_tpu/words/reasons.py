@@ -149,6 +149,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"the {v['meaning']} is {on_one_line(v['name'])}, not "
             f"{list_of(v['others'])} ({v['flag']} chooses another)"
         ),
+        "peak of a schedule": "the learning rate is the largest value of {name} in each run, which logs a "
+        "schedule",
         "learning rate from its logarithm": lambda v: (
             f"the learning rate is {v['base']:g}^{on_one_line(v['name'])}"
         ),

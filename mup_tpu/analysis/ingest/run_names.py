@@ -8,10 +8,17 @@ from typing import Any
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, means, plain_name
+from mup_tpu.analysis.ingest.table_columns import (
+    ROUNDING,
+    Columns,
+    means,
+    plain_name,
+    rough_numbers,
+    rows_of_both,
+)
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import parse_number
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
@@ -58,8 +65,9 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
     there |= {"parametrization"} if columns.parametrization in table else set()
     texts_only = [name for name in table if table[name].dtype.kind not in "iufb"]
     plain = {plain_name(name): name for name in reversed(texts_only)}
-    notes = []
-    for name in (plain[usual] for usual in _NAMES if usual in plain):
+    names = [plain[usual] for usual in _NAMES if usual in plain]
+    table, notes = _with_set_rates(table, names, columns)
+    for name in names:
         if "lr" in there and there & {"width", "depth", "size"}:
             break
         texts = table[name].astype(str)
@@ -71,3 +79,41 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
             notes.append(Reason.of("settings in names", settings=new, name=name, example=texts.iloc[0]))
             there |= {*new}
     return table, notes
+
+
+def _with_set_rates(
+    table: pd.DataFrame, names: list[str], columns: Columns
+) -> tuple[pd.DataFrame, list[Reason]]:
+    """The table with the learning rates that were set, where its only column has values of a schedule.
+
+    What was set stands in the names of the runs, or is the largest value of each run's steps.
+
+    Raises:
+        TableError: either the column or the names may be meant.
+    """
+    logged = [name for name in table if means(name) == "lr"]
+    if len(logged) != 1 or not names or columns.hyperparameter in (*set(table) - {"lr"},):
+        return table, []
+    rate = rough_numbers(table[logged[0]])
+    for name in names:
+        found = {text: settings(text).get("lr") for text in table[name].astype(str).unique()}
+        if any(value is None for value in found.values()):
+            continue
+        named = table[name].astype(str).map(found).astype(float)
+        share = (rate / named).dropna()
+        if (share - 1).abs().max() < ROUNDING:  # names round
+            return table, []
+        if share.max() > 1 + ROUNDING:
+            raise TableError(
+                f"column {logged[0]} and the names of the runs (column {name}) may both be the learning rate "
+                f"({rows_of_both(rate, named)}): say which with --tune, or take one away"
+            )
+        settings_note = Reason.of(
+            "settings in names", settings=["lr"], name=name, example=table[name].iloc[0]
+        )
+        return table.assign(**{logged[0]: named}), [settings_note]
+    runs = table.groupby(names[0])[logged[0]]
+    if any(means(name) == "step" for name in table) and (runs.nunique() > 1).mean() > 0.5:
+        peak = rate.groupby(table[names[0]]).transform("max")
+        return table.assign(**{logged[0]: peak}), [Reason.of("peak of a schedule", name=logged[0])]
+    return table, []

@@ -124,7 +124,10 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
             found[part] = named
             continue
         usual_name = getattr(usual, part)
-        column = _find_scale(table, notes) if part == "scale" else _find(table, part, usual_name, notes)
+        if part == "hyperparameter":
+            column = _find_rate(table, notes)
+        else:
+            column = _find_scale(table, notes) if part == "scale" else _find(table, part, usual_name, notes)
         if (
             column is None and part == "loss" and {"number", "value", "state"} <= set(table)
         ):  # Optuna's trials
@@ -174,14 +177,14 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
     there = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
     if not there or not table.columns.is_unique:
         return None
-    if part in ("scale", "hyperparameter"):
+    if part == "scale":
         there = [(rank, name) for rank, name in there if _varies(table[name])] or there
         # A column with a value a run was logged, not set.
         values = {name: table[name].astype(str).nunique() for _, name in there}
         there.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
     (first, column), others = there[0], there[1:]
     differ = [(rank, name) for rank, name in others if not _is_one_to_one(table, column, name)]
-    if part in ("scale", "hyperparameter", "loss"):
+    if part in ("scale", "loss"):
         same = [name for rank, name in differ if part != "loss" and rank[0] == first[0] or rank == first]
         called, flag = _called(part, str(column)), _FLAGS[part]
         if same and first[0] != _EXACT:
@@ -192,6 +195,84 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
             notes.append(Reason.of("column chosen", meaning=called, name=column, others=others, flag=flag))
     return str(column)
 
+
+def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
+    """Column of the learning rate that was set.
+
+    Trackers also log the schedule's value, which at the end of a run may be a tenth of what was set. A
+    configured column beats others, a peak beats a value of its schedule, and copies of one do not matter.
+
+    Raises:
+        TableError: either of two columns may be meant.
+    """
+    if not table.columns.is_unique:
+        return None
+    ranks = {
+        str(name): rank for name in table if (rank := _rank(name, "lr")) and not table[name].isna().all()
+    }
+    names = [name for name in ranks if _varies(table[name])] or [*ranks]
+    if len(names) > 1:
+        # A column with a value a run was logged, not set.
+        values = {name: table[name].astype(str).nunique() for name in names}
+        names = [name for name in names if values[name] <= 2 * min(values.values())]
+    configured = [name for name in names if ranks[name][0] == _CONFIGURED]
+    set_, logged = [n for n in names if not _LOGGED.search(n)], [n for n in names if _LOGGED.search(n)]
+    names = sorted(configured or set_ or logged, key=lambda name: ranks[name])
+    if not names:
+        return None
+    rates = {name: rough_numbers(table[name]) for name in names}
+    peaks = [name for name in names if _PEAK.search(plain_name(name))]
+    best = (peaks or sorted(names, key=lambda name: -rates[name].sum().round(12)))[0]
+    rivals = [
+        name for name in names if name != best and not _may_be_share(rates[name] / rates[best], bool(peaks))
+    ]
+    rivals += [name for name in peaks if not _is_copy(table, name, best)]
+    if rivals:
+        pair = [str(name) for name in table if name in (best, rivals[0])]
+        raise TableError(
+            f"columns {' and '.join(map(on_one_line, pair))} may both be the learning rate "
+            f"({rows_of_both(*(rates[name] for name in pair))}): say which with {_FLAGS['hyperparameter']}"
+        )
+    others = [n for n in ranks if n != best and not _is_copy(table, n, best)]
+    if others:
+        chosen = {"meaning": "learning rate", "name": best, "others": others}
+        notes.append(Reason.of("column chosen", **chosen, flag=_FLAGS["hyperparameter"]))
+    return best
+
+
+def _may_be_share(share: pd.Series, of_peak: bool) -> bool:
+    """Whether a rate may be a value of the other's schedule: no more than a peak, or a fixed share of it."""
+    known = share.dropna()
+    is_fixed = known.max() - known.min() < ROUNDING * known.max()
+    return bool(known.max() < 1 + ROUNDING and (of_peak or is_fixed))
+
+
+def rough_numbers(column: pd.Series) -> pd.Series:
+    """Read a column as numbers to compare, nan where it has other text; commas are decimal."""
+    if column.dtype.kind in "iuf":
+        return column.astype(float)
+    return pd.to_numeric(column.astype(str).str.replace(",", "."), errors="coerce")
+
+
+def _is_copy(table: pd.DataFrame, one: str, other: str) -> bool:
+    """Whether two columns hold the same numbers."""
+    ratio = rough_numbers(table[one]) / rough_numbers(table[other])
+    return bool((ratio.dropna() - 1).abs().max() < ROUNDING)
+
+
+def rows_of_both(one: pd.Series, other: pd.Series) -> str:
+    """First three rows in which two columns have other pairs of values."""
+    pairs = pd.DataFrame({"one": one, "other": other}).dropna().drop_duplicates().head(3)
+    return ", ".join(f"row {row}: {a:g} and {b:g}" for row, a, b in pairs.itertuples())
+
+
+ROUNDING = 0.05
+"""Relative difference of two rates that names and tables round: 9.8e-04 is 2^-10."""
+_LOGGED = re.compile(
+    r"^(train|val|eval|test|metrics?|summary|optimizer|trainer)[/.]|(^|[/._])(current|last)_"
+)
+"""Names of what was logged during a run."""
+_PEAK = re.compile(r"(^|_)(max|peak)(_|$)")
 
 _CONFIGURED, _EXACT, _LIKE = 0, 1, 2
 """Ranks of a name: in a run's configuration, the name itself, one like it."""
