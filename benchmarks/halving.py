@@ -18,7 +18,7 @@ from rich.console import Console
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.config.toml import stored_trial
-from mup_tpu.jobs.plan import make_packs
+from mup_tpu.jobs.pack_job import make_packs
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.record import RECENT, behind_best, rungs
 

@@ -21,7 +21,7 @@ from mup_tpu.errors import ConfigError, Preempted, first_line
 from mup_tpu.files.leftovers import folder_of_this_process
 from mup_tpu.internals.ray import alone_on_this_machine, safe_job
 from mup_tpu.jobs.address import check_answers, find
-from mup_tpu.jobs.plan import threads_per_pack
+from mup_tpu.jobs.this_machine import threads_per_pack
 from mup_tpu.training.process import handling
 
 ROOMS = {"xla": "mup_tpu.tpu.hosts"}

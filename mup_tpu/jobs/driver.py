@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from mup_tpu.errors import Preempted
-from mup_tpu.jobs.heartbeat import Heartbeats
 from mup_tpu.jobs.job import (
     Ended,
     Failed,
     Finished,
     Job,
     Lost,
+    Pool,
     Preparing,
     Question,
     Refused,
     Split,
     Started,
     TooLarge,
+    Worker,
 )
-from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.training.process import handling
 
 MAX_ATTEMPTS = 3
@@ -197,3 +198,38 @@ class _Run:
         parts = job.split(fits)
         self._waiting.extendleft(reversed(parts))
         yield job, Split(parts, reason) if parts else Failed(reason)
+
+
+_LONGEST_LOOK_S = 5.0
+"""Silence counted between two looks at most; pools wait up to a second for a report."""
+
+
+class Heartbeats:
+    """Silence of each busy worker; more than `limit` seconds of it mean that the worker hangs.
+
+    Time counts only while the driver listens: after a suspension (its workers with it), or long work on rows,
+    all workers would seem to hang.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._looked_at = time.monotonic()
+        self._limit, self.sentence = limit, f"no report within the heartbeat of {limit:g} s"
+        # One look never spends a short limit: it may have followed a suspension.
+        self._longest_look = min(_LONGEST_LOOK_S, limit / 3)
+        self._silence: dict[Any, float | None] = {}
+        """Seconds; None for a worker heard since the last look."""
+
+    def heard(self, worker: Any) -> None:
+        """Note that a worker got a job or has reported."""
+        self._silence[worker] = None
+
+    def forget(self, worker: Any) -> None:
+        """Note that a worker is idle."""
+        self._silence.pop(worker, None)
+
+    def hung(self) -> list[Any]:
+        """Workers that count as hung. Call it often, after reading all reports."""
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, self._longest_look), now
+        self._silence = {w: 0.0 if s is None else s + passed for w, s in self._silence.items()}
+        return [w for w, s in self._silence.items() if s is not None and s > self._limit]

@@ -13,9 +13,8 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs import this_machine
-from mup_tpu.jobs.forked import Forked
-from mup_tpu.jobs.in_process import InProcess
-from mup_tpu.jobs.pool import Pool
+from mup_tpu.jobs.job import Pool
+from mup_tpu.jobs.processes import Forked, InProcess
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,19 @@ from ray.util import get_placement_group, remove_placement_group
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.internals.ray import actor_id
 from mup_tpu.jobs.cluster import Slots
-from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Question, Refused, Surroundings, perform
-from mup_tpu.jobs.pool import Pool, Worker
+from mup_tpu.jobs.job import (
+    Ended,
+    Failed,
+    Finished,
+    Job,
+    Lost,
+    Pool,
+    Question,
+    Refused,
+    Surroundings,
+    Worker,
+    perform,
+)
 from mup_tpu.training.process import host_log
 
 _LOOK_EVERY_S = 5.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import math
 import multiprocessing
 import os
 import time
@@ -18,7 +19,6 @@ from typing import Any
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.internals.multiprocessing import ensure_server, fork
-from mup_tpu.jobs.plan import threads_per_pack
 
 PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.process")
 """Modules that the server imports for packs."""
@@ -35,6 +35,15 @@ CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
+    """CPU threads of a pack, such that this number of trials uses every core (`cores` a host).
+
+    One thread each if there are trials for all cores: two packs of one thread are faster than one of two
+    (measured: 119 k against 105 k tokens/s at width 64, 14.0 k against 12.6 k at width 256, on 2 cores).
+    """
+    return max(1, cores // math.ceil(trials / hosts))
 
 
 def killed_for_memory() -> int:

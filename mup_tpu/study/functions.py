@@ -16,9 +16,8 @@ from rich.console import Console
 
 from mup_tpu.config.fields import require_above_zero, require_count
 from mup_tpu.files import Folder
-from mup_tpu.jobs.forked import Forked
-from mup_tpu.jobs.job import Failed, Finished
-from mup_tpu.jobs.pool import Pool
+from mup_tpu.jobs.job import Failed, Finished, Pool
+from mup_tpu.jobs.processes import Forked
 from mup_tpu.jobs.this_machine import cores, visible_gpus
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.function_job import FunctionJob, How

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
-from mup_tpu.jobs.plan import describe, make_packs, work
+from mup_tpu.jobs.pack_job import describe, make_packs, work
 from mup_tpu.models import training_flops
 
 if TYPE_CHECKING:

@@ -18,10 +18,8 @@ from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.jobs.job import Failed, Finished
-from mup_tpu.jobs.pack_job import PackJob
-from mup_tpu.jobs.plan import describe, make_packs, work
-from mup_tpu.jobs.pool import Pool
+from mup_tpu.jobs.job import Failed, Finished, Pool
+from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, work
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import Store
 from mup_tpu.training.record import failed_row

@@ -24,7 +24,7 @@ from mup_tpu.config.columns import write
 from mup_tpu.config.toml import parse_value, write_sweep
 from mup_tpu.config.values import parse_number, parse_seconds, shown, write_time
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.plan import describe
+from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import training_flops
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.proxies import GROWING, WORTH, Candidate, Ray, axis_of, least_of, levels_of

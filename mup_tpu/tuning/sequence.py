@@ -30,7 +30,7 @@ from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Tri
 from mup_tpu.config.columns import configured, label, write_scale
 from mup_tpu.config.table import Table
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.jobs.plan import missing_trials
+from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_header
 from mup_tpu.tuning.packs import Packs
 from mup_tpu.tuning.sweep import check_alike, measured

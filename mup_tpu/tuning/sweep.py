@@ -16,7 +16,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import CONFIGURED, configured, label, write
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.jobs.plan import describe, missing_trials
+from mup_tpu.jobs.pack_job import describe, missing_trials
 from mup_tpu.models import sizes
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.trials import longer

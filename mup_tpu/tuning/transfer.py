@@ -26,7 +26,7 @@ from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns
 from mup_tpu.config.columns import configured, label
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
-from mup_tpu.jobs.plan import describe
+from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import sizes
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import StoredAxes, is_search, load_axes, load_runs

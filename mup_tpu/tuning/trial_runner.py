@@ -15,9 +15,8 @@ from rich.console import Console
 from mup_tpu.config.options import TrackerName
 from mup_tpu.errors import Preempted
 from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Failed, Finished, Job, Preparing, Split, Started
-from mup_tpu.jobs.plan import missing_trials
-from mup_tpu.jobs.pool import Pool
+from mup_tpu.jobs.job import Failed, Finished, Job, Pool, Preparing, Split, Started
+from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store
 from mup_tpu.training.report import count_statuses
 from mup_tpu.tuning.progress import TrialProgress

@@ -5,23 +5,25 @@ import signal
 
 import pytest
 
-from mup_tpu.errors import DataError, PackTooLarge, Preempted
-from mup_tpu.jobs import heartbeat
-from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.config import SweepOptions
+from mup_tpu.errors import ConfigError, DataError, PackTooLarge, Preempted
+from mup_tpu.jobs import driver
+from mup_tpu.jobs.driver import Heartbeats, run_jobs
 from mup_tpu.jobs.job import (
     Ended,
     Failed,
     Finished,
     Job,
     Lost,
+    Pool,
     Preparing,
     Question,
     Split,
     Started,
     Surroundings,
+    Worker,
     perform,
 )
-from mup_tpu.jobs.pool import Pool, Worker
 
 LIMIT = 5.0
 
@@ -165,7 +167,7 @@ class ScriptedPool(Pool):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(heartbeat, "time", clock)
+    monkeypatch.setattr(driver, "time", clock)
     return clock
 
 
@@ -266,6 +268,28 @@ def test_a_job_that_hangs_three_times_has_failed_with_the_reason(pool, clock):
     sentence = "hung on host 4: no report within the heartbeat of 5 s, the last of 3 attempts"
     assert last["a"].reason.partition(":")[2] == sentence.partition(":")[2]
     assert clock.now < 3 * (LIMIT + 3), "silence was noticed late"
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"), [(0.0, "above 0"), (-1.0, "above 0"), (float("nan"), "a finite number")]
+)
+def test_a_heartbeat_is_above_0(value, allowed):
+    with pytest.raises(ConfigError, match=f"heartbeat {value} is not allowed: it must be {allowed}"):
+        SweepOptions(heartbeat=value)
+
+
+def test_silence_counts_from_the_last_report_and_only_while_the_driver_listens(clock):
+    beats = Heartbeats(limit=1.0)
+    beats.heard("quiet")
+    for pause in (60.0, 60.0, 0.2, 0.2):
+        clock.now += pause
+        assert beats.hung() == [], "one look counts a third of the limit at most"
+    beats.heard("lively")
+    clock.now += 0.3
+    assert beats.hung() == ["quiet"]
+    beats.forget("quiet")
+    clock.now += 0.3
+    assert beats.hung() == []
 
 
 def test_time_in_which_the_driver_was_away_is_no_silence(pool, clock):

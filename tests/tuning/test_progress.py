@@ -10,9 +10,9 @@ from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.in_process import InProcess
 from mup_tpu.jobs.job import Finished, Preparing, Started
 from mup_tpu.jobs.pack_job import PackJob
+from mup_tpu.jobs.processes import InProcess
 from mup_tpu.store import Store
 from mup_tpu.training.report import Report
 from mup_tpu.tuning.packs import Packs
