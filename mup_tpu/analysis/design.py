@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mup_tpu.analysis.batch import Batch, Cell
 from mup_tpu.analysis.cells import PACK, between, beyond, first_look, new_scale, replicates, to_come
 from mup_tpu.analysis.cost import Cost
@@ -118,6 +120,21 @@ def _scales_needed(ask: _Open) -> Batch | None:
     return ask.batch(new_scale(estimates, ask.evidence.drift, planned), reason)
 
 
+def _source_rate(ask: _Open) -> Batch | None:
+    """The smallest scale's optimum at the largest, so that its regret is measured and not extrapolated."""
+    headline, last = ask.evidence.headline, ask.evidence.estimates[-1]
+    if headline is None or headline.is_run:
+        return None
+    first = next(e for e in ask.evidence.estimates if e.optimum.scale == headline.source)
+    best, step = last.optimum.best_x, max(1.0, last.curve.step)
+    x = best + round((first.optimum.x - best) / step) * step
+    if (np.abs(last.curve.x_G - x) < 1e-6).any():  # the nearest value of the grid is its edge
+        x = first.optimum.x
+    seeds = int(last.curve.count_G[int(np.argmin(last.curve.mean_G))])
+    reason = Reason.of("source not run", at=headline.target, scales=[headline.source])
+    return ask.batch([Cell(headline.target, x, seeds, seeds)], reason)
+
+
 def _holes(ask: _Open) -> Batch | None:
     """Values beside an optimum where runs are lost or missing."""
     halfway = [cell for e in ask.evidence.estimates for cell in between(e)]
@@ -152,6 +169,7 @@ def _seeds(ask: _Open) -> Batch:
 _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
     _extended_grids,
     _scales_needed,
+    _source_rate,
     _holes,
     _another_scale,
     _seeds,

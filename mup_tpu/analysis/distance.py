@@ -15,8 +15,9 @@ import numpy as np
 
 from mup_tpu.analysis.cells import PACK, runs_beside
 from mup_tpu.analysis.cost import Cost
-from mup_tpu.analysis.drift import Drift, drift_reach
+from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.looks import Evidence, Question
+from mup_tpu.analysis.optimum import estimates
 from mup_tpu.analysis.verdict import PLAIN
 
 _LEAST_SHARE, _SHARE = 0.1, 0.35
@@ -27,7 +28,9 @@ _LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
 """Least distances of α and Δ from a verdict's limits."""
 _SCATTERED = 0.7
 """Share of α's interval that exact optima would leave, above which their own scatter, not noise, makes it."""
-_MOST_PACKS = 200
+_Z = 2.1
+"""Half-width of an interval over the root mean square of its mixture's deviations."""
+_MOST_PACKS = 100
 """Packs after which a verdict counts as out of reach."""
 
 
@@ -40,11 +43,13 @@ class Known:
     """Squared standard error of the optimum, octaves²."""
     runs: int
     """Beside the optimum."""
+    floor: float = 0.0
+    """Part of the variance that no seed takes away: the valley's unknown shape."""
 
     @property
     def ideal(self) -> Known:
         """State after any number of runs."""
-        return replace(self, variance=min(self.variance, _FLOOR))
+        return replace(self, variance=min(self.variance, max(self.floor, _FLOOR)))
 
     def with_runs(self, runs: int) -> Known:
         """State after more runs."""
@@ -67,9 +72,7 @@ class Distance:
     def of(cls, evidence: Evidence, question: Question) -> Distance:
         """Distance by evidence of three scales or more, all bracketed."""
         first, last = evidence.estimates[0], evidence.estimates[-1]
-        coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
-        curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
-        tolerated = math.sqrt(2 * question.epsilon / curvature)
+        tolerated = max((last.optimum.band_high - last.optimum.band_low) / 2, _LEAST_OCTAVES)
         headline = evidence.headline
         is_read = headline is not None and headline.status == "estimated"
         apart = abs(last.optimum.x - first.optimum.x) if is_read else math.nan
@@ -82,8 +85,9 @@ class Distance:
 
     def reach(self, known: Sequence[Known]) -> float:
         """Half-width of α's interval."""
-        variance_S = np.array([k.variance for k in known])
-        return drift_reach([k.scale for k in known], variance_S, self.drift.weight_K)
+        trend = self.drift.trend
+        assert trend is not None, "three scales are bracketed"
+        return _Z * trend.slope_error([k.scale for k in known], np.array([k.variance for k in known]))
 
     def is_held_by_scatter(self, known: Sequence[Known]) -> bool:
         """Whether the optima's own scatter, which no seed reduces, holds the verdict open."""
@@ -123,11 +127,20 @@ class Distance:
 
 
 def known_of(evidence: Evidence) -> list[Known]:
-    """States of all scales."""
-    return [
-        Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, runs_beside(e)))
-        for e in evidence.estimates
-    ]
+    """States of all scales. What no seed takes away follows from fits with a quarter of the noise's
+    variance.
+    """
+    curves = [e.curve for e in evidence.estimates]
+    known = []
+    for e, quiet in zip(
+        evidence.estimates,
+        estimates(curves, evidence.noise, np.random.default_rng(0), quiet=4.0),
+        strict=True,
+    ):
+        variance = max(e.optimum.se, 1e-3) ** 2
+        floor = float(np.clip((4 * quiet.optimum.se**2 - variance) / 3, 0.0, variance))
+        known.append(Known(e.optimum.scale, variance, max(1, runs_beside(e)), floor))
+    return known
 
 
 def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -> tuple[Counter[int], float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,13 +13,11 @@ import scipy
 
 from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.trend import Trend, fit_trend, priors_of
+from mup_tpu.analysis.valley import Valley
 
 NEEDED = 3
 """Least number of scales with a bracketed optimum for a drift exponent, and so for a verdict."""
-_TAU_K = 0.08 * np.tan(np.pi / 2 * (np.arange(30) + 0.5) / 30)
-"""Scatters of optima, octaves, equally likely at first: half-Cauchy with a median of 0.08."""
-_LEAST_ERROR = 1e-3
-"""Least standard error of an optimum, octaves."""
 WIDEST_TOLD = 2.0
 """Width of an interval around 0 at which it tells nothing about α: from ∝ 1/scale to ∝ scale."""
 WIDEST_COLLAPSE = 2.5
@@ -41,8 +39,12 @@ class Drift:
     intercept: float
     """log2 lr* at scale 1."""
     scales: tuple[float, ...]
-    weight_K: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
-    """Probability of each scatter in `_TAU_K`."""
+    low_99: float = math.nan
+    """Lower end of its 98 % interval, 1 % on either side, for a sequence of looks."""
+    high_99: float = math.nan
+    rests_on_prior: bool = False
+    """Whether half or twice the prior scatter decides if the interval excludes 0, or lies within ±δ."""
+    trend: Trend | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_known(self) -> bool:
@@ -61,7 +63,7 @@ class Drift:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {name: value for name, value in asdict(self).items() if name != "weight_K"}
+        return {name: value for name, value in vars(self).items() if name != "trend"}
 
 
 def is_told(low: float, high: float) -> bool:
@@ -106,68 +108,40 @@ class WiderIsBetter:
         return self.held / self.pairs if self.pairs else math.nan
 
 
-def fit_drift(optima: Sequence[Optimum]) -> Drift:
-    """Random-effects regression of log2 lr* on log2 scale, averaged over the scatter τ of the optima.
+def fit_drift(
+    optima: Sequence[Optimum],
+    scale: str = "",
+    delta: float = 0.2,
+    valleys: Sequence[Valley | None] = (),
+) -> Drift:
+    """Drift exponent: the slope of the trend (trend.py) through the bracketed optima.
 
-    τ has a half-Cauchy prior: a handful of optima cannot tell it, and an interval with one estimate of τ
-    covers too little. Errors of optima are normal and include the uncertainty of the noise.
-    """
-    known = [o for o in optima if o.is_bracketed]
-    scales = tuple(o.scale for o in known)
-    if len(known) < NEEDED:
-        return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
-    slope_K, deviation_K, weight_K, intercept_K = _by_scatter(known)
-    low, high = (_quantile(q, slope_K, deviation_K, weight_K) for q in (0.025, 0.975))
-    tau = float(np.interp(0.5, np.cumsum(weight_K), _TAU_K))
-    alpha, intercept = float(weight_K @ slope_K), float(weight_K @ intercept_K)
-    return Drift(alpha, low, high, tau, intercept, scales, weight_K)
-
-
-def drift_reach(scales: Sequence[float], variance_S: np.ndarray, weight_K: np.ndarray) -> float:
-    """Half-width of the 95 % interval of α.
+    A verdict tests what a rule claims, so the claim is not in its prior.
 
     Args:
-        scales: scales with a bracketed optimum.
-        variance_S: squared standard error of each optimum, octaves².
-        weight_K: probability of each scatter.
+        optima: one a scale, ascending.
+        scale: column of the scale, whose kind chooses the priors.
+        delta: |α| whose exclusion is checked against other priors.
+        valleys: draws of each scale.
     """
-    *_, information_K = _weighted(np.log2(scales), variance_S)
-    return _quantile(0.975, np.zeros_like(_TAU_K), information_K**-0.5, weight_K)
-
-
-def _weighted(x_S: np.ndarray, variance_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Precisions of the optima (K, S), their weighted mean of x and information on the slope (K,)."""
-    precision_KS = 1 / (variance_S + _TAU_K[:, None] ** 2)
-    mean_K = precision_KS @ x_S / precision_KS.sum(axis=1)
-    return precision_KS, mean_K, (precision_KS * (x_S - mean_K[:, None]) ** 2).sum(axis=1)
-
-
-def _by_scatter(known: Sequence[Optimum]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Slope, its standard error, probability and intercept for each scatter (K,)."""
-    x, y = np.log2([o.scale for o in known]), np.array([o.x for o in known])
-    variance_S = np.maximum([o.se for o in known], _LEAST_ERROR) ** 2
-    precision_KS, x_K, information_K = _weighted(x, variance_S)
-    total_K = precision_KS.sum(axis=1)
-    y_K = precision_KS @ y / total_K
-    from_x_KS, from_y_KS = x - x_K[:, None], y - y_K[:, None]
-    slope_K = (precision_KS * from_x_KS * from_y_KS).sum(axis=1) / information_K
-    chi2_K = (precision_KS * (from_y_KS - slope_K[:, None] * from_x_KS) ** 2).sum(axis=1)
-    # Restricted likelihood: slope and intercept have flat priors.
-    log_K = 0.5 * (np.log(precision_KS).sum(axis=1) - np.log(total_K) - np.log(information_K) - chi2_K)
-    weight_K = np.exp(log_K - log_K.max())
-    return slope_K, information_K**-0.5, weight_K / weight_K.sum(), y_K - slope_K * x_K
-
-
-def _quantile(q: float, mean_K: np.ndarray, deviation_K: np.ndarray, weight_K: np.ndarray) -> float:
-    """Quantile of a mixture of normals, by bisection."""
-    low, high = float((mean_K - 6 * deviation_K).min()), float((mean_K + 6 * deviation_K).max())
-    for _ in range(25):
-        middle = (low + high) / 2
-        if weight_K @ scipy.special.ndtr((middle - mean_K) / deviation_K) < q:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    scales = tuple(o.scale for o in optima if o.is_bracketed)
+    priors = priors_of(scale)
+    trend = fit_trend(optima, priors, valleys, bracketed=True) if len(scales) >= NEEDED else None
+    if trend is None:
+        return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
+    slope = trend.slope()
+    low_99, low, high, high_99 = (slope.quantile(q) for q in (0.01, 0.025, 0.975, 0.99))
+    intercept = float(np.average(trend.x_S, weights=1 / (trend.error_S**2 + trend.tau**2)))
+    away = np.average(np.log2(scales), weights=1 / (trend.error_S**2 + trend.tau**2))
+    classes = set()
+    for factor in (0.5, 1.0, 2.0):
+        other = replace(trend, priors=priors.scaled(factor)).slope()
+        ends = (other.quantile(0.025), other.quantile(0.975)) if factor != 1 else (low, high)
+        classes.add((ends[0] > 0 or ends[1] < 0, -delta < ends[0] and ends[1] < delta))
+    return Drift(
+        slope.mean, low, high, trend.tau, intercept - slope.mean * float(away), scales, low_99, high_99,
+        len(classes) > 1, trend,
+    )  # fmt: skip
 
 
 def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ()) -> WiderIsBetter:

@@ -18,7 +18,6 @@ import math
 
 import numpy as np
 
-from mup_tpu.analysis.line import wander_covariance
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction
 
@@ -62,6 +61,14 @@ def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> P
     if low <= 0 or high - low > _WIDEST * loss:
         return Reason.of("loss interval too wide", low=low, high=high)
     return Prediction(loss, low, high)
+
+
+def wander_covariance(at_N: np.ndarray, to_S: np.ndarray) -> np.ndarray:
+    """Covariance of W, for a bend of 1, between distances: processes integrated from 0 to either side."""
+    near = np.minimum(np.abs(at_N)[:, None], np.abs(to_S))
+    far = np.maximum(np.abs(at_N)[:, None], np.abs(to_S))
+    is_same_side = np.sign(at_N)[:, None] * np.sign(to_S) > 0
+    return np.where(is_same_side, near**2 * (3 * far - near) / 6, 0.0)
 
 
 def _at_the_last(y_S: np.ndarray, octaves_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from mup_tpu.analysis.drift import Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
 from mup_tpu.analysis.noise import Noise, pooled_noise
-from mup_tpu.analysis.optimum import EPSILON, Estimate, estimate
+from mup_tpu.analysis.optimum import EPSILON, Estimate, estimates
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
 from mup_tpu.analysis.verdict import DELTA, Verdict, decide
@@ -75,13 +75,12 @@ def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
     curves = [loss_curve(group) for _, group in runs.groupby("scale")]
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
-    estimates = [estimate(curve, noise, generator, question.epsilon) for curve in curves]
-    drift = fit_drift([e.optimum for e in estimates])
-    bracketed = [e for e in estimates if e.optimum.is_bracketed]
-    headline = (
-        regret(bracketed[0], estimates[-1]) if bracketed and bracketed[0] is not estimates[-1] else None
-    )
-    return Evidence(tuple(curves), noise, tuple(estimates), drift, headline)
+    made = estimates(curves, noise, generator, question.epsilon)
+    optima, valleys = [e.optimum for e in made], [e.valley for e in made]
+    drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
+    bracketed = [e for e in made if e.optimum.is_bracketed]
+    headline = regret(bracketed[0], made[-1]) if bracketed and bracketed[0] is not made[-1] else None
+    return Evidence(tuple(curves), noise, tuple(made), drift, headline)
 
 
 @dataclass(frozen=True)

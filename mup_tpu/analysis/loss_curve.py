@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import scipy
 
-_STABLE = 0.3
-"""Rise over the best, nat, up to which cells tell the effects of seeds."""
+_STABLE = 2.0
+"""Octaves, or grid steps, from the best cell within which cells say the effects of seeds."""
 _MOST_CELLS = 2000
 """Cells beyond which no effects are taken out: their covariance is a matrix of all of them."""
 _CLIPPED = 2.5
@@ -104,8 +104,10 @@ def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarra
     losses, finite = runs["loss"].to_numpy(), np.isfinite(runs["loss"].to_numpy())
     seed_N, names = pd.factorize(runs["seed"].to_numpy())
     values, number_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
-    means = runs[finite].groupby("x")["loss"].mean()
-    stable_G = np.isin(values, means.index[means <= means.min() + _STABLE])
+    means = runs[finite].groupby("x")["loss"].mean().reindex(values)
+    step = float(np.median(np.diff(values))) if len(values) > 1 else 1.0
+    best = values[int(np.argmin(means.fillna(np.inf)))]
+    stable_G = means.notna().to_numpy() & (np.abs(values - best) <= _STABLE * max(1.0, step) + 1e-9)
     used = finite & stable_G[number_N]
     y_N, cell_N, own_N = losses[used], (np.cumsum(stable_G) - 1)[number_N[used]], seed_N[used]
     share_G, cells = np.ones(len(values)), int(stable_G.sum())

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from mup_tpu.analysis.curve_fit import LEAST_ERROR, MISS, fit_window, points_near
 from mup_tpu.analysis.loss_curve import LossCurve
+from mup_tpu.analysis.valley import fit_valley
 
-_NEAR, _FAR, _ENOUGH = 0.15, 0.5, 7
-"""Rise over the best, nat, up to which single runs tell the noise (a cubic's error grows further up); rise if
-fewer than enough points are that near; enough points."""
-_USUAL_NOISE, _USUAL_DF = 0.008, 2
-"""Standard deviation of a run before the table tells it, nat, and its degrees of freedom: its median over
-stored sweeps is 0.008, the standard deviation of its logarithm 0.6."""
 _PRIOR_DF = 4
+_PARAMETERS = 4
+"""Numbers that a valley's fit takes from a window's points."""
+_NOISES = np.geomspace(0.003, 2.0, 14)
+"""Noises that are weighed, as shares of the fourth lowest point's rise; squared step of their logarithm over
+12."""
+_BETWEEN = math.log(2.0 / 0.003) ** 2 / 13**2 / 12
 _CLIP = 0.8
 """Quantile of a point's squares to which they are held."""
 
@@ -35,14 +35,10 @@ class Noise:
     source: str
     """"seeds", "given errors", or "lack of fit" (no replicates: the fits' residuals stand in)."""
 
-    def draw_factors(self, generator: np.random.Generator, draws: int) -> np.ndarray:
-        """Factor on sigma in each draw, as uncertain as few degrees of freedom leave it: √(df/χ²).
-
-        Given errors are taken as they are.
-        """
-        if self.source == "given errors":
-            return np.ones(draws)
-        return np.sqrt(self.df / generator.chisquare(self.df, draws))
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom; infinite for given errors, which are taken as they are."""
+        return math.inf if self.source == "given errors" else float(self.df)
 
     def errors_G(self, curve: LossCurve) -> np.ndarray:
         """Standard error of each mean of a curve.
@@ -72,11 +68,11 @@ def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
     if known.any():
         scaled_C = squares_C[known] * others_C[known] / df_C[known]
         sigma = math.sqrt(_clipped_variance(scaled_C, others_C[known]))
-        return _with_usual(sigma, max(round(df_C.sum()), 1), "seeds", floor)
+        return Noise(max(sigma, floor), max(round(df_C.sum()), 1), "seeds")
     if any(np.isfinite(c.error_G).any() for c in curves):
         return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")
     sigma, left = _lack_of_fit(curves)
-    return _with_usual(sigma, left, "lack of fit", floor)
+    return Noise(max(sigma, floor), left, "lack of fit")
 
 
 def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
@@ -92,39 +88,28 @@ def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
     return variance
 
 
-def _with_usual(sigma: float, df: int, source: str, floor: float) -> Noise:
-    """Noise that a table tells, with the usual one's logarithm as a few degrees of freedom more."""
-    total = df + _USUAL_DF
-    share = df / total
-    return Noise(max(max(sigma, 1e-6) ** share * _USUAL_NOISE ** (1 - share), floor), total, source)
-
-
 def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
-    """Noise by the fits' residuals, nat, and its degrees of freedom.
+    """Noise by what the valleys' shapes leave, nat, and its degrees of freedom.
 
-    Noise and fits, which it weights, are found in turns: the noise from its share of each squared residual.
-    Points that a fit misses outright (a wall) do not count.
+    The posterior over a grid of noises, log-uniform at first: all shapes are weighed for each, and a point's
+    rise has its model error, so that walls say little.
     """
-    sigma, left = _USUAL_NOISE, 0.0
-    for _ in range(20):
-        squares = left = 0.0
-        for curve in curves:
-            best = int(np.argmin(curve.mean_G))
-            window = points_near(curve.x_G, np.isfinite(curve.mean_G), best, curve.step)
-            rise_W = curve.mean_G[window] - curve.mean_G[best]
-            is_near_W = rise_W <= _NEAR
-            window = window[is_near_W if is_near_W.sum() >= _ENOUGH else rise_W <= _FAR]
-            if len(window) < 4:
-                continue
-            u_W, mean_W = curve.x_G[window] - curve.x_G[best], curve.mean_G[window]
-            fit = fit_window(u_W, mean_W[None], curve.mean_G[[best]], np.full(len(window), sigma))
-            residual_W = mean_W - np.vander(u_W, 4, increasing=True) @ fit.coefficients_R4[0]
-            variance_W = fit.variance_RW[0]
-            used = residual_W**2 <= MISS**2 * variance_W
-            share_W = np.where(used, sigma**2 / variance_W, 0.0)
-            squares += float((share_W * residual_W**2).sum())
-            left += float((share_W * (1 - fit.leverage_RW[0])).sum())
-        if left < 1e-3:  # too few points, or so exact that all that is left is model error
-            return min(sigma, _USUAL_NOISE), 1
-        sigma = max(math.sqrt(squares / left), LEAST_ERROR)
-    return sigma, max(round(left), 1)
+    finite = [c for c in curves if np.isfinite(c.mean_G).sum() >= _PARAMETERS]
+    rises = [np.sort(c.mean_G[np.isfinite(c.mean_G)] - c.mean_G.min())[_PARAMETERS - 1] for c in finite]
+    usual = float(np.median(rises)) if rises else 0.0
+    if usual <= 0:
+        return 0.0, 1
+    sigma_N = usual * _NOISES
+    log_N = np.zeros(len(sigma_N))
+    for curve in finite:
+        for n, sigma in enumerate(sigma_N):
+            fit = fit_valley(
+                curve.x_G, curve.mean_G, np.full(len(curve.x_G), sigma), curve.step, may_miss=False
+            )
+            assert fit is not None, "it has finite points"
+            log_N[n] += fit.log_evidence
+    weight_N = np.exp(log_N - log_N.max())
+    weight_N /= weight_N.sum()
+    mean = float(weight_N @ np.log(sigma_N))
+    variance = float(weight_N @ (np.log(sigma_N) - mean) ** 2) + _BETWEEN
+    return math.exp(mean), max(round(0.5 / variance), 1)

@@ -5,19 +5,16 @@ Shapes: S proxy scales.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mup_tpu.analysis.batch import Cell
 from mup_tpu.analysis.cells import REACH
-from mup_tpu.analysis.curvature import valley_at
-from mup_tpu.analysis.line import expected_variance, fit_line
-from mup_tpu.analysis.priors import Priors, keeps, kind_of, priors_of
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, kind_of, priors_of
 from mup_tpu.errors import TableError
 
 _PER_RUN = 0.1
@@ -40,6 +37,8 @@ class Assumed:
     """Drift, scatter and valleys of one rule along one scale, before it is run."""
 
     priors: Priors
+    weight_K: np.ndarray | None
+    """Weights of the priors' sets and scatters after a table of one's own; None for the priors' own."""
     drift: float
     """Mean slope of the optimum, octaves per octave."""
     curvature: float
@@ -53,37 +52,35 @@ class Assumed:
     def usual(cls, scale: str, rule: str) -> Assumed:
         """Numbers of stored and public sweeps of a kind of scale, by its column."""
         kind = kind_of(scale)
-        source = Reason.of("usual sweeps", kind=kind, keeps=rule if keeps(rule, kind) else "")
-        return cls(priors_of(scale, rule), 0.0, _CURVATURES.get(kind, _USUAL_CURVATURE), _PER_RUN, source)
+        claimed = claims(rule, kind)
+        source = Reason.of("usual sweeps", kind=kind, keeps=rule if claimed else "")
+        curvature = _CURVATURES.get(kind, _USUAL_CURVATURE)
+        return cls(priors_of(scale, claimed), None, 0.0, curvature, _PER_RUN, source)
 
     @classmethod
     def measured(cls, analysis: TransferAnalysis, rule: str) -> Assumed:
         """Numbers of a table of one's own.
 
         Raises:
-            TableError: the table has no line of that rule.
+            TableError: the table has no trend of that rule.
         """
         result = next((r for r in analysis.results if r.compared == rule), analysis.results[0])
-        usual = priors_of(analysis.scale, rule)
-        line = fit_line(result.optima, np.random.default_rng(0), usual)
-        valley = valley_at(result.curves, result.noise, line.known[-1]) if line else None
-        if line is None or valley is None:
+        priors = priors_of(analysis.scale, claims(rule, kind_of(analysis.scale)))
+        trend = fit_trend(result.optima, priors, result.valleys)
+        if trend is None:
             raise TableError(
                 f"from {analysis.name!r}: a plan needs two {analysis.scale}s with a known optimum of "
-                f"{result.compared}, and finite runs beside it"
+                f"{result.compared}"
             )
-        slope_R = line.coefficients_RB[:, 1]
-        bend = usual.bend * math.sqrt(float((line.factor_R**2).mean()))
-        scatter = math.sqrt(float((line.tau_R**2).mean()))
-        told = [
-            o.se**2 * float(c.count_G[np.abs(c.x_G - o.x) <= REACH].sum())
-            for o in line.known
-            for c in result.curves
-            if c.scale == o.scale
+        known = [
+            (o, c, v)
+            for o, c, v in zip(result.optima, result.curves, result.valleys, strict=True)
+            if o.is_bracketed and v is not None
         ]
-        priors = Priors(max(float(slope_R.std()), 1e-3), bend, scatter)
+        per_runs = [o.se**2 * float(c.count_G[np.abs(c.x_G - o.x) <= REACH].sum()) for o, c, _ in known]
+        curvature, per_run = float(known[-1][2].curvature_R.mean()), float(np.median(per_runs))
         source = Reason.of("this sweep", name=analysis.name, compared=result.compared)
-        return cls(priors, float(slope_R.mean()), valley.curvature, float(np.median(told)), source)
+        return cls(priors, trend.weight_K, trend.slope().mean, curvature, per_run, source)
 
     def error(self, runs: float) -> float:
         """Squared standard error of an optimum from some runs within reach of it, octaves²."""
@@ -96,8 +93,11 @@ class Assumed:
             octaves_S: distances of the proxies from the target, below 0, ascending.
             runs_S: runs within reach of the optimum of each.
         """
-        at_S, variance_S = np.array(octaves_S), np.array([self.error(runs) for runs in runs_S])
-        return expected_variance(at_S - at_S[-1], variance_S, -float(at_S[-1]), self.priors)
+        error_S = np.sqrt([self.error(runs) for runs in runs_S])
+        at_S = tuple(2.0**octaves for octaves in octaves_S)
+        trend = Trend(at_S, np.zeros(len(at_S)), error_S, self.priors)
+        weight_K = trend.prior_weight_K if self.weight_K is None else self.weight_K
+        return replace(trend, given_weight_K=weight_K).optimum(1.0).noise
 
     def regret(self, variance: float) -> float:
         """Expected regret of a value of some variance, nat."""
@@ -105,8 +105,10 @@ class Assumed:
 
     def copied(self, octaves: float, runs: float) -> float:
         """Expected regret of one proxy's optimum at the target, copied, nat."""
-        p, away = self.priors, abs(octaves)
-        drifted = (self.drift * away) ** 2
-        drawn_K = (p.factor_K * p.slope * away) ** 2 + (p.factor_K * p.bend) ** 2 * away**3 / 3
-        variance_K = drifted + drawn_K + 2 * p.tau_K**2 + self.error(runs)
-        return self.regret(float(np.average(variance_K, weights=p.weight_K)))
+        away = np.array([abs(octaves)])
+        trend = Trend((1.0,), np.zeros(1), np.zeros(1), self.priors)
+        weight_K = trend.prior_weight_K if self.weight_K is None else self.weight_K
+        moved_C = [float(pace.covariance(away, away)[0, 0]) for *_, pace in self.priors.paces]
+        moved_K = np.repeat(moved_C, len(trend.tau_K) // len(moved_C))
+        drifted = (self.drift * away[0]) ** 2
+        return self.regret(drifted + float(weight_K @ (moved_K + 2 * trend.tau_K**2)) + self.error(runs))

@@ -10,23 +10,29 @@ from typing import Any
 import numpy as np
 import scipy
 
-from mup_tpu.analysis.curvature import Cost, Valley, valley_at
 from mup_tpu.analysis.expected_loss import expected_loss
-from mup_tpu.analysis.line import LEAST, Line, fit_line
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import EPSILON
-from mup_tpu.analysis.priors import priors_of
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
+from mup_tpu.analysis.trend import LEAST, Trend, claims, fit_trend, kind_of, priors_of
+from mup_tpu.analysis.valley import CURVATURE_SCATTER
 from mup_tpu.config import columns
 from mup_tpu.errors import TableError
 
-WIDEST = 2.0
-"""Widest 95 % interval, octaves, of a prediction that a table bears, if no curvature is known."""
 _FARTHEST = 20.0
 """Largest distance, octaves, in the search for the farthest scale that a table bears."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Loss over the target's own optimum, nat per token; nan if no curvature is known."""
+
+    expected: float
+    high: float
+    """97.5 % quantile."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ class Predictions:
     analysis: TransferAnalysis
     targets: tuple[Target, ...]
     predictions: tuple[RulePrediction, ...]
-    lines: Mapping[str, Line]
-    """Line of optima of each predicted rule, by name."""
+    trends: Mapping[str, Trend]
+    """Trend of the optima of each predicted rule, by name."""
     notes: tuple[Reason, ...]
     """Reasons why other rules are not predicted."""
 
@@ -155,36 +161,42 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
         TableError: no rule has two scales with a known optimum.
     """
     found: list[RulePrediction] = []
-    notes, lines = list[Reason](), dict[str, Line]()
+    notes, trends = list[Reason](), dict[str, Trend]()
     for result in analysis.results:
-        priors = priors_of(analysis.scale, result.compared)
-        line = fit_line(result.optima, np.random.default_rng(seed), priors)
-        if line is None:
+        claimed = claims(result.compared, kind_of(analysis.scale))
+        trend = fit_trend(result.optima, priors_of(analysis.scale, claimed), result.valleys)
+        if trend is None:
             known = sum(o.is_bracketed for o in result.optima)
             counts = {"known": known, "scales": len(result.optima), "needed": LEAST}
             notes.append(Reason.of("no prediction", compared=result.compared, **counts))
             continue
-        lines[result.compared] = line
-        found += [_predict(result, line, target, analysis.epsilon, seed) for target in targets]
+        trends[result.compared] = trend
+        found += [_predict(result, trend, target, analysis.epsilon, seed) for target in targets]
     if not found:
         most = max(sum(o.is_bracketed for o in result.optima) for result in analysis.results)
         raise TableError(
             f"no rule can be predicted: {LEAST} {columns.label(analysis.scale)}s with an optimum inside the "
             f"grid are needed, and the best rule has {most}"
         )
-    return Predictions(analysis, tuple(targets), tuple(found), lines, tuple(notes))
+    return Predictions(analysis, tuple(targets), tuple(found), trends, tuple(notes))
 
 
-def _predict(result: TransferResult, line: Line, target: Target, epsilon: float, seed: int) -> RulePrediction:
-    generator, first, last = np.random.default_rng([seed, 1]), line.known[0], line.known[-1]
-    optima_R = line.optima_R(target.scale, generator)
-    x = float(optima_R.mean())
-    low, half_low, half_high, high = (float(q) for q in np.quantile(optima_R, [0.025, 0.25, 0.75, 0.975]))
-    valley = valley_at(result.curves, result.noise, last)
-    curvature_R = valley.draws_R(generator, len(optima_R)) if valley else np.full(len(optima_R), math.nan)
+def _predict(
+    result: TransferResult, trend: Trend, target: Target, epsilon: float, seed: int
+) -> RulePrediction:
+    generator = np.random.default_rng([seed, 1])
+    known = [(o, v) for o, v in zip(result.optima, result.valleys, strict=True) if o.is_bracketed]
+    (first, _), (last, valley) = known[0], known[-1]
+    optimum = trend.optimum(target.scale)
+    low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
+    x = optimum.mean
+    assert valley is not None, "its optimum is known"
+    shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(valley.x_R)))
+    curvature_R = valley.curvature_R * shocks_R
+    optima_R = optimum.draws_R(generator, len(curvature_R))
     losses_3R = (curvature_R / 2 * (optima_R - taken) ** 2 for taken in (x, first.x, last.x))
     taking, staying, following = (Cost(float(c.mean()), float(np.quantile(c, 0.975))) for c in losses_3R)
-    losses_S, scales_S = np.array([(o.loss, o.scale) for o in line.known]).T
+    losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
     loss = expected_loss(losses_S, scales_S, target.scale)
     run = max(o.scale for o in result.optima)
     return RulePrediction(
@@ -202,21 +214,16 @@ def _predict(result: TransferResult, line: Line, target: Target, epsilon: float,
         following=following,
         loss=None if isinstance(loss, Reason) else loss,
         why_no_loss=loss if isinstance(loss, Reason) else None,
-        bears=taking.expected <= epsilon if valley else high - low <= WIDEST,
-        furthest=_furthest(line, valley, line.octaves(run), epsilon),
+        bears=taking.expected <= epsilon,
+        furthest=_furthest(trend, float(curvature_R.mean()), run, epsilon),
     )
 
 
-def _furthest(line: Line, valley: Valley | None, from_origin: float, epsilon: float) -> float:
-    """Octaves beyond the largest scale at which a prediction costs epsilon; without a curvature, at which its
-    interval is the widest allowed.
-    """
+def _furthest(trend: Trend, curvature: float, run: float, epsilon: float) -> float:
+    """Octaves beyond the largest scale that was run at which a prediction costs epsilon."""
 
     def excess(octaves: float) -> float:
-        variance = line.variance(octaves + from_origin)
-        if valley is None:
-            return 2 * 1.96 * math.sqrt(variance) - WIDEST
-        return valley.curvature / 2 * variance - epsilon
+        return curvature / 2 * trend.optimum(run * 2**octaves).variance - epsilon
 
     if excess(0.0) > 0:
         return 0.0

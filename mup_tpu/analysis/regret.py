@@ -1,6 +1,10 @@
 """Regret: loss at one scale with the optimum of a smaller one, over the loss at its own.
 
-Shapes: R bootstrap draws.
+Loss rises away from the optimum on either side. So a draw's loss at x is at least that of the runs between
+its optimum and x, and at most that of the runs beyond x; between, the draw's valley says it. At the grid's
+edge and beside lost runs the first bound is what is left.
+
+Shapes: G grid points, R draws.
 """
 
 from __future__ import annotations
@@ -10,15 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mup_tpu.analysis.curve_fit import Draws
 from mup_tpu.analysis.optimum import Estimate
 
-_BESIDE_LOST = 0.05
-"""Distance from a lost point within which a value counts as lost, as a share of a grid step."""
-_HELD = 2.0
-"""Standard errors by which a fit may leave the range of the two points beside a value."""
+_SLACK = 2.0
+"""Standard errors by which a valley may leave the range of the runs on either side of a value."""
 AT_LEAST = "at least"
-"""Status of a lower bound, by the best run: the larger scale's optimum lies beyond its grid."""
+"""Status of a lower bound: the larger scale's optimum or the smaller one's value lies beyond the larger's
+grid."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,19 @@ class Regret:
     source: float
     target: float
     value: float
-    """nat per token; +inf if the smaller scale's optimum diverges or was stopped early, nan outside the
-    grid."""
+    """nat per token, at both scales' optima; +inf if the smaller scale's optimum diverges or was stopped
+    early."""
     low: float
     high: float
     status: str
-    """"estimated", "at least", "diverged", "stopped early", "outside the grid" or "not bracketed"."""
+    """"estimated", "at least", "diverged", "stopped early" or "not bracketed"."""
     relative: float
     """Regret as a share of the larger scale's gain at its own optimum; nan without a gain."""
     low_99: float = math.nan
     high_99: float = math.nan
-    """99 % bounds of the value, for a sequence of looks."""
+    """1 % and 99 % quantiles, for a sequence of looks."""
+    is_run: bool = True
+    """Whether the smaller scale's optimum lies inside the larger one's grid."""
     compute_share: float = math.nan
     """Share of the compute with which a tuned model reaches the same loss; nan without a scaling law."""
     compute_low: float = math.nan
@@ -49,106 +53,105 @@ class Regret:
 def regret(source: Estimate, target: Estimate) -> Regret:
     """Regret at the target scale of the source's optimum."""
     ends = (source.curve.scale, target.curve.scale)
-    nothing = {"value": math.nan, "low": math.nan, "high": math.nan, "relative": math.nan}
     is_open = target.optimum.status in ("at lower edge", "at upper edge")
     if not source.optimum.is_bracketed or not (is_open or target.optimum.is_bracketed):
-        return Regret(*ends, status="not bracketed", **nothing)
-    x = source.optimum.x
-    if not target.curve.x_G[0] <= x <= target.curve.x_G[-1]:
-        return Regret(*ends, status="outside the grid", **nothing)
-    value = float(_loss_at(np.array([x]), target, target.fit)[0] - target.optimum.loss)
-    between = _edge_beside(x, target)
-    if between is not None and not math.isfinite(value):
-        value = float(np.clip(target.fit.fitted(np.array([x]))[0] - target.optimum.loss, between, np.inf))
-        return Regret(*ends, value, 0.0, math.inf, "estimated", math.nan)
-    if not math.isfinite(value):
-        right = int(np.clip(np.searchsorted(target.curve.x_G, x, side="right"), 1, len(target.curve.x_G) - 1))
-        diverged = target.curve.diverged_G[right - 1 : right + 1].any()
-        status = "diverged" if diverged else "stopped early"
-        return Regret(*ends, math.inf, math.inf, math.inf, status, math.inf, math.inf)
-    inside = np.isfinite(source.draws.x_R) & (np.isfinite(target.draws.x_R) | is_open)
-    # The draws scatter by noise alone; the source's optimum is also uncertain by its fit's model error.
-    by_noise = float(source.draws.x_R[inside].var()) if inside.any() else 0.0
-    own = math.sqrt(max(0.0, source.optimum.se**2 - by_noise))
-    generator = np.random.default_rng(0)
-    shift_R = own * generator.standard_normal(len(inside))
-    best_R = target.draws.means_RG.min(axis=1) if is_open else target.draws.loss_R
-    losses_R = _loss_at(source.draws.x_R + shift_R, target, target.draws, generator) - best_R
-    drawn = losses_R[inside] if inside.any() else np.array([value])
-    quantiles = np.quantile(drawn, [0.01, 0.025, 0.975, 0.99], method="nearest")
-    low_99, low, high, high_99 = (float(q) for q in quantiles)
-    low, low_99 = (max(min(bound, value), 0.0) for bound in (low, low_99))
+        nan = math.nan
+        return Regret(*ends, nan, nan, nan, "not bracketed", nan)
+    assert source.valley is not None and target.valley is not None, "both have finite runs"
+    losses_R = _losses(source.valley.x_R, target)
+    best_R = target.valley.loss_R
+    if is_open:  # the loss of the best run: how much less it falls beyond the grid is not measured
+        edge = np.full(len(best_R), target.optimum.best_x)
+        best_R = best_R + target.valley.rise(edge - target.valley.x_R)
+    regret_R = np.maximum(losses_R - best_R, 0.0)
+    quantiles = np.quantile(regret_R, [0.01, 0.025, 0.5, 0.975, 0.99], method="nearest")
+    low_99, low, value, high, high_99 = (float(q) for q in quantiles)
+    x, x_G = source.optimum.x, target.curve.x_G
+    if math.isfinite(value):  # noise of both optima moves the draws' median upwards
+        value = float(np.clip(np.median(target.valley.rise(np.array([x - target.optimum.x]))), low, high))
+    is_run = bool(x_G[0] <= x <= x_G[-1])
     gain = source.optimum.loss - target.optimum.loss
     relative = value / gain if gain > 0 else math.nan
-    if is_open:
-        return Regret(*ends, max(value, 0.0), low, math.inf, AT_LEAST, math.nan, low_99, math.inf)
-    return Regret(
-        *ends,
-        value=max(value, 0.0),
-        low=low,
-        high=max(high, value),
-        status="estimated",
-        relative=relative,
-        low_99=low_99,
-        high_99=max(high_99, value),
-    )
-
-
-def _edge_beside(x: float, target: Estimate) -> float | None:
-    """Rise above the optimum, nat, of the finite point beside x if the point on x's other side is lost.
-
-    Runs begin to diverge somewhere between the two points: the loss at x lies above the finite one's, or is
-    infinite. None if both points are finite or lost, or x lies close to the lost one.
-    """
-    curve = target.curve
-    right = int(np.clip(np.searchsorted(curve.x_G, x, side="right"), 1, len(curve.x_G) - 1))
-    finite = np.isfinite(curve.mean_G[[right - 1, right]])
-    if finite.all() or not finite.any():
-        return None
-    inner, outer = (right - 1, right) if finite[0] else (right, right - 1)
-    if abs(x - curve.x_G[outer]) < _BESIDE_LOST * abs(curve.x_G[outer] - curve.x_G[inner]):
-        return None
-    return float(curve.mean_G[inner] - target.optimum.loss)
-
-
-def _loss_at(
-    x_R: np.ndarray, target: Estimate, draws: Draws, generator: np.random.Generator | None = None
-) -> np.ndarray:
-    """Loss of each draw at x: the local fit near the best point, straight lines between points elsewhere.
-
-    Loss rises away from the optimum, so the fit is held between the points on either side of x, give or take
-    two standard errors. If the fit misses the outer point, as behind a wall, the loss jumps to that point's
-    at a random place in between.
-
-    Args:
-        x_R: log2 of the hyperparameter, one a draw.
-        target: estimate of the scale.
-        draws: fits and means of the scale to read the losses from.
-        generator: for the places of jumps; None for no jumps.
-    """
-    curve = target.curve
-    rows = np.arange(len(x_R))
-    clipped_R = np.clip(x_R, curve.x_G[0], curve.x_G[-1])
-    u_R = clipped_R - draws.centre_R
-    right_R = np.clip(np.searchsorted(curve.x_G, clipped_R, side="right"), 1, len(curve.x_G) - 1)
-    left_R = right_R - 1
-    left_y, right_y = draws.means_RG[rows, left_R], draws.means_RG[rows, right_R]
-    share_R = (clipped_R - curve.x_G[left_R]) / (curve.x_G[right_R] - curve.x_G[left_R])
-    with np.errstate(invalid="ignore"):
-        straight_R = np.where(
-            share_R == 0, left_y, np.where(share_R == 1, right_y, left_y * (1 - share_R) + right_y * share_R)
+    status = "estimated"
+    if not math.isfinite(value):
+        beyond = x_G >= x if x > target.optimum.x else x_G <= x
+        beside = np.flatnonzero(
+            ~np.isfinite(target.curve.mean_G) & (beyond | (np.abs(x_G - x) <= target.curve.step))
         )
-    # Farther than 1.5 grid steps from its centre the local fit is only a trend; the points are better.
-    reaches_R = (np.abs(u_R) <= 1.5 * curve.step) & np.isfinite(straight_R)
-    above_R = clipped_R >= draws.centre_R
-    outer_R, inner_R = np.where(above_R, right_R, left_R), np.where(above_R, left_R, right_R)
-    outer_y, inner_y = draws.means_RG[rows, outer_R], draws.means_RG[rows, inner_R]
-    noise_R = _HELD * np.maximum(target.error_G[inner_R], target.error_G[outer_R])
-    floor_R = np.where(curve.x_G[inner_R] == draws.centre_R, -np.inf, np.minimum(inner_y, outer_y) - noise_R)
-    held_R = np.clip(draws.fitted(clipped_R), floor_R, np.maximum(inner_y, outer_y) + noise_R)
-    loss_R = np.where(reaches_R, held_R, straight_R)
-    if generator is not None:
-        to_outer_R = np.where(above_R, share_R, 1 - share_R)
-        is_beyond_R = target.missed_G[outer_R] & (generator.uniform(size=len(x_R)) < to_outer_R)
-        loss_R = np.where(is_beyond_R, outer_y, loss_R)
-    return loss_R
+        status = "diverged" if target.curve.diverged_G[beside].any() else "stopped early"
+    elif is_open or not is_run:
+        status, high, high_99 = AT_LEAST, math.inf, math.inf
+    return Regret(*ends, value, low, high, status, relative, low_99, high_99, is_run)
+
+
+def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:
+    """Loss at the target of each draw's x, nat."""
+    curve, valley, fit = target.curve, target.valley, target.fit
+    assert valley is not None and fit is not None
+    generator = np.random.default_rng(0)
+    x_G, mean_G, error_G = curve.x_G, curve.mean_G, target.error_G
+    above_R = x_R >= valley.x_R
+    right_R = np.searchsorted(x_G, x_R, side="left")
+    inner_R = np.where(above_R, np.searchsorted(x_G, x_R, side="right") - 1, right_R)
+    outer_R = np.where(above_R, right_R, np.searchsorted(x_G, x_R, side="right") - 1)
+    has_inner_R, has_outer_R = (((i >= 0) & (i < len(x_G))) for i in (inner_R, outer_R))
+    inner_R, outer_R = (np.clip(i, 0, len(x_G) - 1) for i in (inner_R, outer_R))
+    # A run between the optimum and x counts as inner only if it does not lie beyond the optimum.
+    has_inner_R &= np.where(above_R, x_G[inner_R] > valley.x_R, x_G[inner_R] < valley.x_R)
+    loss_R = valley.loss_R + valley.rise(x_R - valley.x_R)
+    span_R = x_G[outer_R] - x_G[inner_R]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share_R = np.where(span_R != 0, (x_R - x_G[inner_R]) / span_R, 0.0)
+    # Far from the optimum the valley is only a trend: straight lines between the runs.
+    first, last = x_G[fit.window[0]], x_G[fit.window[-1]]
+    far_R = ((x_R < first) | (x_R > last)) & has_inner_R & has_outer_R
+    with np.errstate(invalid="ignore"):
+        straight_R = mean_G[inner_R] + share_R * (mean_G[outer_R] - mean_G[inner_R])
+    loss_R = np.where(far_R & np.isfinite(straight_R), straight_R, loss_R)
+    # Behind a wall that the valley misses, and behind lost runs, losses jump at a random place between two
+    # runs.
+    jumps_R = generator.uniform(size=len(x_R)) < share_R
+    is_wall_R = (
+        has_outer_R & ((x_G[outer_R] == fit.high) | (x_G[outer_R] == fit.low)) & (fit.is_missed_G[outer_R])
+    )
+    loss_R = np.where(is_wall_R & jumps_R & np.isfinite(mean_G[outer_R]), mean_G[outer_R], loss_R)
+    top_R = np.where(has_outer_R, mean_G[outer_R] + _SLACK * error_G[outer_R], np.inf)
+    # The nearest finite run on the way to x.
+    floor_G = np.where(np.isfinite(mean_G), mean_G - _SLACK * error_G, -np.inf)
+    best = int(np.argmin(mean_G))
+    up_G = np.maximum.accumulate(np.where(np.arange(len(x_G)) >= best, floor_G, -np.inf))
+    down_G = np.maximum.accumulate(np.where(np.arange(len(x_G)) <= best, floor_G, -np.inf)[::-1])[::-1]
+    floor_R = np.where(has_inner_R, np.where(above_R, up_G[inner_R], down_G[inner_R]), -np.inf)
+    loss_R = np.clip(loss_R, floor_R, np.maximum(top_R, floor_R))
+    return np.where(_is_lost(x_R, above_R, target, generator), np.inf, loss_R)
+
+
+def _is_lost(
+    x_R: np.ndarray, above_R: np.ndarray, target: Estimate, generator: np.random.Generator
+) -> np.ndarray:
+    """Whether at least half of the runs at x are lost, in each draw.
+
+    Runs begin to be lost somewhere between the last finite point and the first lost one; the share lost there
+    and beyond has the posterior of the lost and other runs on the way to x (Jeffreys' prior).
+    """
+    curve = target.curve
+    lost_G = ~np.isfinite(curve.mean_G)
+    is_lost_R = np.zeros(len(x_R), bool)
+    best = int(np.argmin(curve.mean_G))
+    for side, cells in ((True, range(best + 1, len(lost_G))), (False, range(best - 1, -1, -1))):
+        lost = [i for i in cells if lost_G[i]]
+        if not lost:
+            continue
+        first, before = lost[0], lost[0] + (-1 if side else 1)
+        edge_R = curve.x_G[before] + (curve.x_G[first] - curve.x_G[before]) * generator.uniform(size=len(x_R))
+        beyond_R = (above_R == side) & ((x_R > edge_R) if side else (x_R < edge_R))
+        for k in range(1, len(lost) + 1):
+            passed = lost[:k]
+            number = int((curve.diverged_G[passed] + curve.stopped_G[passed]).sum())
+            runs = int(curve.count_G[passed].sum())
+            share_R = generator.beta(number + 0.5, max(runs - number, 0) + 0.5, len(x_R))
+            at = curve.x_G[lost[k]] if k < len(lost) else (math.inf if side else -math.inf)
+            here_R = beyond_R & ((x_R < at) if side else (x_R > at))
+            is_lost_R |= here_R & (share_R >= 0.5)
+            beyond_R &= ~here_R
+    return is_lost_R

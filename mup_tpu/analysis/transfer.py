@@ -24,6 +24,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
+from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import DELTA, Verdict
 from mup_tpu.analysis.worth import Worth, with_penalties, worth
 from mup_tpu.errors import TableError
@@ -106,6 +107,8 @@ class TransferResult:
     curves: tuple[LossCurve, ...]
     noise: Noise
     optima: tuple[Optimum, ...]
+    valleys: tuple[Valley | None, ...]
+    """Draws of each scale's valley; None where every run was lost."""
     drift: Drift
     regrets: tuple[Regret, ...]
     wider_is_better: WiderIsBetter
@@ -269,6 +272,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         curves=evidence.curves,
         noise=evidence.noise,
         optima=optima,
+        valleys=tuple(e.valley for e in evidence.estimates),
         drift=evidence.drift,
         regrets=tuple(regrets),
         wider_is_better=wider_is_better(evidence.curves, optima),
@@ -276,7 +280,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         law=law,
         learning_curves=learning_curves(optima, table.history),
         verdict=last.verdict,
-        worth=worth(evidence.estimates, evidence.noise, _headline(optima, regrets)),
+        worth=worth(evidence.estimates, _headline(optima, regrets)),
         next_batch=batch,
         at_zero=_at_zero(table.zeros, evidence.noise) if len(table.zeros) else (),
         at_scale_0=_at_scale_0(table.at_scale_0, evidence.noise, question),

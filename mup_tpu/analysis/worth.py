@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from mup_tpu.analysis.curvature import valley_of
-from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.valley import CURVATURE_SCATTER
 
 NEEDED = 4
 """Scales with a known optimum that a limit and an exponent need."""
@@ -108,12 +107,11 @@ class Worth:
         return intervals | {"useful": self.useful}
 
 
-def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) -> Worth:
+def worth(estimates: Sequence[Estimate], headline: Regret | None) -> Worth:
     """Worth of one rule's transfer, without R(∞), which needs the other rules.
 
     Args:
         estimates: of each scale, ascending.
-        noise: of the runs.
         headline: regret of the smallest known optimum at the largest scale.
     """
     known = [e for e in estimates if e.optimum.is_bracketed]
@@ -127,7 +125,7 @@ def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) 
     irreducible, loss_exponent = approach(scales, losses, loss_errors, floor=0.0)
     optima, errors = np.array([e.optimum.x for e in known]), np.array([e.optimum.se for e in known])
     _, optimum_exponent = approach(scales, optima, np.hypot(errors, _SCATTER))
-    kappa = loss_exponent.plus(_curvature_exponent(known, noise))
+    kappa = loss_exponent.plus(_curvature_exponent(known))
     return Worth(loss_exponent, irreducible, optimum_exponent, kappa, share=share)
 
 
@@ -203,19 +201,16 @@ def _loss_errors(known: Sequence[Estimate]) -> np.ndarray:
     """Standard errors of the losses at the optima, nat: of the fits, and of what runs of a seed share."""
     effects = [e.curve.effect_S for e in known if len(e.curve.effect_S) > 1]
     shared = math.sqrt(np.mean([effect_S.var(ddof=1) for effect_S in effects])) if effects else 0.0
-    fitted = [e.draws.loss_R[np.isfinite(e.draws.loss_R)].std() for e in known]
+    fitted = [e.valley.loss_R.std() for e in known if e.valley]
     return np.hypot(fitted, [shared / math.sqrt(len(e.curve.effect_S)) for e in known])
 
 
-def _curvature_exponent(known: Sequence[Estimate], noise: Noise) -> Interval:
+def _curvature_exponent(known: Sequence[Estimate]) -> Interval:
     """Exponent of the curvature over log2 of the hyperparameter."""
-    valleys = [(e.optimum.scale, valley_of(e.curve, noise, e.optimum)) for e in known]
-    found = [(scale, valley) for scale, valley in valleys if valley is not None]
-    if len(found) < 2:
-        return UNKNOWN
-    log_n = np.log([scale for scale, _ in found])
-    log_c = np.log([valley.curvature for _, valley in found])
-    weight = np.array([valley.log_error**-2 for _, valley in found])
+    log_n = np.log([e.optimum.scale for e in known])
+    draws_SR = np.log(np.array([np.maximum(e.valley.curvature_R, 1e-12) for e in known if e.valley]))
+    log_c = np.median(draws_SR, axis=1)
+    weight = 1 / (draws_SR.var(axis=1) + CURVATURE_SCATTER**2)
     away = log_n - np.average(log_n, weights=weight)
     information = float((weight * away**2).sum())
     slope, reach = float((weight * away * log_c).sum()) / information, math.sqrt(_CHI2 / information)

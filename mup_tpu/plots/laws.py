@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from mup_tpu.analysis.line import Line
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Predictions, RulePrediction
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.trend import Trend
 from mup_tpu.errors import TableError
 from mup_tpu.plots import style, texts
 from mup_tpu.plots.optima import has_scales
@@ -154,14 +154,14 @@ def scaling_law_figure(
 @figure_type("Predictions", "Optimum against scale, and its 50 and 95 % intervals out to the targets")
 def prediction_figure(predictions: Predictions) -> Figure:
     """Draw optima, their line with its intervals out to the targets, and predictions; a panel a rule."""
-    rules = names.ordered(predictions.lines, predictions.analysis.compares)
+    rules = names.ordered(predictions.trends, predictions.analysis.compares)
     axes = style.panels(len(rules), 4.6, 3.9)
     results = {result.compared: result for result in predictions.analysis.results}
     color = style.categorical(0)
     for ax, name in zip(axes, rules, strict=True):
         targets = [p for p in predictions.predictions if p.compared == name]
         optima = results[name].optima
-        _draw_fan(ax, predictions.lines[name], targets, min(o.scale for o in optima), color)
+        _draw_fan(ax, predictions.trends[name], targets, min(o.scale for o in optima), color)
         for o in optima:
             _draw_measured(ax, o)
         for target in targets:
@@ -187,13 +187,12 @@ def prediction_figure(predictions: Predictions) -> Figure:
     return style.with_key(axes, entries)
 
 
-def _draw_fan(ax: Axes, line: Line, targets: Sequence[RulePrediction], first: float, color: str) -> None:
-    scales = np.geomspace(first, max(line.origin, *(p.scale for p in targets)), 120)
-    # The same shocks at every scale, so that the fan has smooth edges.
-    optima = np.array([line.trend_R(scale, np.random.default_rng(0)) for scale in scales])
-    ax.plot(scales, optima.mean(axis=1), color=color, lw=1.4)
+def _draw_fan(ax: Axes, trend: Trend, targets: Sequence[RulePrediction], first: float, color: str) -> None:
+    scales = np.geomspace(first, max(trend.origin, *(p.scale for p in targets)), 120)
+    optima = [trend.optimum(scale, measured=False) for scale in scales]
+    ax.plot(scales, [optimum.mean for optimum in optima], color=color, lw=1.4)
     for low, high, opacity in _FAN:
-        edges = np.quantile(optima, [low, high], axis=1)
+        edges = [[optimum.quantile(q) for optimum in optima] for q in (low, high)]
         ax.fill_between(scales, *edges, color=color, alpha=opacity, lw=0)
 
 

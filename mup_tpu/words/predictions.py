@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from mup_tpu.analysis.compute_optimal import ComputeOptimal, Optimal
-from mup_tpu.analysis.curvature import Cost
 from mup_tpu.analysis.power_law import PowerLaw
-from mup_tpu.analysis.prediction import WIDEST, Predictions, RulePrediction
+from mup_tpu.analysis.prediction import Cost, Predictions, RulePrediction
 from mup_tpu.config.columns import label
 from mup_tpu.words.names import plain, point, power
 from mup_tpu.words.reasons import because
@@ -41,22 +40,15 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
 
 def prediction_details(made: RulePrediction, predictions: Predictions) -> list[str]:
     """Return limits, costs and loss of a prediction, a line each."""
-    scale, lines, is_costed = predictions.scale, [], math.isfinite(made.taking.expected)
+    scale, lines = predictions.scale, []
     if not made.bears:
         limit = f"the expected cost exceeds {predictions.analysis.epsilon:g} nat"
-        if not is_costed:
-            limit = f"the 95 % interval exceeds {WIDEST:g} octaves"
         furthest = float(f"{_largest(made) * 2**made.furthest:.3g}")
         beyond = f"beyond {point(scale, furthest)}" if made.furthest > 0.05 else "at any distance"
         lines.append(f"extrapolated too far: {beyond} {limit}")
-    if is_costed:
-        lines.append(f"expected cost over the best value there: {_nat(made.taking)}")
-        small, large = (
-            f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest)
-        )
-        lines.append(f"with the optimum {small}: {_nat(made.staying)}; {large}: {_nat(made.following)}")
-    else:
-        lines.append("expected cost unknown: too few finite runs near the optimum of the largest scale")
+    lines.append(f"expected cost over the best value there: {_nat(made.taking)}")
+    small, large = (f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest))
+    lines.append(f"with the optimum {small}: {_nat(made.staying)}; {large}: {_nat(made.following)}")
     if made.loss is not None:
         lines.append(
             f"expected loss {made.loss.loss:.3f} nat (95 % {made.loss.low:.3f} to {made.loss.high:.3f})"

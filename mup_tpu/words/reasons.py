@@ -96,6 +96,9 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "add a {scale}, since a verdict needs {needed} and there are {known}",
         "few scales": "a verdict needs {needed} {scale}s, and there are {known}",
         "planned scale": "the verdict is open, and {scale} {at} is planned: take a first look at it",
+        "source not run": (
+            "{scale} {at} was not run at the optimum of {scales}: its loss there is extrapolated"
+        ),
         "holes": "runs beside the optimum at {scale} {scales} diverged or are missing: run a value in "
         "between",
         "scatter": _scatter,

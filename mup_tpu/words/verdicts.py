@@ -70,8 +70,6 @@ def _regret(regret: Regret, scale: str) -> str:
         return f"the optimum of {source} diverges at {target}"
     if regret.status == "stopped early":
         return f"the optimum of {source} was stopped early at {target}, far behind the best"
-    if regret.status == "outside the grid":
-        return f"the optimum of {source} lies outside the grid of {target}"
     least = "at least " if regret.status == AT_LEAST else ""
     high = f"{regret.high:.3f}" if math.isfinite(regret.high) else "∞"
     return (
@@ -238,14 +236,11 @@ def status(optimum: Optimum) -> str:
     if optimum.status == Status.FLAT:
         near = f"2^{optimum.band_low:.4g} to 2^{optimum.band_high:.4g}"
         return f"flat, so a wide interval: the loss is within {optimum.epsilon:g} nat of the best from {near}"
-    widened = "the interval is widened to the next points"
-    if math.isfinite(optimum.below):
-        return f"{optimum.status}; the fit lies {optimum.below:.2g} nat below every run: {widened}"
     if not optimum.is_fitted:
         side = "below" if optimum.missed_by > 0 else "above"
         return (
             f"{optimum.status}; the fit lies {abs(optimum.missed_by):.2g} nat {side} the runs at "
-            f"2^{optimum.missed_x:.4g}, more than their errors allow: {widened}"
+            f"2^{optimum.missed_x:.4g}, more than their errors allow"
         )
     return optimum.status
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.loss_curve import _ridge_effects, loss_curve
@@ -44,7 +43,8 @@ def test_optimum_of_a_parabola_is_its_vertex():
 def test_optimum_of_a_cubic_is_its_local_minimum():
     # d/dx of 0.05 u² + 0.008 u³ vanishes at u = 0, whatever the cubic term.
     curve = curve_of(lambda x: 2.5 + 0.05 * (x + 7.6) ** 2 + 0.008 * (x + 7.6) ** 3, range(-11, -4))
-    assert optimum_of(curve).x == pytest.approx(-7.6, abs=0.011), "a step of the grid that is searched"
+    optimum = optimum_of(curve)
+    assert optimum.x == pytest.approx(-7.6, abs=0.15) and optimum.low < -7.6 < optimum.high
 
 
 @pytest.mark.parametrize(("vertex", "status"), [(-14, "at lower edge"), (-2, "at upper edge")])
@@ -57,15 +57,15 @@ def test_optimum_at_an_edge_is_a_bound(vertex, status):
     assert (optimum.high == np.inf) == (status == "at upper edge")
 
 
-def test_divergence_beside_the_best_point_gives_an_interval_of_a_grid_step():
+def test_divergence_beside_the_best_point_bounds_the_optimum():
     curve = curve_of(lambda x: np.inf if x > -8 else 2.5 + 0.02 * (x + 6) ** 2, range(-12, -4))
     optimum = optimum_of(curve)
     assert optimum.status == "bracketed by divergence"
-    assert optimum.low <= -9 < -7 <= optimum.high
+    assert -9 <= optimum.low < -7.5 < optimum.high <= -7
     assert curve.diverged_G.tolist() == [0, 0, 0, 0, 0, 2, 2, 2]
 
 
-def test_runs_stopped_beside_the_best_point_give_an_interval_of_a_grid_step_too():
+def test_runs_stopped_beside_the_best_point_bound_the_optimum_too():
     rows = [
         {"width": 64, "lr": 2.0**x, "loss": 2.5 + 0.02 * (x + 6) ** 2, "status": status}
         for x in range(-12, -4)
@@ -74,7 +74,7 @@ def test_runs_stopped_beside_the_best_point_give_an_interval_of_a_grid_step_too(
     curve = loss_curve(check_table(pd.DataFrame(rows)).runs)
     optimum = optimum_of(curve)
     assert optimum.status == "bracketed by stopped runs" and optimum.is_bracketed
-    assert optimum.low <= -9 < -7 <= optimum.high
+    assert -9 <= optimum.low < -7.5 < optimum.high <= -7
     assert curve.stopped_G.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     assert curve.diverged_G.tolist() == [0] * 8
 
@@ -132,13 +132,11 @@ def test_runs_that_blow_up_beyond_the_optimum_do_not_bend_it(height, first):
         assert optimum.loss == pytest.approx(curve.mean_G.min(), abs=0.01)
 
 
-def test_a_fit_that_misses_a_point_beside_the_optimum_says_so_and_reaches_to_the_next_points():
+def test_an_optimum_may_lie_anywhere_before_a_wall():
     wall = curve_of(lambda x: 2.5 + 0.03 * (x + 7.3) ** 2 + (x > -7.5), range(-12, -3), seeds=3, sigma=0.004)
     optimum = optimum_of(wall)
     assert optimum.best_x == -8 and optimum.status == "bracketed"
-    assert optimum.low <= -9 and optimum.high >= -7
-    assert optimum.missed_x == -7 and optimum.missed_by == pytest.approx(1.0, abs=0.2)
-    assert optimum.missed_x == -7 and optimum.missed_by > 0
+    assert optimum.low < -7.8 and -7.4 < optimum.high <= -7
 
 
 def test_optima_lie_within_noise_of_the_runs_beside_them_in_a_sweep_with_valleys_of_its_own():
@@ -213,7 +211,7 @@ def test_noise_is_that_of_the_seeds():
 def test_one_unstable_point_does_not_widen_the_others():
     rows = [
         {"width": 64, "lr": 2.0**x, "seed": s, "loss": 2.5 + 0.03 * (x + 8) ** 2 + 0.002 * (-1) ** s}
-        for x in range(-12, -4)
+        for x in np.arange(-12, -4, 0.5)
         for s in (0, 1)
     ]
     for row in rows:
@@ -221,8 +219,8 @@ def test_one_unstable_point_does_not_widen_the_others():
             row["loss"] += 0.2 * (-1) ** row["seed"]
     curve = loss_curve(check_table(pd.DataFrame(rows)).runs)
     error_G = pooled_noise([curve]).errors_G(curve)
-    assert error_G[5] > 10 * error_G[4]
-    assert error_G[4] < 0.005
+    assert error_G[10] > 10 * error_G[9]
+    assert error_G[9] < 0.006
 
 
 def test_without_replicates_the_lack_of_fit_stands_in_and_rounding_is_a_floor():
@@ -240,41 +238,25 @@ def test_given_errors_are_used():
     assert noise.errors_G(curve) == pytest.approx(np.full(5, 0.004))
 
 
-def test_noise_known_from_few_runs_widens_the_interval_as_students_t_does():
-    curve = curve_of(lambda x: 2.5 + 0.04 * (x + 8.2) ** 2, range(-12, -4))
-
-    def width(df):
-        optimum = estimate(curve, Noise(0.01, df, "seeds"), np.random.default_rng(0)).optimum
-        return optimum.high - optimum.low
-
-    expected = stats.t.ppf(0.975, 4) / stats.norm.ppf(0.975)
-    assert width(4) / width(10_000) == pytest.approx(expected, rel=0.1)
-
-
-@pytest.mark.slow
-def test_intervals_cover_the_truth_about_as_often_as_they_claim():
-    """The whole table is benchmarks/interval_coverage.py; here one cell of it, loosely."""
-    generator = np.random.default_rng(5)
-    covered = 0
-    for trial in range(80):
-        vertex = -8 + generator.uniform(-0.5, 0.5)
-        curve = curve_of(
-            lambda x, v=vertex: 2.5 + 0.04 * (x - v) ** 2 + 0.004 * (x - v) ** 3,
-            range(-12, -4), seeds=3, sigma=0.01, generator=generator,
-        )  # fmt: skip
-        optimum = optimum_of(curve, seed=trial)
-        covered += optimum.low <= vertex <= optimum.high
-    assert 72 <= covered <= 80
+def test_noise_known_from_few_runs_still_covers():
+    """Noise is told by four degrees of freedom, and is often twice what they say."""
+    inside = []
+    for trial in range(150):
+        generator = np.random.default_rng(trial)
+        curve = curve_of(lambda x: 2.5 + 0.04 * (x + 8.2) ** 2, range(-12, -4), 1, 0.02, generator)
+        sigma = 0.02 * math.sqrt(generator.chisquare(4) / 4)
+        optimum = estimate(curve, Noise(sigma, 4, "seeds"), generator).optimum
+        inside.append(optimum.low <= -8.2 <= optimum.high)
+    assert np.mean(inside) > 0.92
 
 
-def test_a_fit_without_a_minimum_gives_the_best_point_and_says_so():
-    """The edge of a plateau: the cubic falls all the way, and an optimum at -∞ made α nan without a word."""
+def test_a_valley_without_a_visible_minimum_has_an_open_interval():
+    """The edge of a plateau: the points fall to the second one, within their noise."""
     means = {-8: 2.850, -7: 2.790, -6: 3.016, -5: 3.019, -4: 3.022}
     curve = curve_of(means.__getitem__, means, seeds=1)
     optimum = estimate(curve, Noise(0.04, 367, "seeds"), np.random.default_rng(0)).optimum
-    assert optimum.x == -7 and optimum.loss == pytest.approx(2.790)
-    assert optimum.low <= -8 and optimum.high >= -6
-    assert not optimum.is_fitted
+    assert -8 <= optimum.x <= -6 and optimum.low == -math.inf and optimum.high <= -6
+    assert optimum.se > 1, "what nothing bounds has no finite error"
 
 
 def test_seed_effects_are_those_of_the_ridge_regression_with_its_whole_design():
@@ -319,7 +301,7 @@ def test_noise_is_what_seeds_do_not_share(shared):
         generator = np.random.default_rng(trial)
         tables = [check_table(of_seeds(shared, 3, generator)) for _ in range(4)]
         sigmas.append(pooled_noise([loss_curve(table.runs) for table in tables]).sigma)
-    assert np.exp(np.log(sigmas).mean()) == pytest.approx(0.003, rel=0.2), "and a little of the usual noise"
+    assert np.exp(np.log(sigmas).mean()) == pytest.approx(0.003, rel=0.2)
 
 
 def test_noise_is_whole_although_effects_of_seeds_take_their_share_of_it():
@@ -342,4 +324,6 @@ def test_a_point_with_seeds_of_its_own_has_the_error_of_both():
     frame = of_seeds(0.006, 3, np.random.default_rng(0))
     assert loss_curve(check_table(frame).runs).weight_G == pytest.approx(3)
     frame.loc[frame["lr"] == 2.0**-8, "seed"] += 10
-    assert loss_curve(check_table(frame).runs).weight_G == pytest.approx([3, 3, 3, 1.5, 3, 3, 3], rel=0.2)
+    weight_G = loss_curve(check_table(frame).runs).weight_G
+    assert weight_G[3] == pytest.approx(1.5, rel=0.2)
+    assert (np.delete(weight_G, 3) > 1.5 * weight_G[3]).all()

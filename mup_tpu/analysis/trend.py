@@ -1,0 +1,375 @@
+"""The trend of optima over scales: one regression for exponents, verdicts, predictions, and the worth of
+runs.
+
+x*(r) = β₀ + m·r + ∫ s(r) dr + scatter, with x* the log2 of the optimum, r octaves of the scale and β₀ flat.
+The slope's mean m is N(mean, slope²); s is a slope that wanders by `wander` octaves per octave and reverts to
+m within `memory` octaves (an Ornstein-Uhlenbeck process), so that far ahead its variance grows as r and not
+as r³. Scatter is N(0, τ²) at each scale, τ half-t with three degrees of freedom. A rule is steady, or it
+drifts: two sets of scales, with a probability that may rest on what the rule claims. Beyond the scales that
+were run a slope may also break, as often per octave as stored and public rules did.
+
+For each τ and set everything is normal, so that the posterior is a mixture of normals and nothing is drawn.
+
+Shapes: S scales, C sets, K sets times scatters, R draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+import scipy
+
+from mup_tpu.analysis.ingest.table_columns import means, plain_name
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.valley import Valley
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+
+LEAST = 2
+"""Scales with a known optimum that a prediction needs."""
+_FLAT = 1e4
+"""Variance of β₀, octaves²."""
+_LEAST_ERROR = 0.01
+_QUANTILES_T = scipy.stats.t.isf(0.5 * (1 - (np.arange(16) + 0.5) / 16), 3)
+"""Quantiles of the half-t distribution with three degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a trend may move: standard deviations, octaves per octave of the scale."""
+
+    slope: float
+    """Of the mean slope around the prior's mean."""
+    wander: float
+    """Of the slope around its mean."""
+    memory: float = 2.0
+    """Octaves over which the slope reverts to its mean."""
+
+    def covariance(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
+        """Covariance of the trend, anchored at 0, between distances, octaves²."""
+        straight = self.slope**2 * r_N[:, None] * t_M
+        away = self._variogram(r_N[:, None]) + self._variogram(t_M) - self._variogram(r_N[:, None] - t_M)
+        return straight + away / 2
+
+    def _variogram(self, d: np.ndarray) -> np.ndarray:
+        """Variance of the slope's integral over a distance."""
+        d = np.abs(d) / self.memory
+        return 2 * (self.wander * self.memory) ** 2 * (d + np.expm1(-d))
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Priors of a trend along a kind of scale."""
+
+    steady: float
+    """Probability that the rule is steady."""
+    scatter: float
+    """Scale of τ, octaves."""
+    mean: float = 0.0
+    """Mean slope of a rule that drifts, octaves per octave."""
+    quiet: Pace = Pace(0.05, 0.05)
+    moving: Pace = Pace(0.5, 0.3)
+    breaks: float = 0.05
+    """Chance per octave beyond the largest scale that the slope changes for good."""
+    broken: float = 0.3
+    """Standard deviation of that change, octaves per octave."""
+
+    @property
+    def paces(self) -> tuple[tuple[float, float, Pace], ...]:
+        """Probability, mean slope and pace of each set."""
+        sets = ((self.steady, 0.0, self.quiet), (1 - self.steady, self.mean, self.moving))
+        return tuple(one for one in sets if one[0] > 0)
+
+    def scaled(self, factor: float) -> Priors:
+        """The same with a scatter that is some times as large."""
+        return replace(self, scatter=factor * self.scatter)
+
+
+@lru_cache(maxsize=64)
+def _covariance(paces: tuple[tuple[float, float, Pace], ...], octaves: tuple[float, ...]) -> np.ndarray:
+    """Covariance of the trend between scales for each set, C × S × S."""
+    r_S = np.array(octaves)
+    return np.stack([pace.covariance(r_S, r_S) for *_, pace in paces])
+
+
+BY_KIND = {
+    "width": Priors(0.4, 0.10),
+    "depth": Priors(0.4, 0.12),
+    "batch size": Priors(0.1, 0.10, 0.3, moving=Pace(0.3, 0.3)),
+    "tokens": Priors(0.3, 0.12, -0.1, moving=Pace(0.25, 0.2)),
+    "size": Priors(0.3, 0.10, -0.2, moving=Pace(0.25, 0.15)),
+    "": Priors(0.3, 0.12),
+}
+"""Priors by kind of scale where nothing is claimed."""
+KEPT = 0.75
+"""Probability that a rule is steady along a scale over which its source says that the optimum stays."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of normals."""
+
+    mean_K: np.ndarray
+    deviation_K: np.ndarray
+    weight_K: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Mean."""
+        return float(self.weight_K @ self.mean_K)
+
+    @property
+    def variance(self) -> float:
+        """Variance."""
+        return float(self.weight_K @ (self.deviation_K**2 + self.mean_K**2)) - self.mean**2
+
+    @property
+    def noise(self) -> float:
+        """Variance within the normals, their means aside."""
+        return float(self.weight_K @ self.deviation_K**2)
+
+    def quantile(self, q: float) -> float:
+        """Quantile, by bisection."""
+        low = float((self.mean_K - 8 * self.deviation_K).min())
+        high = float((self.mean_K + 8 * self.deviation_K).max())
+        for _ in range(40):
+            middle = (low + high) / 2
+            if self.weight_K @ scipy.special.ndtr((middle - self.mean_K) / self.deviation_K) < q:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+    def draws_R(self, generator: np.random.Generator, draws: int) -> np.ndarray:
+        """Draws."""
+        chosen_R = generator.choice(len(self.weight_K), draws, p=self.weight_K)
+        return self.mean_K[chosen_R] + self.deviation_K[chosen_R] * generator.standard_normal(draws)
+
+
+@dataclass(frozen=True, eq=False)
+class Trend:
+    """Posterior of a trend, given optima and their errors."""
+
+    scales: tuple[float, ...]
+    x_S: np.ndarray
+    error_S: np.ndarray
+    priors: Priors
+    correlation_SS: np.ndarray | None = None
+    """Correlation of the errors; None for independent ones."""
+    given_weight_K: np.ndarray | None = None
+    """Weights of the sets and scatters where no optimum was measured."""
+
+    @property
+    def origin(self) -> float:
+        """Largest scale."""
+        return self.scales[-1]
+
+    def octaves(self, scale: float) -> float:
+        """Octaves of a scale beyond the origin."""
+        return math.log2(scale / self.origin)
+
+    @cached_property
+    def _r_S(self) -> np.ndarray:
+        return np.log2(np.array(self.scales) / self.origin)
+
+    @cached_property
+    def _tau_T(self) -> np.ndarray:
+        return self.priors.scatter * _QUANTILES_T
+
+    @cached_property
+    def tau_K(self) -> np.ndarray:
+        """Scatter of each entry of the mixture."""
+        return np.tile(self._tau_T, len(self.priors.paces))
+
+    @cached_property
+    def _mean_K(self) -> np.ndarray:
+        return np.repeat([mean for _, mean, _ in self.priors.paces], len(self._tau_T))
+
+    def _trend(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
+        """Covariance of the trend between distances, K × N × M."""
+        of_CNM = np.stack([pace.covariance(r_N, t_M) for *_, pace in self.priors.paces])
+        return np.repeat(_FLAT + of_CNM, len(self._tau_T), axis=0)
+
+    @cached_property
+    def _own_KSS(self) -> np.ndarray:
+        """Covariance of the trend between the scales."""
+        own_CSS = _covariance(self.priors.paces, tuple(self._r_S))
+        return np.repeat(own_CSS, len(self._tau_T), axis=0)
+
+    @cached_property
+    def _inverse(self) -> tuple[np.ndarray, np.ndarray]:
+        """Inverse covariance of the optima (K, S, S), and its log determinant (K,)."""
+        covariance_KSS = self._own_KSS + _FLAT
+        error_S = np.maximum(self.error_S, _LEAST_ERROR)
+        correlation_SS = np.eye(len(error_S)) if self.correlation_SS is None else self.correlation_SS
+        covariance_KSS = covariance_KSS + correlation_SS * np.outer(error_S, error_S)
+        covariance_KSS = covariance_KSS + self.tau_K[:, None, None] ** 2 * np.eye(len(error_S))
+        return np.linalg.inv(covariance_KSS), -np.linalg.slogdet(covariance_KSS)[1]
+
+    @cached_property
+    def _away_KS(self) -> np.ndarray:
+        return self.x_S - self.x_S[-1] - self._mean_K[:, None] * self._r_S
+
+    @property
+    def prior_weight_K(self) -> np.ndarray:
+        """Probability of each set and scatter before any optimum is measured."""
+        counts = len(self._tau_T)
+        return np.repeat([probability for probability, *_ in self.priors.paces], counts) / counts
+
+    @cached_property
+    def weight_K(self) -> np.ndarray:
+        """Probability of each set and scatter."""
+        if self.given_weight_K is not None:
+            return self.given_weight_K
+        inverse_KSS, log_K = self._inverse
+        chi2_K = np.einsum("ks,kst,kt->k", self._away_KS, inverse_KSS, self._away_KS)
+        log_K = 0.5 * (log_K - chi2_K) + np.log(self.prior_weight_K)
+        weight_K = np.exp(log_K - log_K.max())
+        return np.asarray(weight_K / weight_K.sum())
+
+    @property
+    def steady(self) -> float:
+        """Probability that the rule is steady."""
+        if len(self.priors.paces) == 1:
+            return float(self.priors.steady > 0)
+        return float(self.weight_K[: len(self._tau_T)].sum())
+
+    @cached_property
+    def tau(self) -> float:
+        """Median of the scatter, octaves."""
+        order = np.argsort(self.tau_K)
+        return float(np.interp(0.5, np.cumsum(self.weight_K[order]), self.tau_K[order]))
+
+    def slope(self) -> Mixture:
+        """Least-squares slope of the trend over the scales, octaves per octave."""
+        away_S = self._r_S - self._r_S.mean()
+        share_S = away_S / (away_S @ away_S)
+        inverse_KSS = self._inverse[0]
+        across_KS = share_S @ self._own_KSS
+        variance_K = across_KS @ share_S - np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, across_KS)
+        mean_K = self._mean_K + np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, self._away_KS)
+        return Mixture(mean_K, np.sqrt(np.maximum(variance_K, 1e-12)), self.weight_K)
+
+    def slope_error(self, scales: Sequence[float], variance_S: np.ndarray) -> float:
+        """Root mean square error of the slope that optima would leave, in one pass for each set.
+
+        Args:
+            scales: of the optima, which need not be this trend's.
+            variance_S: squared errors of the optima, octaves².
+        """
+        r_S = np.log2(np.array(scales) / scales[-1])
+        own_CSS = _covariance(self.priors.paces, tuple(r_S))
+        weight_CT = self.weight_K.reshape(len(own_CSS), -1)
+        weight_C = weight_CT.sum(axis=1)
+        tau2_C = (weight_CT * self._tau_T**2).sum(axis=1) / np.maximum(weight_C, 1e-12)
+        noise_CS = tau2_C[:, None] + np.maximum(variance_S, _LEAST_ERROR**2)
+        away_S = r_S - r_S.mean()
+        share_S = away_S / (away_S @ away_S)
+        across_CS = share_S @ own_CSS
+        whole_CSS = own_CSS + _FLAT + noise_CS[:, :, None] * np.eye(len(r_S))
+        if self.correlation_SS is not None and len(self.correlation_SS) == len(r_S):
+            error_S = np.sqrt(np.maximum(variance_S, _LEAST_ERROR**2))
+            whole_CSS = whole_CSS + (self.correlation_SS - np.eye(len(r_S))) * np.outer(error_S, error_S)
+        solved_CS = np.linalg.solve(whole_CSS, across_CS[..., None])
+        variance_C = across_CS @ share_S - (across_CS * solved_CS[..., 0]).sum(axis=1)
+        return math.sqrt(max(float(weight_C @ variance_C), 1e-12))
+
+    def optimum(self, scale: float, measured: bool = True) -> Mixture:
+        """Optimum at a scale, log2 of the hyperparameter.
+
+        Args:
+            scale: the one to predict.
+            measured: whether a measurement at that scale counts for its own scatter; False for the trend
+                there.
+        """
+        r = self.octaves(scale)
+        inverse_KSS = self._inverse[0]
+        across_KS = self._trend(np.array([r]), self._r_S)[:, 0]
+        if measured:
+            across_KS = across_KS + self.tau_K[:, None] ** 2 * (np.abs(self._r_S - r) < 1e-9)
+        prior_K = self._trend(np.array([r]), np.array([r]))[:, 0, 0] + self.tau_K**2
+        variance_K = prior_K - np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, across_KS)
+        moved_K = np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, self._away_KS)
+        mean_K = self.x_S[-1] + self._mean_K * r + moved_K
+        variance_K = np.maximum(variance_K, 1e-8)
+        beyond = max(r, 0.0)
+        chance = -math.expm1(-self.priors.breaks * beyond)
+        # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
+        broken_K = variance_K + (self.priors.broken * beyond) ** 2 / 3
+        return Mixture(
+            np.concatenate([mean_K, mean_K]),
+            np.sqrt(np.concatenate([variance_K, broken_K])),
+            np.concatenate([(1 - chance) * self.weight_K, chance * self.weight_K]),
+        )
+
+
+def fit_trend(
+    optima: Sequence[Optimum],
+    priors: Priors,
+    valleys: Sequence[Valley | None] = (),
+    bracketed: bool = False,
+) -> Trend | None:
+    """Trend of the optima of one rule; None with fewer than two that are known.
+
+    Args:
+        optima: one a scale, ascending.
+        priors: of the trend.
+        valleys: draws of each scale, whose errors are correlated; independent without them.
+        bracketed: leave out optima at an edge of their grid, which otherwise count by their draws.
+    """
+    if sum(o.is_bracketed for o in optima) < LEAST:
+        return None
+    chosen = [
+        i for i, o in enumerate(optima) if (o.is_bracketed if bracketed else math.isfinite(o.se) and o.se > 0)
+    ]
+    used = [optima[i] for i in chosen]
+    drawn = [v.x_R for v in (valleys[i] for i in chosen if valleys) if v is not None]
+    correlation_SS = np.corrcoef(drawn) if len(drawn) == len(used) else None
+    scales = tuple(o.scale for o in used)
+    x_S = np.array([o.mean if math.isfinite(o.mean) else o.x for o in used])
+    return Trend(scales, x_S, np.array([o.se for o in used]), priors, correlation_SS)
+
+
+_NAMES = {
+    "batch size": ("batch_size", "batch", "bs", "global_batch_size"),
+    "tokens": ("tokens", "tokens_planned", "steps", "steps_planned", "d", "training_tokens"),
+    "size": ("params_non_embedding", "flops", "n", "na"),
+}
+
+
+def kind_of(scale: str) -> str:
+    """Kind of a scale by its column: width, depth, batch size, tokens, size (parameters, FLOPs), or ""."""
+    meaning = means(scale)
+    if meaning in ("width", "depth", "size"):
+        return meaning
+    name = plain_name(scale)
+    return next((kind for kind, names in _NAMES.items() if name in names), "")
+
+
+def rule_named(name: str) -> str:
+    """Entry of the table of parametrizations that a name spells: muP, μP, mu-P and mup are one; "" for
+    none.
+    """
+    plain = name.lower().replace("μ", "mu").replace("µ", "mu")
+    letters = "".join(c for c in plain if c.isalnum())
+    return next((rule for rule in PARAMETRIZATIONS if rule.replace("_", "") == letters), "")
+
+
+def claims(rule: str, kind: str) -> bool:
+    """Whether a rule's source says that the best hyperparameters stay along a kind of scale."""
+    name = rule_named(rule)
+    return name != "" and kind in PARAMETRIZATIONS[name].transfers
+
+
+def priors_of(scale: str, claimed: bool = False) -> Priors:
+    """Priors along a scale, by its column.
+
+    Args:
+        scale: column of the scale.
+        claimed: whether the rule claims to keep the optimum along it.
+    """
+    priors = BY_KIND[kind_of(scale)]
+    return replace(priors, steady=max(KEPT, priors.steady)) if claimed else priors

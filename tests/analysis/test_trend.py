@@ -1,0 +1,171 @@
+"""The regression of optima over scales, against kriging with covariances by quadrature."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.integrate import dblquad
+
+from mup_tpu.analysis.drift import fit_drift
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.trend import (
+    BY_KIND,
+    KEPT,
+    Pace,
+    Priors,
+    Trend,
+    claims,
+    fit_trend,
+    kind_of,
+    priors_of,
+    rule_named,
+)  # fmt: skip
+
+SCALES = (64.0, 128.0, 256.0, 512.0)
+X, ERRORS = np.array([-5.6, -5.3, -5.5, -5.1]), np.array([0.05, 0.1, 0.07, 0.2])
+ONE = Priors(steady=0.0, scatter=0.1, mean=0.2, moving=Pace(0.4, 0.3, 1.5), breaks=0.0)
+"""A single set: its posterior has a reference."""
+
+
+def optimum(scale, x, error, status="bracketed"):
+    return Optimum(scale, status, x, x - 2 * error, x + 2 * error, 2.5, round(x), x - 1, x + 1, error)
+
+
+def optima_of(xs, error, scales=SCALES):
+    return [optimum(s, x, error) for s, x in zip(scales, xs, strict=False)]
+
+
+def wandered(r, t, pace):
+    """Covariance of a slope's integral from 0, by quadrature of its own covariance."""
+    if r == 0 or t == 0:
+        return 0.0
+    value, _ = dblquad(lambda a, b: math.exp(-abs(a - b) / pace.memory), 0, t, 0, r, epsabs=1e-7)
+    return pace.wander**2 * value
+
+
+def kriging(octaves, tau, priors=ONE):
+    """Density of the optima, mean and variance at a distance, and those of the slope, for one τ."""
+    pace, at = priors.moving, np.append(np.log2(np.array(SCALES) / SCALES[-1]), octaves)
+    whole = np.array([[wandered(r, t, pace) + pace.slope**2 * r * t for t in at] for r in at])
+    y, own = X - priors.mean * at[:-1], np.diag(ERRORS**2 + tau**2)
+    K, k = whole[:-1, :-1] + own, whole[:-1, -1]
+    ones, inverse = np.ones(len(X)), np.linalg.inv(K)
+    precision = ones @ inverse @ ones
+    beta = ones @ inverse @ y / precision
+    left, lacking = y - beta, 1 - ones @ inverse @ k
+    density = math.exp(-0.5 * (left @ inverse @ left + np.linalg.slogdet(K)[1] + math.log(precision)))
+    mean = beta + priors.mean * octaves + k @ inverse @ left
+    return density, mean, whole[-1, -1] + tau**2 - k @ inverse @ k + lacking**2 / precision
+
+
+@pytest.mark.parametrize("octaves", [1.0, 3.0])
+def test_a_prediction_is_that_of_kriging_with_the_scatter_integrated(octaves):
+    taus = 0.1 * stats.t.isf(0.5 * (1 - (np.arange(60) + 0.5) / 60), 3)
+    density, mean, variance = np.array([kriging(octaves, tau) for tau in taus]).T
+    weight = density / density.sum()
+    expected = weight @ mean
+    sd = math.sqrt(weight @ (variance + mean**2) - expected**2)
+    predicted = Trend(SCALES, X, ERRORS, ONE).optimum(SCALES[-1] * 2**octaves)
+    assert predicted.mean == pytest.approx(expected, abs=0.03 * sd)
+    assert math.sqrt(predicted.variance) == pytest.approx(sd, rel=0.03)
+    for q in (0.025, 0.25, 0.975):
+        below = weight @ stats.norm.cdf((predicted.quantile(q) - mean) / np.sqrt(variance))
+        assert below == pytest.approx(q, abs=0.006)
+    draws_R = predicted.draws_R(np.random.default_rng(0), 100_000)
+    assert draws_R.std() == pytest.approx(sd, rel=0.03)
+
+
+def test_a_slope_is_that_of_least_squares_through_exact_optima():
+    xs = [-6.0, -6.5, -7.2, -7.3]
+    trend = fit_trend(optima_of(xs, 0.001), Priors(0.0, 1e-3))
+    assert trend.slope().mean == pytest.approx(np.polyfit(range(4), xs, 1)[0], abs=0.005)
+    errors = np.array([0.2, 0.1, 0.1, 0.3])
+    planned = trend.slope_error(SCALES, errors**2)
+    judged = Trend(SCALES, np.array(xs), errors, Priors(0.0, 1e-3)).slope()
+    assert planned == pytest.approx(math.sqrt(judged.weight_K @ judged.deviation_K**2), rel=0.05)
+
+
+def test_what_far_ahead_costs_grows_as_the_distance_and_not_as_its_cube():
+    trend = fit_trend(optima_of([-6, -6, -6, -6], 0.03), replace(ONE, moving=Pace(0.0, 0.3, 1.0)))
+    near, far = (trend.optimum(512 * 2.0**r).variance for r in (4, 8))
+    assert 1.7 < far / near < 2.4
+
+
+def test_a_rule_is_as_steady_as_its_optima_and_its_claim_say():
+    flat, steep = (
+        fit_trend(optima_of([-6 + s * k for k in range(4)], 0.03), priors_of("width")) for s in (0, -0.5)
+    )
+    assert steep.steady < 1e-3 < BY_KIND["width"].steady < flat.steady
+    claimed = fit_trend(optima_of([-6] * 4, 0.03), priors_of("width", claimed=True))
+    assert claimed.steady > flat.steady
+    odds = flat.steady / (1 - flat.steady) / (BY_KIND["width"].steady / (1 - BY_KIND["width"].steady))
+    assert claimed.steady / (1 - claimed.steady) == pytest.approx(odds * KEPT / (1 - KEPT), rel=1e-6)
+
+
+def test_a_break_beyond_the_scales_widens_what_lies_there_alone():
+    calm = fit_trend(optima_of([-6] * 4, 0.03), replace(ONE, breaks=0.0))
+    wary = fit_trend(optima_of([-6] * 4, 0.03), replace(ONE, breaks=0.2, broken=0.5))
+    assert wary.optimum(256).variance == pytest.approx(calm.optimum(256).variance)
+    chance, more = 1 - math.exp(-0.2 * 3), (0.5 * 3) ** 2 / 3
+    assert wary.optimum(4096).variance - calm.optimum(4096).variance == pytest.approx(chance * more)
+
+
+def test_where_an_optimum_was_measured_the_measurement_counts():
+    trend = Trend(SCALES, X, ERRORS, ONE)
+    at = trend.optimum(64)
+    assert abs(at.mean - X[0]) < ERRORS[0] and math.sqrt(at.variance) < ERRORS[0]
+    assert trend.optimum(64, measured=False).variance > at.variance
+
+
+def test_an_optimum_at_an_edge_moves_a_prediction_and_no_exponent():
+    known = optima_of([-7, -7, -7], 0.05)
+    edge = replace(optimum(512.0, -9.0, 0.4, "at lower edge"), mean=-9.7)
+    with_edge, without = (fit_trend(o, priors_of("width")) for o in ([*known, edge], known))
+    assert with_edge.optimum(1024).mean < without.optimum(1024).mean - 0.5
+    assert with_edge.steady < without.steady
+    assert fit_drift([*known, edge]).alpha == pytest.approx(fit_drift(known).alpha)
+
+
+def test_drift_is_the_more_uncertain_the_more_its_optima_scatter():
+    calm, wild = (
+        fit_drift(optima_of(xs, 0.05), "width") for xs in ([-8, -8.01, -8.02, -8.03], [-8, -7, -8, -7])
+    )
+    assert wild.tau > 0.3 > calm.tau
+    assert wild.high - wild.low > 4 * (calm.high - calm.low)
+    assert calm.low_99 < calm.low < calm.high < calm.high_99
+    assert not fit_drift(optima_of([-8, -8], 0.1)).is_known
+
+
+def test_an_interval_says_whether_it_rests_on_the_prior():
+    plain = fit_drift(optima_of([-6, -6.5, -7, -7.5], 0.02), "width")
+    assert plain.excludes_0 and not plain.rests_on_prior
+    unsure = [
+        fit_drift(optima_of([-6, -6 - s, -6 - 2 * s], 0.02), "width").rests_on_prior
+        for s in np.arange(0.02, 0.5, 0.02)
+    ]
+    assert any(unsure) and not all(unsure)
+
+
+@pytest.mark.parametrize(("count", "scatter", "error"), [(4, 0.15, 0.05), (3, 0.1, 0.05), (4, 0.0, 0.1)])
+def test_drift_interval_holds_the_truth_as_often_as_it_says(count, scatter, error):
+    generator, inside = np.random.default_rng(0), []
+    for _ in range(300):
+        x = -8 + np.hypot(scatter, error) * generator.standard_normal(count)
+        drift = fit_drift(optima_of(x, error))
+        inside.append(drift.low <= 0 <= drift.high)
+    assert np.mean(inside) >= 0.92
+
+
+@pytest.mark.parametrize("name", ["mup", "muP", "μP", "µP", "mu-P", "MUP", "mu_p"])
+def test_a_claim_has_many_spellings(name):
+    assert rule_named(name) == "mup" and claims(name, "width")
+
+
+def test_priors_come_by_the_kind_of_scale_and_by_the_claim():
+    assert [kind_of(c) for c in ("d_model", "n_layer", "bs", "steps_planned", "flops", "dropout")] == [
+        "width", "depth", "batch size", "tokens", "size", "",
+    ]  # fmt: skip
+    assert not claims("sp", "width") and not claims("mup", "batch size") and not claims("all", "width")
+    assert priors_of("d_model") == BY_KIND["width"] and priors_of("dropout") == BY_KIND[""]
