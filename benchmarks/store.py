@@ -1,10 +1,9 @@
-"""Opening and analysing a store of many parts: the first time, when every part is verified, and again.
+"""Writing, opening and analysing a store of many trials.
 
     python benchmarks/store.py --out benchmarks/store.csv
 
 Rows and curves are the quickstart's under new trial ids and seeds, 16 trials a part, as of packs of 16.
-"again" reads with the cache that the first read left; "one more" after another part was added; "merged" after
-the parts became one, as a sweep merges its own every 256 packs. The analysis includes the reading.
+Writers merge small parts as they go; "merged" is after all became one. The analysis includes the reading.
 """
 
 from __future__ import annotations
@@ -21,20 +20,18 @@ import tyro
 
 from mup_tpu.analysis import analyze
 from mup_tpu.store import Store, load_curves, load_runs
-from mup_tpu.store.runs import MERGE_EVERY
 
 ROWS = 16
 """Trials a part."""
 
 
 def fill(folder: str, parts: int, first: int = 0) -> None:
-    """Add parts to a store; each writer adds fewer than it would merge."""
+    """Append rows to a store as a sweep does."""
+    store = Store(folder, "quickstart")
     runs = load_runs("results/quickstart").dropna(axis="columns", how="all")
     curves = load_curves("results/quickstart")
     points = {name: own for name, own in curves.groupby("trial_id")}
     for part in range(first, first + parts):
-        if (part - first) % (MERGE_EVERY - 1) == 0:
-            store = Store(folder, "quickstart")
         at = ROWS * part
         rows = runs.iloc[[row % len(runs) for row in range(at, at + ROWS)]].drop(columns="experiment")
         names = [f"{row:016x}" for row in range(at, at + ROWS)]
@@ -65,12 +62,10 @@ def main(parts: int = 4000, out: Path | None = None) -> None:
         began = time.perf_counter()
         fill(folder, parts)
         rows = [{"what": "write", "table": "both", "parts": parts, "s": time.perf_counter() - began}]
-        before = {"one more": lambda: fill(folder, 1, parts), "merged": Store(folder, "quickstart").compact}
-        for what in ("first", "again", "one more", "merged"):
-            before.get(what, lambda: None)()
+        for what in ("as written", "merged"):
+            if what == "merged":
+                Store(folder, "quickstart").compact()
             for table, load in (("runs", load_runs), ("curves", load_curves), ("analysis", analyze)):
-                if table == "analysis" and what not in ("again", "merged"):
-                    continue
                 wall, cpu = timed(lambda load=load: load(folder))  # type: ignore[misc]
                 rows.append({"what": what, "table": table, "parts": parts, "s": wall, "cpu_s": cpu})
     found = pd.DataFrame(rows).round(2)

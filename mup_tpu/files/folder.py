@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files.leftovers import partial, remove_partial, scratch_folder
-from mup_tpu.files.local import flush, open_own, read_regular, state
+from mup_tpu.files.local import flush, open_own, read_regular
 from mup_tpu.files.remote import BUCKETS, errors_as_oserror, file_system, scheme
 
 NOTICE_S = 15.0
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
-    """Folder of the caches (tokens, compiled programs, stores): $MUP_TPU_CACHE, or ~/.cache/mup_tpu.
+    """Folder of the caches (tokens, compiled programs): $MUP_TPU_CACHE, or ~/.cache/mup_tpu.
 
     Raises:
         ConfigError: the variable is not set, and the user has no home folder.
@@ -75,6 +75,10 @@ class Folder:
 
     def names(self) -> list[str]:
         """Names of files and folders in this one, sorted; none if it is not there."""
+        if self.is_local:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return sorted(os.listdir(self._root))
+            return []
         # Cloud consoles make a folder of a bucket by an empty object `folder/`, which is in its own listing.
         inside = [path.rstrip("/") for path in self._listed(False) if path.rstrip("/") != self._root]
         return sorted(path.rsplit("/", 1)[-1] for path in inside)
@@ -99,13 +103,21 @@ class Folder:
             self._fs.invalidate_cache()
             self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
 
-    def states(self) -> dict[str, str]:
-        """Size and time of each file in this folder, by sorted name; none if it is not there."""
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each file in this folder, by sorted name; none if it is missing."""
         if self.is_local:
-            return {name: state(self._at(name)) for name in self.names()}
-        files = {d["name"].rsplit("/", 1)[-1]: d for d in self._listed(True) if d["type"] == "file"}
-        keys = ("size", "ETag", "etag", "generation", "LastModified", "updated", "created")
-        return {n: " ".join(str(d[k]) for k in keys if k in d) for n, d in sorted(files.items()) if n}
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                os.scandir(self._root) as entries,
+            ):
+                found = {}
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                        found[entry.name] = entry.stat().st_size
+                return dict(sorted(found.items()))
+            return {}
+        files = {d["name"].rsplit("/", 1)[-1]: d["size"] for d in self._listed(True) if d["type"] == "file"}
+        return {name: int(size) for name, size in sorted(files.items()) if name}
 
     def read(self, name: str, most: int | None = None) -> bytes:
         """Content of a file.
@@ -123,11 +135,11 @@ class Folder:
         with self._asking():
             return int(self._fs.size(self._at(name), **self._limit()))
 
-    def write(self, name: str, content: bytes) -> None:
-        """Put a file in place, over an earlier one; on return it is on disk."""
+    def write(self, name: str, content: bytes, flushed: bool = True) -> None:
+        """Put a file in place, over an earlier one; on return it is on disk, unless `flushed` is False."""
         if not self.is_local:
             return self._upload(name, content)
-        with self.writing(name) as path:
+        with self.writing(name, flushed) as path:
             path.write_bytes(content)
 
     def create(self, name: str, content: bytes) -> None:
@@ -170,7 +182,7 @@ class Folder:
             yield copy
 
     @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
+    def writing(self, name: str, flushed: bool = True) -> Iterator[Path]:
         """A local path to write a file to; the file is put in place when the block ends without an error."""
         target = self._at(name)
         if not self.is_local:
@@ -184,7 +196,8 @@ class Folder:
         self._make_room(name)
         with partial(Path(target)) as made:
             yield made
-            flush(made)
+            if flushed:
+                flush(made)
             made.replace(target)
 
     def remove(self, *names: str) -> None:
@@ -225,9 +238,10 @@ class Folder:
             except BlockingIOError:
                 who = os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
                 raise StoreError((busy or "").replace("{who}", who)) from None
-            file.truncate(0)
-            file.write(f"process {os.getpid()} of {platform.node()}")
-            file.flush()
+            if busy:
+                file.truncate(0)
+                file.write(f"process {os.getpid()} of {platform.node()}")
+                file.flush()
             yield
 
     def remove_leftovers(self) -> None:

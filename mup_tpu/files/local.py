@@ -66,15 +66,6 @@ def flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def state(path: str) -> str:
-    """Size, time and inode of a file: a change shows in one of them. "" if the file is gone."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return ""
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
-
-
 def short_hash(content: bytes | str) -> str:
     """First 16 hex digits of the SHA-256 of bytes, or of a text in UTF-8."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]

@@ -9,6 +9,9 @@ from typing import Literal
 from mup_tpu.errors import StoreError, raised_as
 from mup_tpu.files import Folder, patiently
 
+LOCK = "store.lock"
+"""File that writers of the header or of predictions lock; a bucket has no locks."""
+
 
 def results_folder(path: str | os.PathLike[str]) -> Folder:
     """A results folder by its local path or fsspec URL.

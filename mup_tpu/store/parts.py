@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,10 +39,26 @@ def new_name(content: bytes) -> str:
     return f"{uuid.uuid4().hex}-{short_hash(content)}.parquet"
 
 
-def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
-    """Table of a part, its known columns in the types of `schema`, with a value of `keys` in every row.
+def decode(
+    content: bytes,
+    name: str,
+    where: str,
+    schema: pa.Schema,
+    keys: Iterable[str],
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """Return the table of a part, its known columns in the types of `schema`.
 
-    `where` names the part in errors.
+    Args:
+        content: bytes of the part.
+        name: its file name, with the checksum.
+        where: its name in errors.
+        schema: known columns.
+        keys: columns with a value in every row.
+        columns: columns to read, those of `keys` among them; None reads all.
+
+    Raises:
+        StoreError: the part is damaged, or a column is not of its type.
     """
     named = _CHECKED_NAME.fullmatch(name)
     if named and named[1] != short_hash(content):
@@ -50,7 +66,7 @@ def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Itera
     # Damaged bytes make decoders raise errors of any kind.
     with raised_as(StoreError, f"part {where} cannot be read", (Exception,)):
         file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-        table = file.read(use_threads=False)
+        table = file.read(columns, use_threads=False)
         table.validate(full=True)  # without it, wrong bytes in text raise only when the text is used
         names, types = table.column_names, table.schema.types
         known = dict(zip(schema.names, schema.types, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -12,10 +12,12 @@ from mup_tpu.config.fields import require_valid
 from mup_tpu.config.toml import from_dict
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import short_hash
-from mup_tpu.store.access import read_if_there, results_folder, write_whole
+from mup_tpu.store.access import LOCK, read_if_there, results_folder, write_whole
 
 FILE = "predictions.json"
 _MOST_BYTES = 2**24
+_TRIES = 5
+"""Tries to add predictions to a bucket, where another writer may replace the file in between."""
 _MISFITS = (ConfigError, ValueError, TypeError, KeyError, RecursionError)
 
 
@@ -57,6 +59,8 @@ class KeptPrediction:
         """
         made = from_dict(cls, {f.name: found[f.name] for f in fields(cls)}, "prediction")
         require_valid(made)
+        if found.get("checksum") != _checksum(found):
+            raise ValueError(f"the prediction of {made.made_at} for {made.compared} was changed later")
         for name, values, count in (
             ("half", made.half, 2), ("interval", made.interval, 2), ("loss", made.loss, 3),
         ):  # fmt: skip
@@ -68,6 +72,11 @@ class KeptPrediction:
     def _subject(self) -> tuple[Any, ...]:
         """Rows, rule and target; a second prediction of the same subject says the same."""
         return self.fingerprint, self.compared, self.scale_column, self.hyperparameter, self.scale
+
+
+def _checksum(entry: Mapping[str, Any]) -> str:
+    """Hash of an entry, by which a change made afterwards is noticed."""
+    return short_hash(json.dumps({k: v for k, v in entry.items() if k != "checksum"}, sort_keys=True))
 
 
 def fingerprint(trial_ids: Iterable[str]) -> str:
@@ -84,12 +93,18 @@ def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]
         return () if content is None else tuple(KeptPrediction.parse(entry) for entry in json.loads(content))
 
 
-def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction]) -> None:
+def keep_predictions(path: str | os.PathLike[str], made: Sequence[KeptPrediction]) -> None:
     """Add predictions to a results folder, without those of the same rows, rule and target."""
-    kept = list(load_predictions(path))
-    known = {prediction._subject for prediction in kept}
-    more = [prediction for prediction in made if prediction._subject not in known]
-    if not more:
-        return
-    content = json.dumps([asdict(prediction) for prediction in [*kept, *more]], indent=1).encode() + b"\n"
-    write_whole(results_folder(path), FILE, content)
+    folder = results_folder(path)
+    for _ in range(_TRIES):
+        with folder.locked(LOCK):
+            kept = list(load_predictions(path))
+            known = {prediction._subject for prediction in kept}
+            more = [prediction for prediction in made if prediction._subject not in known]
+            if not more:
+                return
+            entries = [asdict(prediction) for prediction in [*kept, *more]]
+            entries = [{**entry, "checksum": _checksum(entry)} for entry in entries]
+            write_whole(folder, FILE, json.dumps(entries, indent=1).encode() + b"\n")
+        if folder.is_local:
+            return  # else another writer may have replaced them: look again

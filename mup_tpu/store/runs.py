@@ -16,30 +16,45 @@ there a write is one atomic upload.
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.errors import StoreError
 from mup_tpu.store import tables
-from mup_tpu.store.access import accessed, results_folder
+from mup_tpu.store.access import LOCK, accessed, results_folder
 from mup_tpu.store.conditions import Condition
+from mup_tpu.store.header import FILE as HEADER
 from mup_tpu.store.header import Header, StoredAxes, create_header, read_header, write_header
 
 LOG_FILE, LOG_OBJECTS = "search.jsonl", "search"
 """Log of a search in its results folder: a file; in a bucket, a folder of objects."""
 
-MERGE_EVERY = 256
-"""Parts that a writer adds before it merges the folder's: a sweep of thousands of packs opens fast."""
+_LOOK_EVERY = 16
+"""Parts that a writer adds before it looks again whether there are many to merge."""
+
+_TRIES = 5
+"""Tries to change the header of a bucket, where another writer may replace it in between."""
+
+TABLES = ("runs", "curves")
 
 FINAL = ("finished", "diverged", "stopped")
 """Statuses of results; "failed" and "preempted" trials are run again."""
 
 _log = logging.getLogger(__name__)
+
+
+class Result(NamedTuple):
+    """Row of a trial, as far as writers ask for it."""
+
+    status: str
+    loss: float
+    purchase: int | None
 
 
 class Store:
@@ -68,6 +83,9 @@ class Store:
         self.folder = results_folder(path)
         self.experiment = experiment
         self._added = 0
+        self._rows_of: dict[str, int] = {}
+        """Rows of each part that `known` holds."""
+        self._known: dict[str, Result] = {}
         self.folder.remove_leftovers()
         mine = Header(experiment, axes, tuple(sorted({*map(float, planned)})), columns=columns)
         held = read_header(self.folder) or create_header(self.folder, mine)
@@ -81,15 +99,18 @@ class Store:
                 f"results folder {self.folder} holds a {'study' if held.columns is not None else 'sweep'} of "
                 f"{found}, not of {axes}; give this one a folder of its own"
             )
-        if columns is not None:
-            held = self._with_columns(held, columns)
+        held = self._change_header(
+            lambda header: replace(
+                header,
+                planned=tuple(sorted({*header.planned, *mine.planned})),
+                columns=header.columns if columns is None else self._with_columns(header, columns),
+            )
+        )
         self.own_columns = held.columns
         """Columns of a study with their types; None for our own trials."""
-        if more := {*mine.planned} - {*held.planned}:
-            write_header(self.folder, replace(held, planned=tuple(sorted([*held.planned, *more]))))
 
-    def _with_columns(self, header: Header, columns: Mapping[str, type]) -> Header:
-        """The header, with whole numbers as real ones where the study has those now."""
+    def _with_columns(self, header: Header, columns: Mapping[str, type]) -> Mapping[str, type]:
+        """Columns of the header, with whole numbers as real ones where the study has those now."""
         held = header.columns or {}
         if held.keys() != columns.keys():
             raise StoreError(
@@ -102,16 +123,29 @@ class Store:
                     f"results folder {self.folder} holds runs whose {name} is {TYPE_NAMES[held[name]]}, and "
                     f"this study's is {TYPE_NAMES[kind]}; give this one a folder of its own"
                 )
-        both = {name: float if float in (kind, held[name]) else kind for name, kind in columns.items()}
-        if both != held:
-            header = replace(header, columns=both)
-            write_header(self.folder, header)
-        return header
+        return {name: float if float in (kind, held[name]) else kind for name, kind in columns.items()}
+
+    def _change_header(self, change: Callable[[Header], Header]) -> Header:
+        """Change the header as it is at this time, and return it."""
+        header = read_header(self.folder) or Header(self.experiment)
+        if change(header) == header:
+            return header
+        with self.folder.locked(LOCK):
+            for _ in range(_TRIES):
+                changed = change(read_header(self.folder) or Header(self.experiment))
+                write_header(self.folder, changed)
+                if self.folder.is_local or read_header(self.folder) == changed:
+                    return changed
+        raise StoreError(f"results folder {self.folder}: another process changes {HEADER} again and again")
+
+    def plan(self, scales: Iterable[float]) -> None:
+        """Add scales of a sequence to the planned ones."""
+        more = {*map(float, scales)}
+        self._change_header(lambda header: replace(header, planned=tuple(sorted({*header.planned, *more}))))
 
     def ask(self, where: Sequence[Condition]) -> None:
         """Set which rows the verdict uses; without conditions, all."""
-        held = read_header(self.folder) or Header(self.experiment)
-        write_header(self.folder, replace(held, where=tuple(where)))
+        self._change_header(lambda header: replace(header, where=tuple(where)))
 
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
         """Add rows of the run table and their curve points; on return they are on disk.
@@ -122,15 +156,51 @@ class Store:
             StoreError: the folder cannot be written; stored rows stay as they are.
         """
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
-        for table, records in (("curves", curves), ("runs", rows)):
-            if records:
-                tables.append(self.folder, table, records, self.own_columns)
-        self._added += 1
-        if self._added % MERGE_EVERY == 0:
+        if curves:
+            tables.append(self.folder, "curves", curves, self.own_columns)
+        if rows:
+            name = tables.append(self.folder, "runs", rows, self.own_columns)
+            self._note(name, [str(row["trial_id"]) for row in rows], map(_result, rows))
+        if self._added % _LOOK_EVERY == 0:
             try:
-                self.compact()
+                for table in TABLES:
+                    tables.merge_small(self.folder, table, self.own_columns)
             except StoreError as error:  # the rows themselves are stored
                 _log.warning("parts of %s stay as they are: %s", self.folder, error)
+        self._added += 1
+
+    def known(self) -> Mapping[str, Result]:
+        """Return status, loss and purchase of each trial with a row; only new parts are read.
+
+        Raises:
+            StoreError: a part is damaged or cannot be read.
+        """
+        for _ in range(tables.LISTINGS):
+            names = tables.part_names(self.folder, "runs")
+            for name in self._rows_of.keys() - {*names}:  # merged, so its rows are in a new part
+                del self._rows_of[name]
+            new = [name for name in names if name not in self._rows_of]
+            columns = ["trial_id", "status", "loss", "purchase"]
+            try:
+                parts = tables.read_parts(self.folder, "runs", new, self.own_columns, columns)
+            except FileNotFoundError:
+                continue
+            for name, part in zip(new, parts, strict=True):
+                rows = part.to_pylist()
+                self._note(name, [row["trial_id"] for row in rows], map(_result, rows))
+            if sum(self._rows_of.values()) >= len(self._known):
+                return self._known
+            self._rows_of, self._known = {}, {}  # somebody has removed rows
+        raise StoreError(
+            f"results folder {self.folder} cannot be read: its parts are replaced again and again"
+        )
+
+    def _note(self, part: str, ids: Sequence[str], results: Iterable[Result]) -> None:
+        self._rows_of[part] = len(ids)
+        for name, result in zip(ids, results, strict=True):
+            before = self._known.get(name)
+            if before is None or tables.rank(result.status) < tables.rank(before.status):
+                self._known[name] = result
 
     def results(self) -> pd.DataFrame:
         """Rows of trials that finished, diverged or were stopped early."""
@@ -145,21 +215,27 @@ class Store:
                 yield column, others[0]
 
     def done(self, stopped: bool = True) -> set[str]:
-        """trial_ids with a stored result; `stopped` counts trials that were stopped early."""
-        return done_of(self.results(), stopped)
+        """Return ids of trials with a stored result; `stopped` counts trials that were stopped early."""
+        statuses = FINAL if stopped else FINAL[:-1]
+        return {name for name, result in self.known().items() if result.status in statuses}
 
     def next_purchase(self) -> int | None:
-        """Number of the next purchase; None if the folder holds no sequence."""
+        """Return the number of the next purchase; None if the folder holds no sequence."""
         header = read_header(self.folder)
         if header is None or not header.planned:
             return None
-        purchases = self.results()["purchase"].dropna()
-        return int(purchases.max()) + 1 if len(purchases) else 1
+        results = (result for result in self.known().values() if result.status in FINAL)
+        return 1 + max((r.purchase for r in results if r.purchase is not None), default=0)
 
     def compact(self) -> None:
         """Merge the parts of each table into one, so that a folder to commit is easier to look at."""
-        for table in ("runs", "curves"):
+        for table in TABLES:
             tables.merge(self.folder, table, self.own_columns)
+
+
+def _result(row: Mapping[str, Any]) -> Result:
+    purchase = row.get("purchase")
+    return Result(str(row.get("status")), row.get("loss", math.nan), purchase)
 
 
 def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:

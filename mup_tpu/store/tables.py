@@ -1,15 +1,13 @@
-"""Tables of a store, each in parts that are read in parallel.
+"""Tables of a store, each in parts that are whole or missing.
 
-The cache folder remembers a table of many parts as one file, with the size and the time of each part.
-Unchanged parts are taken from there.
+Parts are never rewritten. Writers merge small ones as they go, so a folder of many thousand rows has about a
+hundred parts.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +16,7 @@ import pyarrow as pa
 
 from mup_tpu.config.columns import COLUMNS
 from mup_tpu.errors import StoreError, raised_as, reason
-from mup_tpu.files import Folder, cache_root, patiently, short_hash
+from mup_tpu.files import Folder, patiently
 from mup_tpu.store import parts
 from mup_tpu.store.access import accessed
 from mup_tpu.store.header import STUDY_COLUMNS
@@ -42,18 +40,18 @@ _KEYS = {"runs": ("trial_id", "status"), "curves": ("trial_id", "split", "step")
 _MISFITS = (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException)
 """Errors of tables that do not fit together, or with wrong values."""
 
-_LISTINGS = 100
-"""Most listings of the parts: a compaction may merge a listed part before it is read."""
+LISTINGS = 100
+"""Most listings of the parts: a writer may merge a listed part before it is read."""
 
-_AT_ONCE = {False: 16, True: min(4, os.cpu_count() or 1)}
-"""Parts that are read at once, by whether their folder is local."""
+_AT_ONCE = 16
+"""Parts of a bucket that are read at once. On a disk threads cost more than they gain."""
 
-_MANY = 64
-"""Least number of parts of a table that is remembered."""
+MERGE_EVERY = 64
+"""Parts of about one size after which a writer merges them."""
 
-_NOTE = b"mup_tpu parts"
-"""Entry of the remembered file's schema: name, state and rows of each part, in its order."""
-
+_SMALLEST, _GROWTH = 2**16, 8
+"""Bytes of parts of the first size, and factor from one size to the next. The first is a few rows: below it a
+part is mostly Parquet's description of its columns."""
 
 Own = Mapping[str, type] | None
 """Columns of a study with their types; None for our own trials."""
@@ -68,131 +66,141 @@ def _schema(table: str, own: Own) -> pa.Schema:
 
 
 def part_names(folder: Folder, table: str) -> list[str]:
-    """Names of a table's parts in a results folder."""
-    return [f"{table}/{name}" for name in _states(folder, table)]
+    """Return the names of a table's parts in a results folder, sorted.
+
+    Raises:
+        StoreError: the folder cannot be read.
+    """
+    with accessed(folder, "read"):
+        return [f"{table}/{name}" for name in (folder / table).names() if name.endswith(".parquet")]
 
 
-def _states(folder: Folder, table: str) -> dict[str, str]:
-    """Size and time of each part, by file name."""
-    states = (folder / table).states()
-    return {name: state for name, state in states.items() if name.endswith(".parquet")}
+def read_parts(
+    folder: Folder, table: str, names: Sequence[str], own: Own, columns: Sequence[str] | None = None
+) -> list[pa.Table]:
+    """Return verified parts of a table, with some or all of their columns.
+
+    Raises:
+        FileNotFoundError: a part is gone: it was merged after it was listed.
+        StoreError: a part is damaged or cannot be read.
+    """
+    if not names:
+        return []
+    schema = _schema(table, own)
+
+    def read(name: str) -> pa.Table:
+        try:
+            content = folder.read(name)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"part {folder}/{name} cannot be read: {reason(error)}") from None
+        return parts.decode(
+            content, name.rpartition("/")[2], f"{folder}/{name}", schema, _KEYS[table], columns
+        )
+
+    if folder.is_local:
+        return [read(name) for name in names]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(read, names))
 
 
 def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
-    """A table of a results folder, each row and point once."""
-    schema = _schema(table, own)
-    for _ in range(_LISTINGS):
-        tables = _read_parts(folder, table, schema)
-        if tables is not None:
+    """Return a table of a results folder, each row and point once.
+
+    Raises:
+        StoreError: a part is damaged, or the parts do not fit together.
+    """
+    for _ in range(LISTINGS):
+        names = part_names(folder, table)
+        try:
+            tables = read_parts(folder, table, names, own)
             break
+        except FileNotFoundError:
+            continue
     else:
         raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
+    schema = _schema(table, own)
     try:
-        frame = _frame([rows for _, rows in tables], table, schema)
+        return _frame(tables, table, schema)
     except _MISFITS as error:
-        for name, rows in tables:  # a part that cannot be read by itself is named
-            with raised_as(StoreError, f"part {folder}/{table}/{name} cannot be read", _MISFITS):
+        for name, rows in zip(names, tables, strict=True):  # a part that cannot be read by itself is named
+            with raised_as(StoreError, f"part {folder}/{name} cannot be read", _MISFITS):
                 _frame([rows], table, schema)
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
-    if table == "curves":
-        return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
-    # A whole run outranks a stopped one, and a stopped one a failure; of two equals the first stays.
-    rank = frame["status"].map({"finished": 0, "diverged": 0, "stopped": 1}).fillna(2)
-    return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)
 
 
 def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.DataFrame:
     whole = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
-    return complete(whole.to_pandas()) if table == "runs" else whole.to_pandas()
+    frame = _each_once(whole, table).to_pandas()
+    return complete(frame) if table == "runs" else frame
 
 
-def _read_parts(folder: Folder, table: str, schema: pa.Schema) -> list[tuple[str, pa.Table]] | None:
-    """Parts of a table in the order of their names; None if a listed one is gone."""
-    with accessed(folder, "read"):
-        states = _states(folder, table)
-    known = _remembered(folder, table, schema, states) if len(states) >= _MANY else {}
-    new = [name for name in states if name not in known]
-
-    def read(name: str) -> pa.Table:
-        where = f"{folder}/{table}/{name}"
-        try:
-            content = folder.read(f"{table}/{name}")
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StoreError(f"part {where} cannot be read: {reason(error)}") from None
-        return parts.decode(content, name, where, schema, _KEYS[table])
-
-    try:
-        with ThreadPoolExecutor(_AT_ONCE[folder.is_local]) as pool:
-            known |= zip(new, pool.map(read, new), strict=True)
-    except FileNotFoundError:
-        return None
-    tables = [(name, known[name]) for name in states]
-    if len(states) >= _MANY and len(new) > len(states) // 10:
-        _remember(folder, table, states, tables)
-    return tables
+def rank(status: Any) -> int:
+    """Order of rows of one trial: a whole run outranks a stopped one, and a stopped one a failure."""
+    return {"finished": 0, "diverged": 0, "stopped": 1}.get(status, 2)
 
 
-def _memory(folder: Folder, table: str) -> tuple[Folder, str]:
-    """Folder and name of the file that remembers a table. It holds a checksum, then a part."""
-    return Folder(cache_root() / "stores"), f"{short_hash(folder.path)}-{table}"
+def _each_once(rows: pa.Table, table: str) -> pa.Table:
+    """Rows of a run table by rank, of each trial the first; of curves the last point of each step."""
+    if table == "curves":
+        keys = rows.select(["trial_id", "split", "step"]).to_pandas()
+        is_repeated = keys.duplicated(keep="last").to_numpy()
+        return rows.filter(pa.array(~is_repeated)) if is_repeated.any() else rows
+    keys = rows.select(["trial_id", "status"]).to_pandas()
+    order = keys["status"].map(rank).sort_values(kind="stable").index
+    return rows.take(pa.array(order[~keys["trial_id"][order].duplicated().to_numpy()]))
 
 
-def _remembered(
-    folder: Folder, table: str, schema: pa.Schema, states: Mapping[str, str]
-) -> dict[str, pa.Table]:
-    """Tables of unchanged parts from the cache; none if the file is damaged."""
-    place, file = _memory(folder, table)
-    try:
-        kept = place.read(file)
-        digest, content = kept[:32], kept[32:]
-        if hashlib.sha256(content).digest() != digest:
-            return {}
-        whole = parts.decode(content, file, file, schema, _KEYS[table])
-        found, at = {}, 0
-        for name, state, rows in json.loads(whole.schema.metadata[_NOTE]):
-            if states.get(name) == state:
-                found[name] = whole.slice(at, rows)
-            at += rows
-    except (OSError, StoreError, ValueError, TypeError, KeyError):
-        return {}
-    return found if at == whole.num_rows else {}
+def merge(folder: Folder, table: str, own: Own = None, names: Sequence[str] | None = None) -> None:
+    """Merge parts of a table into one; by default all of them.
 
-
-def _remember(
-    folder: Folder, table: str, states: Mapping[str, str], tables: list[tuple[str, pa.Table]]
-) -> None:
-    """Write parts to the cache, unless it cannot be written or the parts do not fit together."""
-    note = json.dumps([(name, states[name], rows.num_rows) for name, rows in tables])
-    place, file = _memory(folder, table)
-    try:
-        whole = pa.concat_tables((rows for _, rows in tables), promote_options="permissive")
-        content = parts.encode(whole.replace_schema_metadata({_NOTE: note}))
-        place.write(file, hashlib.sha256(content).digest() + content)
-    except (OSError, pa.ArrowException):
+    The new part is whole before the old ones go. A kill in between leaves rows twice, and readers take each
+    once.
+    """
+    names = part_names(folder, table) if names is None else names
+    if len(names) < 2:
         return
+    try:
+        tables = read_parts(folder, table, names, own)
+    except FileNotFoundError:
+        return  # another writer merges them
+    with raised_as(StoreError, f"parts of {folder}/{table} do not fit together", _MISFITS):
+        whole = _each_once(pa.concat_tables(tables, promote_options="permissive"), table)
+    write_part(folder, table, whole)
+    with accessed(folder, "written"):
+        folder.remove(*names)
 
 
-def merge(folder: Folder, table: str, own: Own = None) -> None:
-    """Merge all parts of a table into one."""
-    before = part_names(folder, table)
-    if len(before) > 1:
-        write_part(folder, table, pa.Table.from_pandas(read_table(folder, table, own), preserve_index=False))
-        folder.remove(*before)
+def merge_small(folder: Folder, table: str, own: Own = None) -> None:
+    """Merge the parts of about one size where there are many of them."""
+    with accessed(folder, "read"):
+        sizes = (folder / table).sizes()
+    by_size: dict[int, list[str]] = {}
+    for name, size in sizes.items():
+        if name.endswith(".parquet"):
+            level = max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, _GROWTH)))
+            by_size.setdefault(level, []).append(f"{table}/{name}")
+    for level in sorted(by_size):
+        if len(by_size[level]) >= MERGE_EVERY:
+            merge(folder, table, own, by_size[level])
 
 
-def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Own = None) -> None:
-    """Add records as a part; on return the part is on disk."""
+def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Own = None) -> str:
+    """Add records as a part, and return its name; on return the part is on disk."""
     schema = _schema(table, own)
-    extra = sorted({key for record in records for key in record} - set(schema.names))
-    all_fields = [*schema, *(pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra)]
-    write_part(folder, table, pa.Table.from_pylist([dict(r) for r in records], pa.schema(all_fields)))
+    given = {key for record in records for key, value in record.items() if value is not None}
+    # Columns without a value are left out: half of the time of opening a small part goes by its columns.
+    fields = [field for field in schema if field.name in given or field.name in _KEYS[table]]
+    extra = sorted(given - set(schema.names))
+    fields += [pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra]
+    return write_part(folder, table, pa.Table.from_pylist([dict(r) for r in records], pa.schema(fields)))
 
 
-def write_part(folder: Folder, table: str, rows: pa.Table) -> None:
-    """Add rows as a part."""
+def write_part(folder: Folder, table: str, rows: pa.Table) -> str:
+    """Add rows as a part, and return its name."""
     content = parts.encode(rows)
     name = f"{table}/{parts.new_name(content)}"
     with accessed(folder, "written"):
         patiently(lambda: folder.write(name, content))
+    return name

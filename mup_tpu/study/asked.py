@@ -1,97 +1,139 @@
-"""Asked trials, not told yet: a file each in the folder of the study."""
+"""Leased trials of a study, given to somebody who has not told their losses: a file each in the folder."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from mup_tpu.config import shown
 from mup_tpu.errors import StoreError, reason
-from mup_tpu.store import Store
+from mup_tpu.store import FINAL, Store
+from mup_tpu.store.runs import Result
 from mup_tpu.study.space import Space, Trial
 
 PATIENCE_S = 24 * 3600.0
-"""Seconds after which a trial that was not told may be asked for again."""
+"""Lease of a trial, in seconds."""
+
+_FOLDER = "asked"
+_MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Asked:
+class Lease:
     """A trial that somebody runs."""
 
     trial: Trial
     at: float
-    """Time of the asking, in seconds since 1970."""
+    """When it was given, in seconds since 1970."""
     patience: float
-    """Seconds from then on after which it may be asked for again."""
+    """Seconds from then on after which it may be given again."""
     purchase: int | None
     """Purchase of a sequence that it belongs to."""
 
+    @property
+    def end(self) -> float:
+        return self.at + self.patience
 
-class AskedTrials:
-    """Asked trials of one study."""
+
+class Leases:
+    """Leased trials of one study."""
 
     def __init__(self, store: Store, space: Space) -> None:
-        self._store, self._space, self._folder = store, space, store.folder / "asked"
+        self._store, self._space = store, space
+        self._folder = store.folder / _FOLDER
+        self._known: Mapping[str, Result] = {}
+        self._first = 0
+        """Place in the grid before which all trials have results, by `known`."""
+        self._read: dict[str, Lease] = {}
+        """Leases by file name. A running one is not read again: only after its end may another replace it."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Lock against other processes that ask or tell; a bucket has none."""
-        return self._store.folder.locked("asked/asked.lock")
+        """Lock against other processes that ask or tell; a bucket has no locks."""
+        return self._store.folder.locked(f"{_FOLDER}/asked.lock")
 
-    def all(self) -> dict[str, Asked]:
-        """Asked trials by id, the longest asked first.
+    def running(self) -> Iterator[Lease]:
+        """Yield the leases that have not ended.
 
         Raises:
             StoreError: a file cannot be read.
         """
-        found = [self._read(name) for name in self._folder.names() if name.endswith(".json")]
-        return {a.trial.id: a for a in sorted(found, key=lambda a: a.at)}
-
-    def awaited(self) -> set[str]:
-        """Ids of trials within their patience."""
         now = time.time()
-        return {name for name, asked in self.all().items() if now < asked.at + asked.patience}
+        files = [name for name in self._folder.names() if name.endswith(".json")]
+        known, self._read = self._read, {}
+        for file in files:
+            lease = known.get(file)
+            if lease is None or lease.end <= now:
+                lease = self._parse(file)
+            if lease is not None:
+                self._read[file] = lease
+                if now < lease.end:
+                    yield lease
+
+    def missing(self) -> Iterator[Trial]:
+        """Yield trials of the grid without a result."""
+        known, trials = self._store.known(), self._space.trials
+        if known is not self._known:
+            self._known, self._first = known, 0
+        while self._first < len(trials) and _is_final(known.get(trials[self._first].id)):
+            self._first += 1
+        rest = itertools.islice(trials, self._first, None)
+        return (trial for trial in rest if not _is_final(known.get(trial.id)))
 
     def give(self, planned: Iterable[tuple[Trial, int | None]], count: int, patience: float) -> list[Trial]:
-        """First planned trials that were not given before; each is remembered with its purchase."""
-        taken = self._store.done() | self.awaited()
-        chosen = [(trial, purchase) for trial, purchase in planned if trial.id not in taken][:count]
-        for trial, purchase in chosen:
+        """Lease the first planned trials without a lease; each keeps its purchase."""
+        leased = {lease.trial.id for lease in self.running()}
+        free = (plan for plan in planned if plan[0].id not in leased)
+        given = list(itertools.islice(free, count))
+        for trial, purchase in given:
             held = {"values": trial.values, "at": time.time(), "patience": patience, "purchase": purchase}
-            self._folder.write(f"{trial.id}.json", json.dumps(held).encode())
-        return [trial for trial, _ in chosen]
+            # Losing a lease in a power cut loses no result: nothing waits for the disk.
+            self._folder.write(f"{trial.id}.json", json.dumps(held).encode(), flushed=False)
+        return [trial for trial, _ in given]
 
-    def find(self, name: str) -> Asked:
-        """Entry of a trial that was asked for, or is in the grid and not told yet.
+    def find(self, name: str) -> Lease:
+        """Return the lease of a trial that was given, or is in the grid and has no result.
 
         Raises:
-            StoreError: nobody asked for the trial, or its loss is stored.
+            StoreError: nobody was given the trial, or its loss is stored.
         """
-        results = self._store.results()
-        known = results.loc[results["trial_id"] == name, "loss"]
-        if len(known):
-            raise StoreError(f"trial {name} has a loss already, {known.iloc[0]:.6g}: a loss is told once")
-        there = self.all()
-        if name in there:
-            return there[name]
-        if one := next((t for t in self._space.trials() if t.id == name), None):
-            return Asked(one, 0.0, 0.0, self._store.next_purchase())
-        waiting = ", ".join(list(there)[:4]) + (" ..." if len(there) > 4 else "")
+        result = self._store.known().get(name)
+        if result is not None and _is_final(result):
+            raise StoreError(f"trial {name} has a loss already, {result.loss:.6g}: a loss is told once")
+        if name.isalnum() and (lease := self._parse(f"{name}.json")) is not None:
+            return lease
+        if (trial := self._space.trial_of.get(name)) is not None:
+            return Lease(trial, 0.0, 0.0, self._store.next_purchase())
+        waiting = [lease.trial.id for lease in sorted(self.running(), key=lambda lease: lease.at)]
+        shown_ids = ", ".join(waiting[:4]) + (" ..." if len(waiting) > 4 else "")
         raise StoreError(
-            f"trial {shown(name)} was not given by {self._store.folder}; it waits for {waiting or 'none'}"
+            f"trial {shown(name)} was not given by {self._store.folder}; it waits for {shown_ids or 'none'}"
         )
 
     def forget(self, name: str) -> None:
-        """Forget a told trial."""
+        """Remove the lease of a trial whose loss was told."""
         self._folder.remove(f"{name}.json")
 
-    def _read(self, file: str) -> Asked:
+    def _parse(self, file: str) -> Lease | None:
+        """Read a lease; None if the file is missing."""
         try:
-            held: dict[str, Any] = json.loads(self._folder.read(file))
-            trial = Trial(self._space.name, held["values"])
-            return Asked(trial, float(held["at"]), float(held["patience"]), held["purchase"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            match json.loads(self._folder.read(file, _MOST_BYTES)):
+                case {"values": dict(values), "at": at, "patience": patience, "purchase": purchase}:
+                    trial = Trial(self._space.name, values)
+                    are_times = all(type(t) in (int, float) and math.isfinite(t) for t in (at, patience))
+                    is_purchase = purchase is None or (type(purchase) is int and 0 <= purchase < 2**63)
+                    if are_times and is_purchase and f"{trial.id}.json" == file:
+                        return Lease(trial, float(at), float(patience), purchase)
+            raise ValueError("it is no lease of a trial of this study")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise StoreError(f"{self._folder}/{file} cannot be read: {reason(error)}") from None
+
+
+def _is_final(result: Result | None) -> bool:
+    return result is not None and result.status in FINAL

@@ -94,9 +94,7 @@ def as_rows(trial: Trial, ended: Outcome, purchase: int | None = None) -> Rows:
         "wall_time_s": ended.seconds,
         "steps_done": ended.step,
         "purchase": purchase,
-        "versions": json.dumps(
-            {"python": platform.python_version(), "mup_tpu": importlib.metadata.version("mup_tpu")}
-        ),
+        "versions": _versions(),
         "config": json.dumps(own, sort_keys=True),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -105,6 +103,12 @@ def as_rows(trial: Trial, ended: Outcome, purchase: int | None = None) -> Rows:
         for step, loss in ended.points
     ]
     return [row], curve
+
+
+@functools.cache
+def _versions() -> str:
+    version = importlib.metadata.version("mup_tpu")
+    return json.dumps({"python": platform.python_version(), "mup_tpu": version})
 
 
 def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:

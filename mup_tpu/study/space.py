@@ -6,7 +6,7 @@ import itertools
 import json
 import keyword
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,11 +31,12 @@ class Trial:
     It cannot be changed, is hashable, and equals another with the same study and values.
     """
 
-    __slots__ = ("_study", "_values")
+    __slots__ = ("_id", "_study", "_values")
 
     def __init__(self, study: str, values: Mapping[str, Value]) -> None:
         object.__setattr__(self, "_study", study)
         object.__setattr__(self, "_values", dict(values))
+        object.__setattr__(self, "_id", "")
 
     @property
     def values(self) -> dict[str, Value]:
@@ -45,9 +46,14 @@ class Trial:
     @property
     def id(self) -> str:
         """16 hex digits that name the study and the values; 256 and 256.0 are one value."""
-        values = {name: _canonical(value) for name, value in self._values.items()}
-        content = json.dumps({"study": self._study, "values": values}, sort_keys=True, separators=(",", ":"))
-        return short_hash(content)
+        if not self._id:
+            values = {name: _canonical(value) for name, value in self._values.items()}
+            content = json.dumps(
+                {"study": self._study, "values": values}, sort_keys=True, separators=(",", ":")
+            )
+            object.__setattr__(self, "_id", short_hash(content))
+        found: str = self._id
+        return found
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # as pickle asks for, before there are values
@@ -175,10 +181,16 @@ class Space:
         values = {**point, **compared, self.tuned: value, **dict(self.settings), "seed": seed}
         return Trial(self.name, values)
 
-    def trials(self) -> Iterator[Trial]:
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
         """All trials of the grid, small scales first."""
-        for cell in itertools.product(self.scale, self.compare, self.values, range(self.seeds)):
-            yield self.trial(*cell)
+        cells = itertools.product(self.scale, self.compare, self.values, range(self.seeds))
+        return tuple(self.trial(*cell) for cell in cells)
+
+    @cached_property
+    def trial_of(self) -> Mapping[str, Trial]:
+        """Trials of the grid by their ids."""
+        return {trial.id: trial for trial in self.trials}
 
     def size(self, trial: Trial) -> str:
         """Point of the scale of a trial, in words: "width 256"."""

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,7 +20,7 @@ from mup_tpu.config.values import parse_limit
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.access import read_if_there, write_whole
-from mup_tpu.study.asked import PATIENCE_S, AskedTrials
+from mup_tpu.study.asked import PATIENCE_S, Leases
 from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.function_job import How, check_function, pickled
 from mup_tpu.study.functions import Functions, as_rows, place_here, place_on_ray
@@ -80,6 +80,8 @@ class Study:
         self.folder = str(results_folder(folder))
         name = name or self.folder.rstrip("/").rpartition("/")[2]
         self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by)
+        self._definition = json.dumps(self.space.to_dict(), indent=1).encode()
+        self._opened: tuple[Store, Leases] | None = None
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Study:
@@ -97,7 +99,7 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Trials of the grid, small scales first."""
-        return list(self.space.trials())
+        return list(self.space.trials)
 
     def run(
         self,
@@ -156,8 +158,7 @@ class Study:
         else:
             threads, pool = place_here(self.folder, workers)
         grid = _grid_of(self.space) if until_settled else None
-        store = self._open(grid)
-        asked = AskedTrials(store, self.space)
+        store, leases = self._open(grid)
         how = How(self.folder, threads, seconds, halving)
         functions = Functions(self.space, pickled(function, by_value=on_ray), how, pool)
         purchase = store.next_purchase()
@@ -173,7 +174,8 @@ class Study:
                     forget_rungs(store.folder / "rungs" / group, done.__contains__)
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
-                    return runner.run(trials, of, deadline, asked.awaited())
+                    elsewhere = {lease.trial.id for lease in leases.running()}
+                    return runner.run(trials, of, deadline, elsewhere)
 
                 if grid is not None:
                     outcome = buy(grid, store, run, halving, deadline, console, first_looks)
@@ -206,17 +208,17 @@ class Study:
         require_count("count", count)
         require_above_zero("patience", patience)
         grid = _grid_of(self.space) if until_settled else None
-        store = self._open(grid)
-        asked = AskedTrials(store, self.space)
-        with asked.alone():
-            planned: list[tuple[Trial, int | None]]
+        store, leases = self._open(grid)
+        with leases.alone():
+            planned: Iterable[tuple[Trial, int | None]]
             if grid is not None:
                 plans = Buyer(grid, store).plans()
-                planned = [(trial, plan.purchase) for plan in plans for trial in plan.trials]
+                known = store.done()
+                planned = [(t, plan.purchase) for plan in plans for t in plan.trials if t.id not in known]
             else:
                 purchase = store.next_purchase()
-                planned = [(t, purchase) for t in self.space.trials()]
-            return asked.give(planned, count, patience)
+                planned = ((trial, purchase) for trial in leases.missing())
+            return leases.give(planned, count, patience)
 
     def tell(self, trial: Trial | str, loss: Any = None, *, failed: str | None = None) -> Trial:
         """Store the loss of a trial that was asked for.
@@ -243,13 +245,12 @@ class Study:
                 raise ConfigError(str(error)) from None
             is_finite = math.isfinite(value)
             outcome = Outcome("finished" if is_finite else "diverged", value if is_finite else math.inf)
-        store = self._open()
-        asked = AskedTrials(store, self.space)
-        with asked.alone():
-            found = asked.find(trial.id if isinstance(trial, Trial) else str(trial))
-            store.append(*as_rows(found.trial, outcome, found.purchase))
-            asked.forget(found.trial.id)
-        return found.trial
+        store, leases = self._open()
+        with leases.alone():
+            lease = leases.find(trial.id if isinstance(trial, Trial) else str(trial))
+            store.append(*as_rows(lease.trial, outcome, lease.purchase))
+            leases.forget(lease.trial.id)
+        return lease.trial
 
     def verdict(self) -> TransferAnalysis:
         """Analysis of stored trials; printed, it says each verdict in a sentence.
@@ -290,8 +291,15 @@ class Study:
             raise ConfigError(f"plot {name!r} is not one of {', '.join(there)}, for which there are runs")
         return there[name](analysis)
 
-    def _open(self, grid: Grid[Trial] | None = None) -> Store:
-        """Store with the definition of the study, and with the scales that a sequence plans."""
+    def _open(self, grid: Grid[Trial] | None = None) -> tuple[Store, Leases]:
+        """Store with the definition of the study and the scales that a sequence plans, and leases.
+
+        They stay open, so that a call reads only what is new, unless the folder is removed meanwhile.
+        """
+        if self._opened is not None and read_if_there(self._opened[0].folder, FILE) == self._definition:
+            if grid is not None:
+                self._opened[0].plan(grid.points)
+            return self._opened
         space = self.space
         store = Store(self.folder, space.name, space.axes, tuple(grid.points) if grid else (), space.columns)
         settings = dict(space.settings)
@@ -300,10 +308,10 @@ class Study:
                 f"results folder {self.folder} holds runs with {name} {other}, and this study has "
                 f"{settings[name]}: an analysis compares runs of one kind, so give another folder"
             )
-        held = json.dumps(space.to_dict(), indent=1).encode()
-        if read_if_there(store.folder, FILE) != held:
-            write_whole(store.folder, FILE, held)
-        return store
+        if read_if_there(store.folder, FILE) != self._definition:
+            write_whole(store.folder, FILE, self._definition)
+        self._opened = store, Leases(store, space)
+        return self._opened
 
 
 def _grid_of(space: Space) -> Grid[Trial]:

@@ -28,8 +28,8 @@ from mup_tpu.store import (
 )
 from mup_tpu.store import runs as stored_runs
 from mup_tpu.store.conditions import Condition
-from mup_tpu.store.header import read_header
-from mup_tpu.store.predictions import load_predictions
+from mup_tpu.store.header import Header, read_header
+from mup_tpu.store.predictions import KeptPrediction, keep_predictions, load_predictions
 
 
 def row(trial_id: str, loss: float = 1.0, status: str = "finished", **more) -> dict:
@@ -105,21 +105,15 @@ def test_compaction_keeps_every_row_in_one_part(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == len(list((tmp_path / "curves").iterdir())) == 1
 
 
-def test_a_writer_of_many_parts_merges_them_as_it_goes(tmp_path, monkeypatch, caplog):
-    """Another writer's parts beside them; a merge that fails costs no row."""
-    monkeypatch.setattr(stored_runs, "MERGE_EVERY", 4)
-    store, other = Store(tmp_path, "x"), Store(tmp_path, "x")
-    for i in range(10):
+def test_a_merge_that_fails_costs_no_row(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tables, "MERGE_EVERY", 4)
+    store = Store(tmp_path, "x")
+    for i in range(3):
         store.append([row(f"t{i}", i)], [point(f"t{i}", 1, i)])
-        if i < 3:
-            other.append([row(f"u{i}", i)])
-    assert len(list((tmp_path / "runs").iterdir())) == 1 + 2
-    assert len(load_runs(tmp_path)) == 13 and len(load_curves(tmp_path)) == 10
     damaged = next((tmp_path / "curves").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    for i in range(10, 12):
-        store.append([row(f"t{i}", i)])
-    assert len(load_runs(tmp_path)) == 15
+    Store(tmp_path, "x").append([row("t3")], [point("t3", 1, 3)])
+    assert len(load_runs(tmp_path)) == 4
     assert "stay as they are" in caplog.text
 
 
@@ -146,7 +140,7 @@ def test_of_a_trial_whose_curve_cannot_be_stored_there_is_no_row(tmp_path):
 
 def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monkeypatch):
     """Another driver stores a trial right after the parts are read, and before they are removed."""
-    store, read_table, remove = Store(tmp_path, "x"), tables.read_table, Folder.remove
+    store, read_parts, remove = Store(tmp_path, "x"), tables.read_parts, Folder.remove
     for name in "ab":
         store.append([row(name)], [point(name, 1, 3.0)])
     names = [f"{table} {step}" for table in ("runs", "curves") for step in ("read", "about to be removed")]
@@ -159,8 +153,8 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
             content = parts.encode(pa.Table.from_pylist(records))
             (tmp_path / table / parts.new_name(content)).write_bytes(content)
 
-    def read(folder, table, own=None):
-        found = read_table(folder, table)
+    def read(*arguments):
+        found = read_parts(*arguments)
         another("read")
         return found
 
@@ -169,7 +163,7 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
         remove(folder, *names)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "read_table", read)
+        patch.setattr(tables, "read_parts", read)
         patch.setattr(Folder, "remove", late)
         store.compact()
     assert next(others, None) is None
@@ -450,3 +444,84 @@ def test_entries_of_later_versions_stay_in_the_header(tmp_path):
     Store(tmp_path, "x", planned=(64.0,)).ask([Condition("width", "=", "64")])
     assert json.loads((tmp_path / "store.json").read_text())["later"] == [1]
     assert load_header(tmp_path).planned == (64.0,)
+
+
+KEEP = """
+import sys
+from mup_tpu.store import Store
+from mup_tpu.store.predictions import KeptPrediction, keep_predictions
+name = sys.argv[2]
+sys.stdin.read(1)
+half, interval = (-7.0, -5.0), (-8.0, -4.0)
+prediction = KeptPrediction(
+    "2026-01-01", 1, name, (64.0,), "mup", "width", "lr", 8192.0, -6.0, half, interval, None, None
+)
+keep_predictions(sys.argv[1], [prediction])
+Store(sys.argv[1], "x", planned=(float(name),))
+"""
+
+
+def test_predictions_and_planned_scales_of_writers_at_once_are_all_kept(tmp_path):
+    Store(tmp_path, "x")
+    writers = [
+        subprocess.Popen([sys.executable, "-c", KEEP, tmp_path, str(k)], stdin=subprocess.PIPE)
+        for k in range(1, 9)
+    ]
+    for writer in writers:
+        writer.stdin.write(b"g")
+        writer.stdin.flush()
+    assert [writer.wait() for writer in writers] == [0] * 8
+    assert {p.fingerprint for p in load_predictions(tmp_path)} == {*"12345678"}
+    assert load_header(tmp_path).planned == tuple(map(float, range(1, 9)))
+
+
+def test_writers_of_one_header_in_a_bucket_keep_the_others_changes(monkeypatch):
+    """A bucket has no lock: another writer replaces the header between reading and writing."""
+    url = "memory://bucket/raced"
+    store, write, others = Store(url, "x"), stored_runs.write_header, iter([128.0, 256.0])
+
+    def late(folder, header):
+        write(folder, header)
+        if (scale := next(others, None)) is not None:
+            write(folder, Header("x", planned=(scale,)))
+
+    monkeypatch.setattr(stored_runs, "write_header", late)
+    store.plan([64.0])
+    assert load_header(url).planned == (64.0, 256.0)
+    monkeypatch.setattr(stored_runs, "write_header", lambda folder, header: write(folder, Header("x")))
+    with pytest.raises(StoreError, match=r"another process changes store\.json again and again"):
+        store.plan([512.0])
+
+
+def prediction(**changes):
+    fields = {
+        "made_at": "2026-01-01", "rows": 1, "fingerprint": "f", "scales": (64.0,), "compared": "mup",
+        "scale_column": "width", "hyperparameter": "lr", "scale": 8192.0, "x": -6.0, "half": (-7.0, -5.0),
+        "interval": (-8.0, -4.0), "expected_cost": None, "loss": None,
+    }  # fmt: skip
+    return KeptPrediction(**(fields | changes))
+
+
+def test_a_prediction_is_kept_once_and_earlier_ones_stay(tmp_path):
+    keep_predictions(tmp_path, [prediction()])
+    keep_predictions(tmp_path, [prediction(x=-5.0, made_at="2026-02-02"), prediction(scale=4096.0)])
+    for subject in ("fingerprint", "compared", "scale_column", "hyperparameter"):
+        keep_predictions(tmp_path, [prediction(**{subject: "other"})])
+    kept = load_predictions(tmp_path)
+    assert kept[0] == prediction() and kept[1].scale == 4096.0 and len(kept) == 6
+
+
+@pytest.mark.parametrize(
+    "change", [{"x": -5.5}, {"made_at": "2025-01-01"}, {"interval": [-9.0, -1.0]}, {"checksum": None}]
+)
+def test_a_prediction_that_was_changed_later_is_refused(change, tmp_path):
+    keep_predictions(tmp_path, [prediction(), prediction(scale=4096.0)])
+    file = tmp_path / "predictions.json"
+    entries = json.loads(file.read_text())
+    entries[1] |= change
+    file.write_text(json.dumps(entries))
+    with pytest.raises(StoreError, match="the prediction of .* for mup was changed later"):
+        load_predictions(tmp_path)
+    with pytest.raises(StoreError, match="was changed later"):
+        keep_predictions(tmp_path, [prediction(scale=512.0)])
+    assert json.loads(file.read_text()) == entries
