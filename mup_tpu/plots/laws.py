@@ -16,12 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.power_law import PowerLaw
-from mup_tpu.analysis.prediction import Predictions, RulePrediction
+from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.trend import Trend
 from mup_tpu.errors import TableError
 from mup_tpu.plots import style, texts
 from mup_tpu.plots.optima import has_scales
@@ -160,10 +158,19 @@ def prediction_figure(predictions: Predictions) -> Figure:
     color = style.categorical(0)
     for ax, name in zip(axes, rules, strict=True):
         targets = [p for p in predictions.predictions if p.compared == name]
-        optima = results[name].optima
-        _draw_fan(ax, predictions.trends[name], targets, min(o.scale for o in optima), color)
+        optima, trend = results[name].optima, predictions.trends[name]
+        last = max(trend.origin, *(p.scale for p in targets))
+        along = np.geomspace(min(o.scale for o in optima), last, 120)
+        fan = [trend.optimum(scale, measured=False) for scale in along]
+        ax.plot(along, [optimum.mean for optimum in fan], color=color, lw=1.4)
+        for low, high, opacity in _FAN:
+            edges = [[optimum.quantile(q) for optimum in fan] for q in (low, high)]
+            ax.fill_between(along, *edges, color=color, alpha=opacity, lw=0)
         for o in optima:
-            _draw_measured(ax, o)
+            if o.is_bracketed:
+                reach = np.clip([[o.x - o.low], [o.high - o.x]], 0, 2)
+                ax.errorbar(o.scale, o.x, reach, fmt="o", color=INK, ms=4.5, capsize=3)
+            style.at_edge(ax, o, o.scale, color=INK, ms=8)
         for target in targets:
             low, high = target.interval
             ax.errorbar(
@@ -185,22 +192,6 @@ def prediction_figure(predictions: Predictions) -> Figure:
     if not all(p.bears for p in predictions.predictions):
         entries.insert(2, style.mark("D", "extrapolated too far", mfc="white", mew=1.5, color=INK))
     return style.with_key(axes, entries)
-
-
-def _draw_fan(ax: Axes, trend: Trend, targets: Sequence[RulePrediction], first: float, color: str) -> None:
-    scales = np.geomspace(first, max(trend.origin, *(p.scale for p in targets)), 120)
-    optima = [trend.optimum(scale, measured=False) for scale in scales]
-    ax.plot(scales, [optimum.mean for optimum in optima], color=color, lw=1.4)
-    for low, high, opacity in _FAN:
-        edges = [[optimum.quantile(q) for optimum in optima] for q in (low, high)]
-        ax.fill_between(scales, *edges, color=color, alpha=opacity, lw=0)
-
-
-def _draw_measured(ax: Axes, o: Optimum) -> None:
-    if o.is_bracketed:
-        reach = np.clip([[o.x - o.low], [o.high - o.x]], 0, 2)
-        ax.errorbar(o.scale, o.x, reach, fmt="o", color=INK, ms=4.5, capsize=3)
-    style.at_edge(ax, o, o.scale, color=INK, ms=8)
 
 
 @figure_type("Law in several scales", "Contours of the optimum over two scales; circles are measured optima")
@@ -227,7 +218,17 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
     colors = Normalize(math.floor(shown_N.min()), math.ceil(shown_N.max()))
     axes = style.panels(len(laws), 5.4, 4.4)
     for ax, law, plane, x_T in zip(axes, laws, planes, x_LT, strict=True):
-        _draw_plane(ax, *plane, colors)
+        first_A, second_A, x = plane
+        levels = np.arange(math.floor(x.min()), math.ceil(x.max()) + 0.5, 0.5)
+        ax.contourf(first_A, second_A, x, levels, cmap="viridis", norm=colors)
+        whole: dict[str, Any] = {"colors": "white", "linewidths": 0.9, "linestyles": "solid"}
+        lines = ax.contour(first_A, second_A, x, levels[::2], **whole)
+        ax.clabel(lines, fmt=texts.power, fontsize=9)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        texts.size_axis(ax.xaxis, *first_A[[0, -1]])
+        texts.size_axis(ax.yaxis, *second_A[[0, -1]])
+        ax.grid(False)
         places_N2, optima_N = _measured(law)
         look: dict[str, Any] = {"cmap": "viridis", "norm": colors, "edgecolors": INK, "linewidths": 0.9}
         ax.scatter(
@@ -285,15 +286,3 @@ def _plane(law: PowerLaw, targets_N2: np.ndarray) -> tuple[np.ndarray, np.ndarra
     across, up = np.meshgrid(first, second)
     x = law.trend(_at_means(law, np.column_stack([across.ravel(), up.ravel()]))).reshape(across.shape)
     return first, second, x
-
-
-def _draw_plane(ax: Axes, first: np.ndarray, second: np.ndarray, x: np.ndarray, colors: Normalize) -> None:
-    levels = np.arange(math.floor(x.min()), math.ceil(x.max()) + 0.5, 0.5)
-    ax.contourf(first, second, x, levels, cmap="viridis", norm=colors)
-    lines = ax.contour(first, second, x, levels[::2], colors="white", linewidths=0.9, linestyles="solid")
-    ax.clabel(lines, fmt=texts.power, fontsize=9)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    texts.size_axis(ax.xaxis, *first[[0, -1]])
-    texts.size_axis(ax.yaxis, *second[[0, -1]])
-    ax.grid(False)

@@ -45,17 +45,14 @@ _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def is_tuned(analysis: TransferAnalysis) -> bool:
-    """Return whether some curve has more than one value of the hyperparameter."""
     return any(len(curve.x_G) > 1 for result in analysis.results for curve in result.curves)
 
 
 def has_scales(analysis: TransferAnalysis) -> bool:
-    """Return whether there is more than one scale."""
     return len({o.scale for result in analysis.results for o in result.optima}) > 1
 
 
 def is_tuned_at_scales(analysis: TransferAnalysis) -> bool:
-    """Return whether optima of several scales can be compared."""
     return is_tuned(analysis) and has_scales(analysis)
 
 
@@ -96,7 +93,6 @@ class _LossRange:
         return self.bottom - 0.08 * (self.top - self.bottom), self.rail + 0.05 * (self.top - self.bottom)
 
     def shows(self, curve: LossCurve) -> np.ndarray:
-        """Return whether each point of a curve has a place."""
         shown_G: np.ndarray = np.isfinite(curve.mean_G) & (curve.mean_G <= self.top)
         return shown_G
 
@@ -147,7 +143,7 @@ def transfer_figure(
         texts.log2_axis(panel, zero_x)
     style.label_rows(axes, LOSS, each=not share_y)
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
-    return style.with_key(axes, [*_lines_of(axes), *marks], ax=ax)
+    return style.with_key(axes, [*_lines_of(axes, analysis), *marks], ax=ax)
 
 
 def _zero_place(results: Sequence[TransferResult]) -> float | None:
@@ -158,13 +154,11 @@ def _zero_place(results: Sequence[TransferResult]) -> float | None:
     return float(min(c.x_G[0] for c in curves) - max(1.0, *(c.step for c in curves)) - 0.5)
 
 
-def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
-    """Return the labelled lines of all panels, each label once, in the order of scales."""
-    lines: dict[str, tuple[float, Artist]] = {}
-    for ax in axes:
-        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
-            lines.setdefault(name, (getattr(handle, "scale", 0.0), handle))
-    return [handle for _, handle in sorted(lines.values(), key=lambda entry: entry[0])]
+def _lines_of(axes: Sequence[Axes], analysis: TransferAnalysis) -> list[Artist]:
+    """Return a line a scale, ascending, whichever panel has it."""
+    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    labels = (texts.at(analysis.scale, scale) for scale in names.scales_of(analysis.results))
+    return [lines[label] for label in labels if label in lines]
 
 
 @dataclass(frozen=True)
@@ -206,7 +200,6 @@ class _Valleys:
         (line,) = self.ax.plot(
             curve.x_G[shown], curve.mean_G[shown], "o-", color=color, ms=3.5, lw=1.4, label=entry
         )
-        line.scale = curve.scale  # type: ignore[attr-defined]
         svg.describe(line, entry, texts_G[shown])
         low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
         band = self.ax.fill_between(
@@ -254,7 +247,8 @@ class _Valleys:
         ax, loss, text = self.ax, svg.loss_text(optimum.loss), status(optimum)
         drawn: list[Line2D] = []
         if optimum.is_bracketed:
-            low, high, ends = _bar_of(optimum, curve)
+            low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
+            ends = [x for x in (optimum.low, optimum.high) if low <= x <= high]  # not where the grid ends
             above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
             for x, marks in (([low, high], "-"), (ends, "|")):
                 y = [optimum.loss] * len(x)
@@ -268,22 +262,12 @@ class _Valleys:
             drawn += ax.plot(
                 optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5
             )
-        for line in drawn:
-            is_mark = line is drawn[-1]
-            svg.describe(
-                line,
-                texts.at(self.analysis.scale, curve.scale),
-                [f"{self._head(curve, 'at its best')}: {text}\n{loss}"] if is_mark else (),
-            )
-        if not drawn:
+        else:
             return set()
+        for line in drawn:
+            svg.describe(line, texts.at(self.analysis.scale, curve.scale))
+        drawn[-1].texts = [f"{self._head(curve, 'at its best')}: {text}\n{loss}"]  # type: ignore[attr-defined]
         return {"edge"} if not optimum.is_bracketed else {"fitted"} if optimum.is_fitted else {"missed"}
-
-
-def _bar_of(optimum: Optimum, curve: LossCurve) -> tuple[float, float, list[float]]:
-    """Return the ends of an optimum's interval within the grid, and those that are not the grid's."""
-    low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
-    return low, high, [x for x in (optimum.low, optimum.high) if low <= x <= high]
 
 
 @figure_type(
@@ -315,7 +299,9 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
     texts.scale_axis(panel, analysis.scale, names.scales_of(results), style.narrowed(5.2))
     panel.set_ylabel(f"best {texts.title(analysis.hyperparameter)}")
-    panel.set_ylim(texts.an_octave(*panel.get_ylim()), auto=None)
+    low, high = panel.get_ylim()
+    room = max(0.0, 1 - (high - low)) / 2  # noise on an axis of less than an octave looks like a drift
+    panel.set_ylim(low - room, high + room, auto=None)
     texts.log2_heights(panel)
     if lines:
         handles.append(style.shade(f"slopes that do not matter, |α| < {analysis.delta:g}"))
@@ -357,21 +343,25 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
     scales, top = names.scales_of(results), 0.0
     for panel, result in zip(axes, results, strict=True):
         beta = result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
-        heights: list[np.ndarray] = []
+        highest, heights = 0.0, [np.zeros(0)]
         for curve in result.curves:
             shown = np.isfinite(curve.mean_G)
             moved_G = curve.x_G - beta * np.log2(curve.scale / scales[0])
-            above_G = (curve.mean_G - curve.mean_G.min())[shown] if shown.any() else np.array([])
-            (line,) = panel.plot(
-                moved_G[shown], above_G, "o-", ms=3.5, lw=1.3, color=style.sequential(scales, curve.scale),
-                label=texts.at(analysis.scale, curve.scale),
-            )  # fmt: skip
-            line.scale = curve.scale  # type: ignore[attr-defined]
-            svg.describe(line, texts.at(analysis.scale, curve.scale))
+            best = curve.mean_G[shown].min(initial=np.inf)
+            heights.append(curve.mean_G[shown] - best)
+            label = texts.at(analysis.scale, curve.scale)
+            look: dict[str, Any] = {
+                "ms": 3.5,
+                "lw": 1.3,
+                "color": style.sequential(scales, curve.scale),
+                "label": label,
+            }
+            (line,) = panel.plot(moved_G[shown], heights[-1], "o-", **look)
+            svg.describe(line, label)
             if shown.any():
-                heights.append(above_G)
-                most = max(0.8, 0.25 * abs(curve.mean_G.min()))
-                top = max(top, min(1.04 * float(above_G.max()), most))
+                highest = max(highest, min(1.04 * float(heights[-1].max()), max(0.8, 0.25 * abs(best))))
+        lower = np.quantile(np.concatenate(heights), 0.75) if highest else 0.0
+        top = max(top, min(highest, _SQUEEZED * lower) if lower else highest)
         panel.set_title(_collapse_title(result, analysis))
         panel.set_xlabel(
             f"{texts.title(analysis.hyperparameter)}, moved to {texts.at(analysis.scale, scales[0])}"
@@ -381,7 +371,7 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
         panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
         panel.yaxis.set_major_formatter(texts.PlainTicks())
     style.label_rows(axes, "loss above the best (nat per token)")
-    return style.with_key(axes, _lines_of(axes), ax=ax)
+    return style.with_key(axes, _lines_of(axes, analysis), ax=ax)
 
 
 def _collapse_title(result: TransferResult, analysis: TransferAnalysis) -> str:

@@ -185,7 +185,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     width, (rows, across) = style.narrowed(_WIDTH), (len(measured), len(parametrizations))
     if style.most_across(_WIDTH) < across:  # all panels below each other, quantity by quantity
         rows, across = rows * across, 1
-    figure = style.new_figure(width * across, _HEIGHT * rows)
+    figure = style.blank(width * across, _HEIGHT * rows)
     grid = figure.subplots(rows, across, sharex=True, squeeze=False)
     for row, quantity in zip(grid.reshape(len(measured), -1), measured, strict=True):
         title, size = CHECKED[quantity]

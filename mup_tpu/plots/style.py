@@ -141,7 +141,7 @@ VERDICTS = {
 }
 
 
-def new_figure(width: float, height: float) -> Figure:
+def blank(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # measures texts, whichever canvas saves the figure
     return figure
@@ -190,7 +190,7 @@ def panels(
         return given
     across = min(count, 2 if count == 4 else _ACROSS, most_across(width))
     rows = -(-count // across)
-    figure = new_figure(narrowed(width) * across, height * rows)
+    figure = blank(narrowed(width) * across, height * rows)
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.remove()

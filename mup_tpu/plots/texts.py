@@ -72,7 +72,8 @@ def _tidied(number: str) -> str:
 
 def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
     """Format the vertical axis of losses: logarithmic where they differ by more than a factor of 3."""
-    if is_wide(losses):
+    known = np.array([value for value in losses if np.isfinite(value)])
+    if len(known) and known.min() > 0 and known.max() > 3 * known.min():
         ax.set_yscale("log")
         low, high = ax.get_ylim()
         ax.yaxis.set_major_locator(FixedLocator(log_ticks(low, high, least=5)))
@@ -83,14 +84,8 @@ def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
         ax.yaxis.set_major_formatter(PlainTicks())
 
 
-def is_wide(losses: Iterable[float]) -> bool:
-    """Return whether losses differ by more than a factor of 3, and so need a logarithmic axis."""
-    known = np.array([value for value in losses if np.isfinite(value)])
-    return bool(len(known) and known.min() > 0 and known.max() > 3 * known.min())
-
-
 def log_ticks(low: float, high: float, least: int) -> list[float]:
-    """Round values on a logarithmic axis: at least `least`, or all."""
+    """Return round values on a logarithmic axis: at least `least`, or all."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
@@ -138,12 +133,6 @@ def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
     if zero_x is not None:
         ax.set_xticks([zero_x], ["0"], minor=True)
         ax.tick_params(axis="x", which="minor", length=3.5)
-
-
-def an_octave(low: float, high: float) -> tuple[float, float]:
-    # Noise on an axis of less than an octave looks like a drift or growth.
-    room = max(0.0, 1 - (high - low)) / 2
-    return low - room, high + room
 
 
 def log2_heights(ax: Axes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -71,7 +72,13 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_title(texts.label(result.compared, analysis.compares))
         ax.grid(False)
     style.label_rows(axes, f"tuned at {texts.column_label(analysis.scale)}")
-    _draw_bar(axes, image, analysis.epsilon)
+    share = 0.2 / figure.get_figwidth()
+    bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
+    bar.set_ticks([analysis.epsilon * step for step in _STEPS])
+    bar.ax.yaxis.set_major_formatter(texts.PlainTicks())
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
+    bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
     used = {r.status for r in regrets}
     notes = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
     notes += ["small: 95 % interval"] if any(intervals) else []
@@ -87,24 +94,13 @@ def _draw_regrets(
     for r in regrets:
         i, j = scales.index(r.source), scales.index(r.target)
         grid[i, j] = r.value
-        color = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
-        ink, below = _ink_on(color), _interval(r) if has_room else ""
+        red, green, blue, _ = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
+        ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK  # luma of the cell
+        below = _interval(r) if has_room else ""
         ax.text(j, i, _written(r), ha="center", va="bottom" if below else "center", fontsize=8.5, color=ink)
         if below:
             ax.text(j, i + 0.04, below, ha="center", va="top", fontsize=6.5, color=ink)
     return ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
-
-
-def _draw_bar(axes: Sequence[Axes], image: AxesImage, epsilon: float) -> None:
-    """Draw the bar of colours, with a line at the regret that does not matter."""
-    figure = style.figure_of(axes)
-    share = 0.2 / figure.get_figwidth()
-    bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
-    bar.set_ticks([epsilon * step for step in _STEPS])
-    bar.ax.yaxis.set_major_formatter(texts.PlainTicks())
-    bar.ax.tick_params(labelsize=8)
-    bar.ax.axhline(epsilon, color=INK, lw=2)
-    bar.set_label(f"regret (nat per token)\nbelow {epsilon:g} it does not matter", fontsize=8.5)
 
 
 def _interval(r: Regret) -> str:
@@ -117,11 +113,6 @@ def _written(r: Regret) -> str:
     if not np.isfinite(r.value):
         return _WORDS.get(r.status, "?")[0]
     return f"{r.value:.3f}" if r.value < 100 else f"{r.value:.3g}"
-
-
-def _ink_on(color: tuple[float, float, float, float]) -> str:
-    red, green, blue, _ = color
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
 
 
 def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
@@ -140,13 +131,23 @@ def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
     """Draw α with its interval against the cost until each look of a sequence, a panel a parametrization."""
     shown = [result for result in names.results_of(analysis) if known_looks(result)]
-    axes = style.panels(len(shown), 4.6, 3.6)
+    axes, color = style.panels(len(shown), 4.6, 3.6), style.categorical(0)
     for ax, result in zip(axes, shown, strict=True):
         assert result.sequence is not None
         ax.axhspan(-analysis.delta, analysis.delta, color=INK, alpha=0.08, lw=0)
         ax.axhline(0, color=INK, lw=0.8)
         for look, spent in known_looks(result):
-            _draw_look(ax, look, spent)
+            drift, is_settled = look.evidence.drift, look.decision != "INCONCLUSIVE"
+            low, at, high = np.clip([drift.low, drift.alpha, drift.high], -_REACH, _REACH)
+            ax.errorbar(
+                [spent], [at], [[at - low], [high - at]], fmt="s" if is_settled else "o", capsize=3, ms=5,
+                lw=1.3, mfc=color if is_settled else "white", color=color,
+            )  # fmt: skip
+            number: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+            ax.annotate(str(look.number), (spent, high), (0, 4), **number)
+            for end, bound, arrow in ((drift.low, low, "v"), (drift.high, high, "^")):
+                if end != bound:
+                    ax.plot(spent, bound, arrow, color=color, ms=5)
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.margins(y=0.15)
         ax.set_title(f"{texts.label(result.compared, analysis.compares)}: {result.verdict.decision}")
@@ -154,24 +155,9 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_xlim(left=0)
     style.label_rows(axes, f"α, exponent of {texts.column_label(analysis.scale)} (95 %)")
     settled = {look.decision != "INCONCLUSIVE" for result in shown for look, _ in known_looks(result)}
-    color = style.categorical(0)
     marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))
     entries = [style.mark(m, text, mfc=f, color=color) for s, m, text, f in marks if s in settled]
     return style.with_key(axes, [style.shade(f"|α| < {analysis.delta:g}"), *entries])
-
-
-def _draw_look(ax: Axes, look: LookTaken, spent: float) -> None:
-    """Draw α with its interval at one look, its number above."""
-    drift, settled, color = look.evidence.drift, look.decision != "INCONCLUSIVE", style.categorical(0)
-    low, at, high = np.clip([drift.low, drift.alpha, drift.high], -_REACH, _REACH)
-    ax.errorbar(
-        [spent], [at], [[at - low], [high - at]], fmt="s" if settled else "o", capsize=3, ms=5, lw=1.3,
-        mfc=color if settled else "white", color=color,
-    )  # fmt: skip
-    ax.annotate(str(look.number), (spent, high), (0, 4), textcoords="offset points", ha="center", fontsize=8)
-    for end, bound, arrow in ((drift.low, low, "v"), (drift.high, high, "^")):
-        if end != bound:
-            ax.plot(spent, bound, arrow, color=color, ms=5)
 
 
 @figure_type(
@@ -193,7 +179,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     longest = 0.085 * min(letters, max(map(len, table["name"]), default=0))
     height = 0.34 * len(table) + 1.5
     shape, times = ((1, 2), (2, 1)) if is_wide else ((2, 1), (1, 2))
-    figure = style.new_figure(panel * times[0] + longest, height * times[1])
+    figure = style.blank(panel * times[0] + longest, height * times[1])
     axes = figure.subplots(*shape, sharey=True)
     rows = np.arange(len(table))[::-1]
     columns_of = ("alpha", "low", "high"), ("regret", "regret_low", "regret_high")
@@ -247,7 +233,7 @@ def referee_figure(rulings: Sequence[Ruling]) -> Figure:
         entries += [way, *of_way]
     written = [texts.plain(e) if isinstance(e, str) else _named(e) for e in entries]
     longest = min(4.0, 0.072 * max(map(len, written), default=0))
-    figure = style.new_figure(5.0 + longest, 0.25 * len(entries) + 1.5)
+    figure = style.blank(5.0 + longest, 0.25 * len(entries) + 1.5)
     ax = figure.subplots()
     rows = np.arange(len(entries))[::-1]
     for row, entry in zip(rows, entries, strict=True):

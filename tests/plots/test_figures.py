@@ -1,15 +1,15 @@
 """Which figures there are, and that the same input gives the same bytes."""
 
+import importlib
+import inspect
 import io
+import pkgutil
 
 import matplotlib
 import pandas as pd
-import pytest
 
 from mup_tpu import plots
 from mup_tpu.analysis import analyze, check_table
-
-FIGURES = ("transfer", "optimum", "regret", "best_loss", "collapse")
 
 
 def as_svg(figure) -> bytes:
@@ -19,10 +19,31 @@ def as_svg(figure) -> bytes:
     return sink.getvalue()
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_same_input_same_bytes(name, analysis):
-    draw = getattr(plots, f"{name}_figure")
-    assert as_svg(draw(analysis)) == as_svg(draw(analysis))
+def test_same_input_same_bytes(quickstart):
+    for draw in plots.drawings(quickstart[1]).values():
+        assert as_svg(draw(quickstart[1])) == as_svg(draw(quickstart[1]))
+
+
+def test_every_figure_is_registered_with_title_and_caption():
+    modules = [
+        importlib.import_module(m.name) for m in pkgutil.iter_modules(plots.__path__, "mup_tpu.plots.")
+    ]
+    draws = {
+        name.removesuffix("_figure")
+        for module in modules
+        for name, value in vars(module).items()
+        if name.endswith("_figure") and inspect.signature(value).return_annotation == "Figure"
+    }
+    assert draws == set(plots.FIGURES) and len(draws) >= 14
+    titles = [kind.title for kind in plots.FIGURES.values()]
+    assert len(set(titles)) == len(titles)
+    for kind in plots.FIGURES.values():
+        assert kind.title and kind.caption and not kind.caption.endswith(".")
+
+
+def test_figures_of_a_sweep_are_those_for_which_it_has_data(quickstart):
+    kinds = "transfer", "optimum", "collapse", "best_loss", "learning_curves", "regret", "sequence"
+    assert sorted(plots.drawings(quickstart[1])) == sorted(kinds)
 
 
 def test_a_saved_figure_has_the_same_bytes_in_both_files(analysis, tmp_path):

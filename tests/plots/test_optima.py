@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
@@ -53,6 +54,65 @@ def test_stopped_runs_are_on_the_rail_apart_from_diverged_ones():
     assert np.allclose(marked["s"], -10, atol=0.1) and np.allclose(marked["x"], -4, atol=0.1)
     assert {"stopped early", "diverged"} <= {text.get_text() for text in figure.legends[0].get_texts()}
     assert analysis.results[0].to_dict()["curves"][0]["stopped"] == [1, 0, 0, 0, 0, 0, 0]
+
+
+def in_panel(figure):
+    """What the first panel shows: its range, the points on its rail, and the entries of its key."""
+    ax, key = figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
+    triangles = [line for line in ax.get_lines() if line.get_marker() == "^" and len(line.get_xdata())]
+    return ax.get_ylim(), [line.get_xdata().tolist() for line in triangles], key
+
+
+def valley(**far):
+    """A valley 0.05 nat deep, with losses of some learning rates replaced."""
+    rows = [
+        {"width": w, "lr": 2.0**x, "loss": 2.5 + 0.003 * (x + 7) ** 2 + 1 / w}
+        for w in (64, 128)
+        for x in range(-11, -2)
+    ]
+    table = pd.DataFrame(rows)
+    for x, loss in far.items():
+        table.loc[(table["width"] == 64) & (table["lr"] == 2.0 ** -float(x[1:])), "loss"] = loss
+    return analyze(check_table(table))
+
+
+def test_one_far_run_leaves_the_axis_for_the_rail_and_the_valley_keeps_a_third_of_it():
+    (low, high), beyond, key = in_panel(plots.transfer_figure(valley(x3=3.0)))
+    assert beyond == [[pytest.approx(-3, abs=0.1)]] and "above the axis" in key
+    assert high - low < 3.7 * 0.05, "the lower three quarters are 0.03 nat"
+    (low, high), beyond, key = in_panel(plots.transfer_figure(valley()))
+    assert beyond == [] and "above the axis" not in key and low < 2.508 and high > 2.56
+    collapsed = plots.collapse_figure(valley(x3=3.0)).axes[0]
+    assert 0.04 < collapsed.get_ylim()[1] < 0.15
+
+
+def test_a_loss_at_zero_far_above_the_others_stands_on_the_rail():
+    rows = [
+        {"width": w, "weight_decay": v, "loss": 2.5 + 0.01 * (np.log2(v) + 4) ** 2 if v else 9.0}
+        for w in (64, 128)
+        for v in (0.0, *(2.0**x for x in range(-7, 0)))
+    ]
+    table = check_table(pd.DataFrame(rows), Columns(hyperparameter="weight_decay"))
+    (low, high), beyond, key = in_panel(plots.transfer_figure(analyze(table)))
+    assert (
+        high < 3
+        and len(beyond) == 2
+        and {"above the axis", "line at the top: runs without a place below"} <= {*key}
+    )
+
+
+def test_a_single_panel_s_long_key_stands_beside_it_and_on_a_phone_below():
+    one = valley(x3=np.nan, x11=3.0)
+    for room, is_beside in ((10.0, True), (4.0, False)):
+        with plots.beside(room):
+            figure = plots.transfer_figure(one)
+        figure.canvas.draw()
+        (key,), (ax,) = figure.legends, figure.axes
+        box = key.get_window_extent()
+        assert (box.x0 > ax.bbox.x1) == is_beside and (box.y1 < ax.bbox.y0) == (not is_beside)
+        assert figure.get_figwidth() <= room
+        if is_beside:
+            assert ax.bbox.height > 0.7 * figure.bbox.height
 
 
 def test_runs_at_zero_stand_at_the_edge_of_the_log_axis_and_are_marked():

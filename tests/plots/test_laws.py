@@ -1,0 +1,100 @@
+"""Losses at the optima and on the way, with the laws through them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu import plots
+from mup_tpu.analysis import analyze, check_table
+from mup_tpu.analysis.power_law import fit_power_laws
+from mup_tpu.analysis.scaling_law import fit_scaling_law
+from mup_tpu.plots.texts import write_size
+
+
+def test_scaling_law_is_drawn_over_the_parameters_that_it_is_a_function_of():
+    rows = pd.DataFrame(
+        [
+            {
+                "width": w,
+                "lr": 2.0**x,
+                "loss": 2.0 + 20 * (12 * w**2) ** -0.3 + 0.05 * (x + 7) ** 2,
+                "params_non_embedding": 12 * w**2,
+                "tokens": 1000,
+            }
+            for w in (32, 64, 128, 256, 512)
+            for x in range(-10, -3)
+        ]
+    )
+    result = (analysis := analyze(check_table(rows))).results[0]
+    assert result.law.law.exponents[0] == pytest.approx(0.3, rel=0.01)
+    ax = plots.best_loss_figure(analysis).axes[1]
+    points, law = ax.get_lines()
+    assert points.get_xdata().tolist() == [12 * w**2 for w in (32, 64, 128, 256, 512)]
+    drawn = [result.law.law.loss(n) for n in law.get_xdata()]
+    assert len(drawn) > 10 and law.get_ydata() == pytest.approx(drawn)
+    ax.figure.canvas.draw()
+    (compute,) = ax.child_axes
+    assert np.array(compute.get_xlim()) == pytest.approx(6000 * np.array(ax.get_xlim()), rel=1e-3)
+    assert "0.30" in law.get_label()
+
+
+def test_scaling_law_figure_marks_what_the_law_has_not_seen():
+    sizes = 2.0 ** np.arange(14, 22)
+    losses = 2.0 + 30 * sizes**-0.3
+    law = fit_scaling_law(losses[:-1], sizes[:-1])
+    lines = {
+        line.get_label(): line for line in plots.scaling_law_figure(law, sizes, losses, 1).axes[0].get_lines()
+    }
+    assert lines["fitted"].get_xdata().tolist() == sizes[:-1].tolist()
+    assert lines["held out"].get_ydata().tolist() == [losses[-1]]
+
+
+def law_of_two_scales():
+    rows = [
+        {
+            "N": n,
+            "D": d,
+            "lr": 2.0**x,
+            "loss": 2 + 0.04 * (x + 8 + 0.5 * np.log2(n / 1e8) - 0.3 * np.log2(d / 1e9)) ** 2,
+        }
+        for n in (1e8, 4e8, 16e8)
+        for d in (1e9, 4e9, 16e9)
+        for x in range(-14, -3)
+    ]
+    (law,) = fit_power_laws(pd.DataFrame(rows), ("N", "D"))
+    return law
+
+
+def test_a_law_s_plane_holds_its_targets_and_the_bar_of_colours_has_all_that_it_shows():
+    law, at = law_of_two_scales(), {"N": 6.4e9, "D": 1e9}
+    figure = plots.law_figure([law], [at])
+    ax, bar = figure.axes
+    star, measured = ax.collections[-2:]
+    assert len(measured.get_offsets()) == 9
+    assert star.get_offsets().tolist() == [[6.4e9, 1e9]]
+    assert star.get_array().tolist() == [pytest.approx(law.at(at)[0])]
+    assert [text.get_text() for text in ax.texts if "−" not in text.get_text()][
+        -1
+    ] == f"$2^{{{law.at(at)[0]:.4g}}}$"
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    assert left < 1e8 and right > 6.4e9 and bottom < 1e9 and top > 16e9
+    corners = [law.at({"N": n, "D": d})[0] for n in (left, right) for d in (bottom, top)]
+    assert bar.get_ylim()[0] <= min(corners) and max(corners) <= bar.get_ylim()[1]
+    key = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert key == ["measured optimum", "predicted at a target"]
+    figure.canvas.draw()
+    assert {"1B", "100M"} <= {label.get_text() for label in ax.get_xticklabels()}
+
+
+def test_a_law_without_targets_shows_the_measured_sizes_alone():
+    figure = plots.law_figure([law_of_two_scales()])
+    assert figure.axes[0].get_xlim()[1] < 2e9
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["measured optimum"]
+
+
+@pytest.mark.parametrize(
+    ("value", "written", "as_compute"),
+    [(5e4, "50k", "50k"), (2e6, "2M", "2M"), (1e9, "1B", "1G"), (3e12, "3T", "3T"), (512, "512", "512")],
+)
+def test_sizes_are_written_as_people_write_them(value, written, as_compute):
+    assert write_size(value) == written and write_size(value, is_compute=True) == as_compute
