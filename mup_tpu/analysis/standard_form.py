@@ -55,10 +55,10 @@ def standard_form(
         require_above_zero("chance", chance)
     require_columns(table, columns)
     table, ended = _with_result(table, columns, states, notes)
+    table, ended = _with_metrics(table, ended, columns, notes)
     rows = _named(table, columns, ended, notes)
-    factor, converted = unit.factor(columns.loss)
+    rows, converted = unit.convert(rows, columns.loss)
     if converted is not None:
-        rows[["loss", "loss_error"]] *= factor
         notes.append(converted)
     require_one_kind(table, columns, fixed)
     _require_in_range(rows, columns)
@@ -99,6 +99,23 @@ def _with_result(
         counts = table.loc[left_out, column].value_counts()
         notes.append(Reason.of("states left out", counts={str(s): int(n) for s, n in counts.items()}))
     return table[~left_out], ended[~left_out]
+
+
+def _with_metrics(
+    table: pd.DataFrame, ended: pd.Series, columns: Columns, notes: list[Reason]
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Rows of runs that have a metric at all: a tracker that lost a run's summary says nothing of its end.
+
+    A run that diverged has some metric, such as its training loss.
+    """
+    metrics = [name for name in table if means(name) == "loss"]
+    if len(metrics) < 2 or columns.step in table:
+        return table, ended
+    is_lost = table[metrics].isna().all(axis=1) & (ended == FINISHED)
+    if not is_lost.any() or is_lost.all():
+        return table, ended
+    notes.append(Reason.of("runs without a metric", count=int(is_lost.sum())))
+    return table[~is_lost], ended[~is_lost]
 
 
 def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[Reason]) -> pd.DataFrame:

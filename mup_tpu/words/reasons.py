@@ -164,6 +164,9 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "states left out": _states_left_out,
         "column not used": "{error}; the column is not used",
         "loss converted": "{name} is in {unit}, converted to nat per token: × {factor:.3g}",
+        "perplexity converted": "{name} is a perplexity, converted to nat per token by its logarithm",
+        "unit unknown": "{name} may not be in nat per token, as is assumed: give --epsilon in its unit",
+        "runs without a metric": "{count} runs left out, since none of their metrics has a value",
         "values merged": "{count} values within {octaves} octaves of another are merged with it",
         "duplicates dropped": "{count} identical duplicate rows dropped",
         "other last step": lambda v: (

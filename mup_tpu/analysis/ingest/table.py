@@ -19,7 +19,7 @@ from mup_tpu.analysis.standard_form import standard_form
 
 _USUALLY_FIXED = (
     "dataset", "data_fingerprint", "steps_planned", "steps", "batch_size", "sequence_length", "width",
-    "depth", "lr", "weight_decay", "init_std", "loss_kind", "optimizer",
+    "depth", "lr", "unit", "units", "loss_unit", "weight_decay", "init_std", "loss_kind", "optimizer",
 )  # fmt: skip
 """Columns that have one value in all rows, except along the axes."""
 

@@ -61,7 +61,8 @@ _USUAL = {
     "step": "step global_step iteration iter training_iteration iterations steps_done",
     "loss": "loss val_loss valid_loss validation_loss loss_val eval_loss loss_eval dev_loss final_val_loss "
     "final_loss loss_final test_loss hparam_val_loss hparam_loss best_val_loss train_loss training_loss "
-    "loss_train final_train_loss val_bpb eval_bpb bpb",
+    "loss_train final_train_loss val_bpb eval_bpb bpb val_ppl valid_ppl eval_ppl test_ppl ppl val_perplexity "
+    "eval_perplexity test_perplexity perplexity train_ppl train_perplexity",
 }
 """Usual names of columns, the likeliest first; held-out losses come before training's."""
 _NAMES = {what: tuple(names.split()) for what, names in _USUAL.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import re
@@ -120,9 +121,24 @@ def _delimited(text: str) -> pd.DataFrame:
     delimiter = max(heads, key=lambda sep: heads[sep])
     if heads[delimiter] == 1 and len(lines[start : start + 1]) and len(lines[start].split()) > 1:
         delimiter = r"\s+"
-    table = pd.read_csv(io.StringIO(text), sep=delimiter, low_memory=False)
+    table = _with_cells_as_columns(pd.read_csv(io.StringIO(text), sep=delimiter, low_memory=False))
     if len(table.columns) > 1 and all(as_number(name) is not None for name in table.columns):
         raise ValueError("its first line holds numbers, not names of columns")
+    return table
+
+
+def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with cells that hold mappings as columns: W&B's API is documented to be exported so."""
+    for name in [*table]:
+        cells = table[name].dropna()
+        if cells.empty or not str(cells.iloc[0]).startswith("{"):
+            continue
+        try:
+            rows = [ast.literal_eval(cell) if isinstance(cell, str) else {} for cell in table[name]]
+        except (ValueError, SyntaxError):
+            continue
+        nested = pd.json_normalize([{name: row} for row in rows], sep="/").set_index(table.index)
+        table = pd.concat([table.drop(columns=name), nested], axis=1)
     return table
 
 

@@ -49,8 +49,8 @@ def test_usual_names_are_told_and_said_and_figures_call_them_short(names, short)
 
 
 def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
-    frame = named("d_model", "lr", "seed", "val_loss", size=RUNS["width"] * 3, ppl=RUNS["loss"] + 1)
-    table = check_table(frame, Columns(scale="size", loss="ppl"))
+    frame = named("d_model", "lr", "seed", "val_loss", size=RUNS["width"] * 3, nll=RUNS["loss"] + 1)
+    table = check_table(frame, Columns(scale="size", loss="nll"))
     assert table.runs["scale"].tolist() == (RUNS["width"] * 3).tolist()
     assert table.runs["loss"].tolist() == (RUNS["loss"] + 1).tolist()
     assert table.notes == ()

@@ -179,5 +179,5 @@ def test_a_project_of_wandb_needs_its_entity(path):
 def test_a_tracker_whose_package_is_not_there_says_what_to_install(path, monkeypatch):
     name = path.partition(":")[0]
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(TableError, match=rf"needs the package {name} .*: pip install 'mup_tpu\[{name}\]'"):
+    with pytest.raises(TableError, match=rf"needs the package {name} .*: pip install '\.\[{name}\]'"):
         load_table(path)
