@@ -136,8 +136,10 @@ def run_script(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> No
     elif path == "scripts/tpu/cluster" and arguments:
         command, *rest = arguments
         assert f"\n{command})" in Path(path).read_text(), f"{command} is no command of {path}"
-        if command == "submit":
+        if command == "submit" and Path(f"experiments/{rest[0]}.py").exists():
             run_experiment(f"experiments/{rest[0]}.py", rest[1:], patch)
+        elif command == "submit":
+            run_ours(rest, patch)
 
 
 def install(requirement: str) -> None:
