@@ -217,6 +217,8 @@ def plan(
         console.print(line)
     results = f"results/{planned.sweep.experiment}"
     limit = f" --budget {budget}" if is_time and on is None else ""
+    if planned.checkpoint_every:
+        limit += f" --checkpoint-every {planned.checkpoint_every}"
     console.print(f"wrote {written}; next:", wrap=False)
     console.print(f"  mup-tpu sweep {written} --until-settled --first-looks{limit}", wrap=False)
     console.print(f"  mup-tpu transfer {results} --at {planned.transfer}", wrap=False)

@@ -31,6 +31,16 @@ from mup_tpu.tuning.proxies import GROWING, WORTH, Candidate, Ray, axis_of, leas
 from mup_tpu.tuning.trials import Corpora
 from mup_tpu.words.reasons import because
 
+# Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
+# H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
+_LAUNCH_S = 0.17e-3
+
+# Runs shorter than this, in seconds, are not worth an error.
+_SHORT_S = 60.0
+
+# Longest training without a checkpoint, in seconds.
+_CHECKPOINT_S = 300.0
+
 
 def plan(
     target: str | Sequence[str],
@@ -78,6 +88,9 @@ def plan(
         raise ConfigError(_too_little(paid, flops_per_second, rays, sweep.base, fields))
     found = min(candidates, key=lambda candidate: candidate.score(whole))
     planned, steps = _planned(found, sweep, fields, rates)
+    if flops_per_second is not None:
+        for step in steps:
+            _check_speed(step, step.flops / flops_per_second)
     return Plan(
         target=planned.base.replace(**fields),
         target_flops=whole,
@@ -91,6 +104,19 @@ def plan(
     )
 
 
+def _check_speed(step: Step, seconds: float) -> None:
+    """Refuse a time in which the steps of one run could not be launched, were all runs at once."""
+    count, depth, data = step.trial.train.steps, step.trial.model.depth, step.trial.data
+    most = 1 / (depth * _LAUNCH_S)
+    if count / most > max(seconds, _SHORT_S):
+        raise ConfigError(
+            f"{step.size}: {step.runs} runs of {count:,} steps in {write_time(seconds)} would need "
+            f"{count / seconds:,.0f} steps a second, and no device makes more than "
+            f"{most:,.0f} with {depth} layers: give a larger batch_size than {data.batch_size} "
+            f"({data.batch_size * data.sequence_length:,} tokens a step), or fewer tokens"
+        )
+
+
 def _fields(target: str | Sequence[str], base: Trial) -> dict[str, int]:
     """Growing fields at the target; tokens become steps.
 
@@ -100,10 +126,11 @@ def _fields(target: str | Sequence[str], base: Trial) -> dict[str, int]:
     texts = [target] if isinstance(target, str) else list(target)
     found: dict[str, int] = {}
     tokens = None
-    for text in (
-        part for whole in texts for part in re.sub(r"\s*=\s*", "=", whole).replace(",", " ").split()
-    ):
+    parts = [part for whole in texts for part in re.sub(r"\s*=\s*", "=", whole).replace(",", " ").split()]
+    for text in parts:
         name, equals, value = (part.strip() for part in text.partition("="))
+        if name in found or (name == "tokens" and tokens is not None):
+            raise ConfigError(f"target {shown(text)} and another value of {name} were both given: give one")
         if not equals or name not in (*GROWING, "tokens"):
             allowed = ", ".join((*GROWING, "tokens"))
             raise ConfigError(f"target {shown(text)} is not FIELD=VALUE with a field of {allowed}")
@@ -350,6 +377,15 @@ class Plan:
         """Expected regret of the prediction, nat."""
         return self.chosen.regret
 
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints, about five minutes; 0 if runs are shorter or the machine is unknown."""
+        if self.flops_per_second is None:
+            return 0
+        # The runs of a size may train in one pack.
+        parts = max(step.flops / self.flops_per_second for step in self.steps) / _CHECKPOINT_S
+        return 0 if parts <= 1 else max(1, int(min(s.trial.train.steps for s in self.steps) / parts))
+
     def cost(self, flops: float) -> str:
         """A cost in words: FLOP, and time where the machine is known."""
         return cost_in_words(flops, self.flops_per_second)
@@ -363,9 +399,12 @@ class Plan:
         ]
         share = f"{100 * self.flops / self.target_flops:.3g} % of the target's own"
         top = max(self.steps, key=lambda s: s.flops / s.runs).size
+        model, data = self.target.model, self.target.data
         return [
             f"target: {', '.join(self.goal)}; one run costs {self.cost(self.target_flops)}; "
             f"budget {self.cost(self.budget)}",
+            f"each step of the target trains {model.architecture} on {data.batch_size} × "
+            f"{data.sequence_length} = {data.batch_size * data.sequence_length:,} tokens of {data.corpus}",
             *numbered,
             f"with the plan: learning rate within ×{2**self.half_width:.2g} (95 %), expected regret "
             f"{self.regret:.4f} nat, for {self.cost(self.flops)} ({share})",

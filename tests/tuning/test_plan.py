@@ -70,6 +70,29 @@ def test_more_money_buys_less_regret_until_it_is_not_worth_it():
     assert "beyond the budget" in small.larger
 
 
+def test_steps_that_no_device_launches_in_the_time_are_refused_with_the_batch_to_blame():
+    """A layer's launches take 0.17 ms, so that 24 layers make at most 245 steps a second."""
+    target = ["width=2048", "depth=24", "tokens=26e9"]
+    with pytest.raises(
+        ConfigError,
+        match=r"24 runs of 12,695,312 steps in 2\.2 h would need 1,598 steps a second, and no device makes "
+        r"more than 245 with 24 layers: give a larger batch_size than 16 \(2,048 tokens a step\)",
+    ):
+        plan(target, "200h", flops_per_second=8 * 0.3 * 312e12)
+    found = plan([*target, "batch_size=4096"], "200h", flops_per_second=8 * 0.3 * 312e12)
+    assert "gpt2 on 4096 × 128 = 524,288 tokens of" in repr(found)
+    assert plan("width=1024", "20h", flops_per_second=1e15).steps, "seconds in all"
+
+
+def test_a_plan_checkpoints_its_longer_runs_about_every_five_minutes():
+    found = plan("width=1024", "2h", flops_per_second=1.6e11)
+    longest = max(step.flops / 1.6e11 for step in found.steps)
+    steps = found.steps[0].trial.train.steps
+    assert longest > 300 and found.checkpoint_every == int(steps * 300 / longest)
+    assert plan("width=1024", "2h", flops_per_second=1.6e12).checkpoint_every == 0
+    assert plan("width=1024", 1e16).checkpoint_every == 0, "on a machine of unknown speed"
+
+
 def test_fields_that_do_not_shrink_are_the_targets_own(tmp_path):
     found = plan(["width=1024", "depth=8,tokens=4e6"], "1e17")
     assert plan("width = 1024 depth=8, tokens=4e6", "1e17").goal == found.goal
@@ -221,6 +244,7 @@ def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_re
         ("widht=3", "1e17", "is not FIELD=VALUE with a field of width, depth, batch_size, steps, tokens"),
         ("width=wide", "1e17", "width 'wide' is not a whole number"),
         ("steps=9,tokens=3e6", "1e17", "steps and tokens were both given"),
+        ("width=4096 width=8192", "1e17", "'width=8192' and another value of width were both given"),
         ("width=100", "1e17", "width 100 is not a multiple of head_size 32"),
         ("width=96", "1e17", "target width=96 has not 3 smaller proxies, from width 64 on: sweep it itself"),
         (
