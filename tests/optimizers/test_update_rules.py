@@ -1,12 +1,14 @@
 """Update rules with every factor that a parametrization may have, against torch.optim's parameter groups."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
-from mup_tpu.config import Trial
+from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.models import Parameter, declare, parameter_scalings
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules import parametrization
@@ -42,14 +44,42 @@ class Hyperball(torch.optim.Optimizer):
                 p.copy_(self.sphere[p] * moved / moved.norm())
 
 
+def with_moments(o: OptimizerConfig, scaling: Scaling) -> dict:
+    """ε, and β as Complete(d)P scales them: 1 - β times the factor."""
+    return {"eps": o.eps * scaling.eps, "betas": (1 - (1 - o.beta1) * 2, 1 - (1 - o.beta2) * 2)}
+
+
+def with_momentum(o: OptimizerConfig, scaling: Scaling) -> dict:
+    return {"momentum": 0.8}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Implementation that an update rule is compared with."""
+
+    optimizer: Callable[[list[dict]], Any]
+    """Class of an optimizer; it takes parameter groups."""
+    options: Callable[[OptimizerConfig, Scaling], dict]
+    """Options of a group beside its learning rate and weight decay."""
+    own: dict[str, Any]
+    """Hyperparameters of the trial that not every update rule reads."""
+
+
+_MUON = {"eps": 1e-6, "adamw_lr_ratio": 0.5, "muon_momentum": 0.8, "newton_schulz_dtype": "bfloat16"}
 REFERENCES = {
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-    "muon": torch.optim.Muon,
-    "adamh": functools.partial(Hyperball, torch.optim.AdamW),
-    "muonh": functools.partial(Hyperball, torch.optim.Muon),
+    "adamw": Reference(torch.optim.AdamW, with_moments, {"eps": 1e-6}),
+    "sgd": Reference(torch.optim.SGD, with_momentum, {"momentum": 0.8}),
+    "muon": Reference(
+        torch.optim.Muon,
+        lambda o, scaling: {"momentum": 0.8, "adjust_lr_fn": "match_rms_adamw"},
+        _MUON | {"muon_scale": "match_rms_adamw"},
+    ),
+    "adamh": Reference(
+        functools.partial(Hyperball, torch.optim.AdamW), with_moments, {"eps": 1e-6, "adamw_lr_ratio": 0.5}
+    ),
+    "muonh": Reference(functools.partial(Hyperball, torch.optim.Muon), with_momentum, _MUON),
 }
-"""What each update rule is held to; of parameters that it leaves, torch.optim.AdamW."""
+"""Reference of each update rule; of parameters that it does not take, AdamW's."""
 
 
 def by_role(parameter, infshape, growth) -> Scaling:
@@ -58,21 +88,6 @@ def by_role(parameter, infshape, growth) -> Scaling:
         parameter.role
     )
     return Scaling(learning_rate=1 / k, weight_decay=k / 2, eps=10.0**k)
-
-
-OWN: dict[str, dict] = {
-    "adamw": {"eps": 1e-6},
-    "sgd": {"momentum": 0.8},
-    "muon": {
-        "eps": 1e-6, "adamw_lr_ratio": 0.5, "muon_momentum": 0.8, "muon_scale": "match_rms_adamw",
-        "newton_schulz_dtype": "bfloat16",
-    },
-    "adamh": {"eps": 1e-6, "adamw_lr_ratio": 0.5},
-    "muonh": {
-        "eps": 1e-6, "adamw_lr_ratio": 0.5, "muon_momentum": 0.8, "newton_schulz_dtype": "bfloat16",
-    },
-}  # fmt: skip
-"""Hyperparameters that not every update rule reads."""
 
 
 @pytest.fixture
@@ -93,24 +108,19 @@ def matrices(parameter: Parameter, values: torch.Tensor) -> list[torch.Tensor]:
     return [values[..., part.start : part.stop] for part in parameter.slices.values()] or [values]
 
 
-def torchs(trial: Trial, values: dict[str, list[torch.Tensor]]) -> list[torch.optim.Optimizer]:
-    """A group a parameter; β as Complete(d)P scales them: 1 - β times the factor."""
+def references_of(trial: Trial, values: dict[str, list[torch.Tensor]]) -> list[Any]:
+    """Reference optimizers of all parameters, with a group a parameter."""
     o = trial.optimizer
     scalings = parameter_scalings(trial, 16, 8)
     groups: dict[str, list[dict]] = {}
     for name, p in declare(trial.model, 16, 8).parameters.items():
         scaling = scalings[name]
-        rule = "adamw" if o.optimizer != "sgd" and p.role != "hidden" else o.optimizer
+        rule = o.optimizer if UPDATE_RULES[o.optimizer].takes(p) else "adamw"
         peak = o.learning_rate * (0.5 if rule != o.optimizer else 1)
         decay = 0.0 if p.role in ("norm", "bias") else o.weight_decay * scaling.weight_decay
         group = {"params": values[name], "lr": peak * scaling.learning_rate, "weight_decay": decay}
-        if rule in ("adamw", "adamh"):
-            group |= {"eps": o.eps * scaling.eps, "betas": (1 - (1 - o.beta1) * 2, 1 - (1 - o.beta2) * 2)}
-        else:
-            group |= {"momentum": 0.8}
-        group |= {"adjust_lr_fn": "match_rms_adamw"} if rule == "muon" else {}
-        groups.setdefault(rule, []).append(group)
-    return [REFERENCES[rule](its) for rule, its in groups.items()]
+        groups.setdefault(rule, []).append(group | REFERENCES[rule].options(o, scaling))
+    return [REFERENCES[rule].optimizer(of_rule) for rule, of_rule in groups.items()]
 
 
 def gradients(values: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
@@ -121,13 +131,13 @@ def gradients(values: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.
 @pytest.mark.parametrize("form", ["member", "stack"])
 @pytest.mark.parametrize("rule", UPDATE_RULES)
 def test_every_factor_reaches_both_forms_of_every_update_rule(rule, form, trial):
-    trial = trial.replace(optimizer=rule, **OWN[rule])
+    trial = trial.replace(optimizer=rule, **REFERENCES[rule].own)
     parameters = declare(trial.model, 16, 8).parameters
     generator = torch.Generator().manual_seed(0)
     start = {n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in parameters.items()}
     theirs = {n: p.clone() for n, p in start.items()}
     leaves_of = {n: matrices(parameters[n], p) for n, p in theirs.items()}
-    references = torchs(trial, leaves_of)
+    references = references_of(trial, leaves_of)
     groups = [group for reference in references for group in reference.param_groups]
     peaks = [group["lr"] for group in groups]
     scalings = parameter_scalings(trial, 16, 8)
@@ -189,7 +199,7 @@ def test_parameters_that_a_rule_does_not_take_are_adamws_with_its_state_and_rate
             return 3 * config.learning_rate
 
     monkeypatch.setitem(UPDATE_RULES, "muon", MatricesAlone())  # type: ignore[arg-type]
-    own = {name: value for name, value in OWN["muon"].items() if name != "muon_scale"}
+    own = {name: value for name, value in REFERENCES["muon"].own.items() if name != "muon_scale"}
     trial = trial.replace(optimizer="muon", **own, weight_decay=0.0, schedule="constant", warmup=0.0)
     parameters = declare(trial.model, 16, 8).parameters
     hidden = [n for n, p in parameters.items() if p.role == "hidden"]
