@@ -502,23 +502,25 @@ def test_fields_of_update_rules_are_those_that_they_read(rule):
 
 
 @pytest.mark.parametrize(
-    ("rule", "field", "value", "rules"),
+    ("rule", "field", "value"),
     [
-        ("adamw", "muon_momentum", 0.9, "'muon' or 'muonh'"),
-        ("adamw", "momentum", 0.9, "'sgd'"),
-        ("adamw", "adamw_lr_ratio", 0.5, "'muon' or 'adamh' or 'muonh'"),
-        ("sgd", "beta1", 0.8, "'adamw' or 'muon' or 'adamh' or 'muonh'"),
-        ("sgd", "beta2", 0.8, "'adamw' or 'muon' or 'adamh' or 'muonh'"),
-        ("sgd", "eps", 1e-6, "'adamw' or 'muon' or 'adamh' or 'muonh'"),
-        ("muonh", "muon_scale", "match_rms_adamw", "'muon'"),
-        ("adamh", "muon_momentum", 0.9, "'muon' or 'muonh'"),
-        ("muon", "momentum", 0.9, "'sgd'"),
-        ("sgd", "newton_schulz_steps", 6, "'muon' or 'muonh'"),
-        ("sgd", "muon_nesterov", False, "'muon' or 'muonh'"),
+        ("adamw", "muon_momentum", 0.9),
+        ("adamw", "momentum", 0.9),
+        ("adamw", "adamw_lr_ratio", 0.5),
+        ("sgd", "beta1", 0.8),
+        ("sgd", "beta2", 0.8),
+        ("sgd", "eps", 1e-6),
+        ("muonh", "muon_scale", "match_rms_adamw"),
+        ("adamh", "muon_momentum", 0.9),
+        ("muon", "momentum", 0.9),
+        ("sgd", "newton_schulz_steps", 6),
+        ("sgd", "muon_nesterov", False),
     ],
 )
-def test_a_field_of_another_update_rule_is_refused(rule, field, value, rules, tmp_path):
+def test_a_field_of_another_update_rule_is_refused(rule, field, value, tmp_path):
     """It would change nothing but the trial's id, so that the same training was run again."""
+    (readers,) = (about(f).only["optimizer"] for f in dataclasses.fields(OptimizerConfig) if f.name == field)
+    rules = " or ".join(map(repr, readers))
     sentence = f"{field} {value!r} is for optimizer {rules}: '{rule}' does not read it, so it must be "
     (tmp_path / "trial.toml").write_text(
         f"[optimizer]\noptimizer = '{rule}'\n{field} = {repr(value).lower()}\n"

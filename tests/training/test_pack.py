@@ -108,7 +108,7 @@ def test_member_equals_stock_gpt2_with_torch_optim(execution, tied, optimizer, p
     trial = TINY.replace(
         tied=tied, optimizer=optimizer, precision=precision,
         learning_rate=0.01 if optimizer == "adamw" else 0.3,
-        weight_decay=0.1, grad_clip=0.5, **OWN[optimizer],
+        weight_decay=0.1, grad_clip=0.5, **OWN.get(optimizer, {}),
     )  # fmt: skip
     other = trial.replace(learning_rate=0.003, seed=5)
     pack, losses_SK = train([other, trial], execution)
@@ -142,7 +142,7 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
         steps=8,
         precision="float64",
         optimizer=optimizer,
-        **OWN[optimizer],
+        **OWN.get(optimizer, {}),
         weight_decay=0.02,
         decay_mode=decay_mode,
     )
@@ -178,7 +178,7 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
 )
 def test_micro_batches_train_as_the_batch_does_whole(execution, optimizer, micro_batches):
     """Two members whose gradients are clipped at every step and at none."""
-    base = TINY.replace(precision="float64", optimizer=optimizer, weight_decay=0.1, **OWN[optimizer])
+    base = TINY.replace(precision="float64", optimizer=optimizer, weight_decay=0.1, **OWN.get(optimizer, {}))
     trials = [
         base.replace(learning_rate=lr, grad_clip=c, seed=s) for lr, c, s in ((0.01, 0.1, 0), (0.02, 0, 1))
     ]
@@ -268,7 +268,7 @@ def test_mup_and_sp_are_bit_identical_at_the_base_width(execution, optimizer, de
 @pytest.mark.parametrize("optimizer", UPDATE_RULES)
 def test_resumed_pack_goes_on_bit_identically(execution, optimizer):
     rates = (0.1, 0.2) if optimizer == "sgd" else (0.01, 0.02)
-    trials = [TINY.replace(learning_rate=lr, optimizer=optimizer, **OWN[optimizer]) for lr in rates]
+    trials = [TINY.replace(learning_rate=lr, optimizer=optimizer, **OWN.get(optimizer, {})) for lr in rates]
     whole, _ = train(trials, execution, 9)
     first, _ = train(trials, execution, 5)
     resumed = Pack(trials, VOCAB, DEVICE, execution)
@@ -417,7 +417,7 @@ def test_in_bf16_training_ends_at_float32s_loss_within_its_seed_noise(architectu
         optimizer=optimizer,
         learning_rate=0.01,
         steps=120,
-        **OWN[optimizer],
+        **OWN.get(optimizer, {}),
     )
     generator = torch.Generator().manual_seed(3)
     last_loss = {}
