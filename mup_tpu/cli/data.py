@@ -21,8 +21,8 @@ def prepare(
 ) -> None:
     """Write a corpus as tokenised shards that training streams.
 
-    `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill
-    the same command goes on, and ends with the same bytes.
+    `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill,
+    run the same command to continue; it ends with the same bytes.
 
     Args:
         out: Folder or fsspec URL to write to (gs://, s3://).

@@ -29,7 +29,7 @@ class TrainOptions:
     config: File | None = None
     """TOML file with [model], [data], [optimizer], [train], in place of options of the trial."""
     continue_to: int | None = None
-    """Number of steps in place of the trial's; training goes on from the checkpoint in --checkpoints. For
+    """Number of steps in place of the trial's; training continues from the checkpoint in --checkpoints. For
     schedules constant and wsd."""
     xla_report: bool = False
     """Report XLA's compilations, executions and transfers (--device xla)."""

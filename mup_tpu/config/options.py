@@ -66,18 +66,18 @@ class RunOptions:
     """Options for running a trial; none changes its result beyond float reassociation."""
 
     device: Literal["auto", DeviceName] = "auto"
-    """Device to train on; "auto" takes CUDA if it is there. "xla" is TPUs, through torch_xla."""
+    """Device to train on; "auto" takes a CUDA GPU if there is one. "xla" is TPUs, through torch_xla."""
     mesh: str = "auto"
     """Split of a pack over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
     placement: Literal["host", "chip", "slice"] = "host"
     """TPU resources reserved for one pack on a Ray cluster: a host's chips, one chip, or a slice of hosts."""
     execution: Literal["auto", "loop", "vmap"] = "auto"
-    """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
+    """Members of a pack train in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     micro_batches: int = described(1, least=1)
     """Parts of a batch, computed in turn before one update to save memory. Sums are taken in another order;
     bf16 rounds each part's gradient."""
     compile: bool = False
-    """Put the step through torch.compile: half a minute at the start of each width; GPUs do where it pays."""
+    """Compile the step by torch.compile: half a minute at the start of each width; GPUs do where it pays."""
     threads: int = described(0, least=0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: int = described(10, above=0)
@@ -131,15 +131,16 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class SequenceOptions:
-    """Options of a sequence: it buys the runs that decide, in place of the whole grid."""
+    """Options of a sequence, which runs what decides the verdict in place of the whole grid."""
 
     until_settled: bool = False
-    """Start at the smallest scale, and buy batch after batch until each verdict is settled or not worth its
+    """Start at the smallest scale, and run batch after batch until each verdict is settled or not worth its
     expected cost."""
     budget: str | None = None
-    """Longest time of this call with --until-settled, as 90s, 30m or 2h; the same command goes on."""
+    """Longest time of this call (--until-settled), as 90s, 30m or 2h; run the same command to
+    continue."""
     first_looks: bool = False
-    """End --until-settled before it adds seeds for a verdict: a prediction needs but a look at each scale."""
+    """End --until-settled before it adds seeds for a verdict; a prediction needs one look at each scale."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -235,9 +236,9 @@ class SearchOptions:
     grace: Real = described(0.2, above=0, most=1)
     """Share of its steps before a trial may be stopped."""
     reduction_factor: Real = described(3.0, above=1)
-    """Number of trials at a rung of ASHA for each one that goes on."""
+    """Number of trials at a rung of ASHA for each one that continues."""
     budget: str | None = None
-    """Longest time, as 90s, 30m or 2h; --resume goes on with unfinished trials."""
+    """Longest time, as 90s, 30m or 2h; --resume continues unfinished trials."""
     max_concurrent: int = described(0, least=0)
     """Most packs at once; 0 takes as many as there is room for."""
     max_failures: int = described(2, least=0)

@@ -131,7 +131,7 @@ def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, outcome):
     noise = random.Random(1)
     rows = [
         f"{p},{w},{2.0**x},{s},"
-        f"{2.5 + 0.04 * (x + 8 + drift * math.log2(w / 64)) ** 2 + noise.gauss(0, 0.02)},{w / 16}"
+        f"{2.5 + 0.04 * (x + 8 + drift * math.log2(w / 64)) ** 2 + noise.gauss(0, 0.06)},{w / 16}"
         for p, drift in (("sp", 1), ("mup", 0))
         for w in (64, 128, 256, 512)
         for x in range(-14, -3)
