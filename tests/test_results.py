@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, load_table
-from mup_tpu.analysis.ablations import compare
-from mup_tpu.analysis.referee import held, rulings
+from mup_tpu.analysis.referee import Comparison, compare
 from mup_tpu.analysis.scores import score
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.store.predictions import load_predictions
+from mup_tpu.words import names
 from mup_tpu.words.referee import page
 from mup_tpu.words.verdicts import to_dict
 
@@ -77,7 +77,8 @@ def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, anal
 
 @pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
 def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, analysed, tmp_path):
-    found = compare({path.name: analysed(path) for path in STORES if path.parent == folder})
+    sweeps = Comparison.of({p.name: (analysed(p), None) for p in STORES if p.parent == folder})
+    found = sweeps.table(names.name)
     found.drop(columns="regret_status").to_csv(tmp_path / "found.csv", index=False)
     found, stored = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "ablations.csv"))
     pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)
@@ -221,7 +222,11 @@ def test_the_table_of_all_sweeps_says_what_their_analyses_say():
 def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows():
     numbers = r"−?\d+\.\d+"
     made, stored = (
-        page("results", *rulings(RESULTS, judged := {}), "referee.png", held(RESULTS, judged)),
+        page(
+            "results",
+            compare({p.name: p for p in STORES if p.parent == RESULTS}, root=RESULTS),
+            "referee.png",
+        ),
         (RESULTS / "README.md").read_text(encoding="utf-8"),
     )
     assert re.sub(numbers, "#", made) == re.sub(numbers, "#", stored)

@@ -1,12 +1,13 @@
-"""Stored sweeps as one table: the verdict of each rule along each way of growing, and its cost."""
+"""Several sweeps beside each other: the verdict of each rule along each way of growing, and its cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
+
+import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
@@ -16,22 +17,11 @@ from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.worth import Worth
-from mup_tpu.config import columns
+from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError
-from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import is_search
 from mup_tpu.store.predictions import FILE, load_predictions
 
-_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "parametrization": {name: rule.source for name, rule in PARAMETRIZATIONS.items()},
-        "batch_rule": {name: rule.source for name, rule in BATCH_RULES.items()},
-        "token_rule": {name: rule.source for name, rule in TOKEN_RULES.items()},
-        "decay_rule": {name: rule.source for name, rule in DECAY_RULES.items()},
-    }
-)
-"""Source of each rule, by the column that names it."""
 _FIRST = "parametrization"
 """Compared column whose rows come first."""
 _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
@@ -40,7 +30,7 @@ _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 
 @dataclass(frozen=True)
 class Ruling:
-    """The verdict of one stored sweep on one rule."""
+    """The verdict of one sweep on one rule."""
 
     sweep: str
     """Folder of the sweep."""
@@ -50,10 +40,8 @@ class Ruling:
     largest: float
     """Largest scale that was run."""
     rule: str
-    source: str
-    """Paper of the rule; "" if no rules are compared."""
-    architecture: str
-    update_rule: str
+    alone: bool
+    """Whether the sweep has no other rule."""
     alpha: float
     low: float
     high: float
@@ -61,12 +49,15 @@ class Ruling:
     regret: Regret | None
     """Regret of the smallest scale's optimum at the largest; None if one of these optima is unknown."""
     decision: str
-    looks: int
-    """Looks of its sequence; 0 for a table with one look."""
-    runs: int
-    hours: float
-    """Training time of its runs on one device (on CPUs, one thread); nan if unknown."""
+    best_loss: float
+    """Loss at the optimum of the largest scale, nat per token."""
     worth: Worth = Worth()
+    architecture: str = "own"
+    update_rule: str = "own"
+    """Names of what the sweep trained; "own" in a study of somebody's training."""
+    runs: int = 0
+    hours: float = math.nan
+    """Training time of its runs on one device (on CPUs, one thread); nan if unknown."""
 
     @property
     def compares(self) -> str:
@@ -84,99 +75,153 @@ class Ruling:
         return self.architecture, self.update_rule, self.columns.hyperparameter
 
 
-Judged = dict[Path, tuple[RunTable, TransferAnalysis]]
-"""Tables of sweeps and their analyses, by their folders."""
+@dataclass(frozen=True)
+class Comparison:
+    """Several sweeps beside each other."""
+
+    rulings: tuple[Ruling, ...]
+    """By way of growing, then by rule and sweep."""
+    left_out: Mapping[str, Reason] = field(default_factory=dict)
+    """Reason why each other folder has no ruling."""
+    predictions: Mapping[str, list[bool]] = field(default_factory=dict)
+    """Whether the intervals of predictions that were kept hold the optima that came out, by folder."""
+
+    @classmethod
+    def of(cls, sweeps: Mapping[str, tuple[TransferAnalysis, RunTable | None]]) -> Comparison:
+        """Compare analyses by the names of their sweeps; tables tell how the runs were made."""
+        found = [
+            _ruling(name, analysis, result, table)
+            for name, (analysis, table) in sweeps.items()
+            for result in analysis.results
+        ]
+        return cls(tuple(sorted(found, key=_place)))
+
+    def table(self, name_of: Callable[[str, str], str] = lambda compared, _: compared) -> pd.DataFrame:
+        """Return one row a ruling, the worst regret first: an unknown one before all.
+
+        Args:
+            name_of: name of a compared value and its column, in the rows of a sweep that compares several.
+
+        Returns:
+            name, alpha (drift exponent) with low and high, regret (nat per token, from the smallest scale to
+            the largest) with regret_low, regret_high and regret_status, best_loss (at the largest scale, nat
+            per token), verdict; nan where something is not known.
+        """
+        rows = []
+        for r in self.rulings:
+            cost = (r.regret.value, r.regret.low, r.regret.high) if r.regret else (math.nan,) * 3
+            rows.append(
+                {
+                    "name": r.sweep if r.alone else f"{r.sweep}: {name_of(r.rule, r.compares)}",
+                    "alpha": r.alpha,
+                    "low": r.low,
+                    "high": r.high,
+                    **dict(zip(("regret", "regret_low", "regret_high"), cost, strict=True)),
+                    "regret_status": r.regret.status if r.regret else "not known",
+                    "best_loss": r.best_loss,
+                    "verdict": r.decision,
+                }
+            )
+        return pd.DataFrame(rows).sort_values(
+            ["regret", "name"], ascending=[False, True], ignore_index=True, na_position="first"
+        )
 
 
-def rulings(folder: str | Path, judged: Judged | None = None) -> tuple[list[Ruling], dict[str, Reason]]:
-    """Rulings of the sweeps below a folder, and the reason why each other folder is left out.
-
-    Sweeps are added to `judged`, from which `held` takes them.
-
-    Raises:
-        TableError: there is no sweep.
-    """
-    found: list[Ruling] = []
-    left_out: dict[str, Reason] = {}
-    for header in sorted(Path(folder).glob("*/store.json")):
-        path = header.parent
-        if is_search(path):
-            left_out[path.name] = Reason.of("a search")
-            continue
-        try:
-            table = load_table(path)
-            scale, tuned = table.columns.scale, table.columns.hyperparameter
-            if table.runs["scale"].nunique() < 2:
-                left_out[path.name] = Reason.of("one scale", column=scale)
-                continue
-            if table.runs.groupby("scale")["x"].nunique().max() < 2:
-                left_out[path.name] = Reason.of("one value", column=scale, tuned_column=tuned)
-                continue
-            analysis = analyze(table)
-            if judged is not None:
-                judged[path] = table, analysis
-        except MupTpuError as error:
-            left_out[path.name] = Reason.of("refused", error=str(error))
-            continue
-        found += [_ruling(path.name, table, result) for result in analysis.results]
-    if not found:
-        raise TableError(f"{folder} has no folder with a sweep of several scales in it")
-    return sorted(
-        found,
-        key=lambda r: (columns.label(r.columns.scale), r.compares != _FIRST, r.compares, r.rule, r.sweep),
-    ), left_out
-
-
-def held(folder: str | Path, judged: Judged | None = None) -> dict[str, list[bool]]:
-    """Whether the interval of each kept prediction holds the optimum that came out.
+def compare(
+    folders: Mapping[str, str | Path],
+    load: Callable[[str | Path], RunTable] = load_table,
+    judge: Callable[[RunTable], TransferAnalysis] = analyze,
+    root: Path | None = None,
+) -> Comparison:
+    """Compare the sweeps of results folders, by their names.
 
     Args:
-        folder: folder of results folders, at any depth; the answers are listed by its direct subfolders.
-        judged: sweeps that are analysed already.
+        folders: results folders.
+        load: reads one.
+        judge: analyses a table.
+        root: folder below whose folders kept predictions are looked for, at any depth.
+
+    Raises:
+        TableError: no folder has a sweep of several scales and values.
     """
-    found: dict[str, list[bool]] = {}
-    for file in sorted(Path(folder).glob(f"*/**/{FILE}")):
+    sweeps: dict[str, tuple[TransferAnalysis, RunTable | None]] = {}
+    left_out: dict[str, Reason] = {}
+    predictions: dict[str, list[bool]] = {}
+    for name, path in folders.items():
         try:
-            table, analysis = (judged or {}).get(file.parent) or (load_table(file.parent), None)
+            if is_search(path):
+                left_out[name] = Reason.of("a search")
+                continue
+            table = load(path)
+            scale, tuned = table.columns.scale, table.columns.hyperparameter
+            if table.runs["scale"].nunique() < 2:
+                left_out[name] = Reason.of("one scale", column=scale)
+            elif table.runs.groupby("scale")["x"].nunique().max() < 2:
+                left_out[name] = Reason.of("one value", column=scale, tuned_column=tuned)
+            else:
+                sweeps[name] = judge(table), table
+        except MupTpuError as error:
+            left_out[name] = Reason.of("refused", error=str(error))
+    if not sweeps:
+        whys = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise TableError(f"no folder has a sweep to compare: {whys}")
+    for folder in sorted(root.iterdir()) if root else ():
+        if inside := _inside(folder, sweeps.get(folder.name)):
+            predictions[folder.name] = inside
+    return replace(Comparison.of(sweeps), left_out=left_out, predictions=predictions)
+
+
+def _inside(folder: Path, known: tuple[TransferAnalysis, RunTable | None] | None) -> list[bool]:
+    """Whether the interval of each kept prediction below a folder holds the optimum that came out."""
+    inside = []
+    for file in sorted(folder.rglob(FILE)):
+        try:
+            analysis, table = known if known and file.parent == folder else (None, load_table(file.parent))
+            assert table is not None
             run = set(table.runs["scale"])
             kept = [p for p in load_predictions(file.parent) if p.scale in run and p.scale not in p.scales]
-            inside = [s.is_inside for s in score(kept, analysis or analyze(table))] if kept else []
+            scores = score(kept, analysis or analyze(table)) if kept else []
         except MupTpuError:
             continue
-        if known := [one for one in inside if one is not None]:
-            found.setdefault(file.relative_to(folder).parts[0], []).extend(known)
-    return found
+        inside += [one.is_inside for one in scores if one.is_inside is not None]
+    return inside
 
 
-def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
-    compared = table.columns.parametrization
-    assert table.stored is not None, "read from a results folder"
-    of_rule = stored = table.stored
-    if compared in stored and stored[compared].astype(str).eq(result.compared).any():
-        of_rule = stored[stored[compared].astype(str) == result.compared]
+def _place(ruling: Ruling) -> tuple[str, bool, str, str, str]:
+    by_way = label(ruling.columns.scale), ruling.compares != _FIRST, ruling.compares
+    return (*by_way, ruling.rule, ruling.sweep)
 
-    def made_with(column: str) -> str:
-        if column not in of_rule:  # a study of somebody's own training
-            return "own"
-        held = of_rule[column].fillna(_BEFORE[column])
-        return ", ".join(sorted(map(str, held.unique())))
 
-    return Ruling(
+def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, table: RunTable | None) -> Ruling:
+    ruling = Ruling(
         sweep=sweep,
-        columns=table.columns,
+        columns=analysis.columns,
         smallest=result.optima[0].scale,
         largest=result.optima[-1].scale,
         rule=result.compared,
-        source=_RULES.get(compared, {}).get(result.compared, ""),
-        architecture=made_with("architecture"),
-        update_rule=made_with("optimizer"),
+        alone=len(analysis.results) == 1,
         alpha=result.drift.alpha,
         low=result.drift.low,
         high=result.drift.high,
         regret=result.headline_regret,
         decision=result.verdict.decision,
+        best_loss=result.optima[-1].loss,
         worth=result.worth,
-        looks=result.sequence.looks[-1].number if result.sequence else 0,
-        runs=len(of_rule),
-        hours=float(of_rule["wall_time_s"].sum() / 3600) if "wall_time_s" in of_rule else math.nan,
+    )
+    if table is None or table.stored is None:
+        return ruling
+    rows, compared = table.stored, analysis.compares
+    if compared in rows and rows[compared].astype(str).eq(result.compared).any():
+        rows = rows[rows[compared].astype(str) == result.compared]
+    made = {
+        column: ", ".join(sorted(map(str, rows[column].fillna(before).unique()))) if column in rows else "own"
+        for column, before in _BEFORE.items()
+    }
+    hours = float(rows["wall_time_s"].sum() / 3600) if "wall_time_s" in rows else math.nan
+    return replace(
+        ruling,
+        architecture=made["architecture"],
+        update_rule=made["optimizer"],
+        runs=len(rows),
+        hours=hours,
     )

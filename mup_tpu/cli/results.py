@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mup_tpu.analysis import coord_check
-from mup_tpu.analysis.ablations import compare
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranked, varied
+from mup_tpu.analysis.referee import Comparison, compare
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
@@ -27,11 +27,11 @@ from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.table import Table
 from mup_tpu.config.values import counted
-from mup_tpu.errors import ConfigError, MupTpuError
+from mup_tpu.errors import ConfigError
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.predictions import keep_predictions, load_predictions
-from mup_tpu.words import tables, verdicts
+from mup_tpu.words import referee, tables, verdicts
 from mup_tpu.words.names import name, power
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.reasons import because, notes
@@ -227,63 +227,50 @@ class SeveralSweeps(Results):
     """Several sweeps, each in a folder of the path."""
 
     is_folder, other = True, "several sweeps"
-    left_out: tuple[str, ...] = ()  # folders that cannot be compared, with their reasons
 
     @cached_property
-    def compared(self) -> pd.DataFrame:
-        """Table with a row for each sweep and parametrization.
+    def comparison(self) -> Comparison:
+        """The sweeps beside each other.
 
         Raises:
-            ConfigError: no folder can be compared.
+            TableError: no folder can be compared.
         """
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
-        analyses: dict[str, TransferAnalysis] = {}
-        for folder, path in zip(names, self._paths, strict=True):
-            try:
-                if is_search(path):
-                    raise ConfigError("it is a search")
-                analyses[folder] = Results(path, self.options).analysis
-            except MupTpuError as error:
-                self.left_out += (f"{folder} is left out: {error}",)
-        if not analyses:
-            raise ConfigError(f"{self.path} has no sweep to compare; {self.left_out[0]}")
-        return compare(analyses, name)
+        folders = dict(zip(names, self._paths, strict=True))
+        root = Path(self.path) if len(names) > 1 and Path(self.path).is_dir() else None
+        return compare(folders, lambda path: self.options.load(str(path)), self.options.analyze, root)
 
     def show(self, console: Console) -> None:
-        title = f"{self.name}: {len(self.compared)} sweeps, the worst regret first"
-        for note in self.left_out:
-            console.print(f"note: {note}", style="yellow")
-        console.print(tables.sweeps_table(self.compared, title))
+        for note in referee.left_out(self.comparison):
+            console.print(f"note: left out: {note}", style="yellow")
+        console.print(f"{self.name}: {referee.verdict_counts(self.comparison)}")
+        for table in referee.ruling_tables(self.comparison, referee.IN_A_TERMINAL):
+            console.print(table)
 
     def figures(self) -> Mapping[str, Figure]:
         from mup_tpu.plots import ablations_figure
 
-        return {"ablations": ablations_figure(self.compared)}
+        return {"ablations": ablations_figure(self.comparison.table(name))}
 
     def numbers(self) -> Mapping[str, str]:
-        numbers = self.compared.drop(columns="regret_status")
+        numbers = self.comparison.table(name).drop(columns="regret_status")
         return {"ablations.csv": to_csv(numbers, float_format="%.4f")}
 
     def write_report(self, out: Path | None = None) -> str:
         """Write the report; NAME.md is a Markdown page with its figure beside it."""
         if out is None or out.suffix != ".md":
             return super().write_report(out)
-        from mup_tpu.analysis.referee import Judged, held, rulings
         from mup_tpu.plots import referee_figure
-        from mup_tpu.words.referee import page
 
-        judged: Judged = {}
-        sweeps, left_out = rulings(self.path, judged)
-        text = page(Path(self.path).name, sweeps, left_out, "referee.png", held(self.path, judged))
-        write_file(f"page {out}", out, text)
-        write_figures({"referee": referee_figure(sweeps)}, out.parent)
+        write_file(f"page {out}", out, referee.page(self.name, self.comparison, "referee.png"))
+        write_figures({"referee": referee_figure(self.comparison.rulings)}, out.parent)
         return str(out)
 
     def page(self) -> Page:
-        from mup_tpu.report import ablations_page
+        from mup_tpu.report import sweeps_page
 
-        return ablations_page(self.name, self.compared, self.left_out)
+        return sweeps_page(self.name, self.comparison)
 
 
 class SearchResults(Results):

@@ -170,7 +170,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     The baselines μP and SP lie on top, below them the others from the worst regret on.
 
     Args:
-        table: from `mup_tpu.analysis.ablations.compare`.
+        table: from `Comparison.table`.
     """
     baselines = [name for name in ("mup", "sp") if (table["name"] == name).any()]
     table = table.iloc[np.argsort([*map(lambda n: [*baselines, n].index(n), table["name"])], kind="stable")]
@@ -226,7 +226,7 @@ def referee_figure(rulings: Sequence[Ruling]) -> Figure:
     """Draw the drift exponent α of each rule with its interval, by the way of growing, marked by verdict.
 
     Args:
-        rulings: from `mup_tpu.analysis.referee.rulings`.
+        rulings: from `mup_tpu.analysis.referee.compare`.
     """
     entries: list[str | Ruling] = []
     for way, of_way in groupby(_sorted(rulings), lambda r: columns.label(r.columns.scale)):

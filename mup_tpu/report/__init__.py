@@ -12,6 +12,7 @@ from mup_tpu import plots
 from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.ranking import of_status, ranked, varied
+from mup_tpu.analysis.referee import Comparison
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import TransferAnalysis
@@ -21,19 +22,19 @@ from mup_tpu.config.values import counted
 from mup_tpu.report.page import Block, Box, Page, Picture, Section, Text, Values, render
 from mup_tpu.words.names import name, ordered, results_of
 from mup_tpu.words.reasons import notes
+from mup_tpu.words.referee import left_out, ruling_tables, verdict_counts
 from mup_tpu.words.tables import (
     conclusion,
     how_made,
     optima_table,
     regret_table,
     slopes_table,
-    sweeps_table,
     trials_table,
     worth_table,
 )
 from mup_tpu.words.verdicts import details, remedy, score, verdict
 
-__all__ = ["Page", "ablations_page", "coordinate_check_page", "render", "search_page", "sweep_page"]
+__all__ = ["Page", "coordinate_check_page", "render", "search_page", "sweep_page", "sweeps_page"]
 
 _RULE = (
     "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
@@ -82,16 +83,16 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
     return Page(title, lead, sections, _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta))
 
 
-def ablations_page(title: str, table: pd.DataFrame, notes: Sequence[str] = ()) -> Page:
-    """Return the report of several sweeps; `table` is from `mup_tpu.analysis.ablations.compare`."""
-    counts = table["verdict"].value_counts()
-    summary = ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
+def sweeps_page(title: str, comparison: Comparison) -> Page:
+    """Return the report of several sweeps."""
+    notes = [f"left out: {note}" for note in left_out(comparison)]
+    draw = partial(plots.ablations_figure, comparison.table(name))
     return Page(
-        f"{title}: what each change does to transfer",
-        [Box(f"{len(table)} sweeps: {summary}", notes)],
+        f"{title}: sweeps beside each other",
+        [Box(f"{len(comparison.rulings)} verdicts: {verdict_counts(comparison)}", notes)],
         [
-            Section("Figure", [Picture.of("ablations", partial(plots.ablations_figure, table))]),
-            Section("Sweeps, the worst regret first", [sweeps_table(table)]),
+            Section("Figure", [Picture.of("ablations", draw)]),
+            Section("Verdicts by the way of growing", ruling_tables(comparison)),
         ],
         "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),
     )

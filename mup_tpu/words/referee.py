@@ -1,16 +1,16 @@
-"""The page about all stored sweeps: a table a way of growing, with each rule's verdict and cost."""
+"""Several sweeps beside each other: a table for each way of growing, with each rule's verdict and cost."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
-from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.referee import Ruling
+from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.config.columns import label, write_scale
-from mup_tpu.words.names import exponent
+from mup_tpu.config.table import Table
+from mup_tpu.words.names import exponent, number
 from mup_tpu.words.reasons import because
 from mup_tpu.words.tables import interval
 
@@ -28,71 +28,111 @@ Which hyperparameters stay as a model or its training grows, under which rule? A
 _WORTH = """\
 ## Is a transfer worth it?
 [Numbers](../docs/statistics.md#is-a-transfer-worth-it) as the scale n grows: cost of the transfer over the
-gain by growing, and loss gap ∝ n^-a. Only rules that tell a to half a unit, or whether the transfer is
-useful. {useful}."""
+gain by growing, and loss gap ∝ n^-a. Only rules whose a is known to half a unit, or whose
+usefulness is known. {useful}."""
 
 
-def page(
-    name: str,
-    found: list[Ruling],
-    left_out: Mapping[str, Reason],
-    figure: str = "",
-    predictions: Mapping[str, list[bool]] = MappingProxyType({}),
-) -> str:
-    """Return the rulings as a page of Markdown.
+_ON_A_PAGE = ("rule", "from, to", "α", "regret", "verdict", "hours", "sweep")
+"""Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep."""
+_BY_ITSELF = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
+IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
+
+
+def page(name: str, comparison: Comparison, figure: str = "") -> str:
+    """Return several sweeps beside each other as a page of Markdown.
 
     Args:
         name: name of the folder.
-        found: rulings, from `rulings`.
-        left_out: reasons why folders are left out, from `rulings`.
+        comparison: the sweeps.
         figure: file of `mup_tpu.plots.referee_figure`, relative to the page; "" for none.
-        predictions: whether intervals held, from `held`.
     """
-    common = Counter(r.setting for r in found).most_common(1)[0][0]
-    model, update_rule, tuned = common
+    model, update_rule, tuned = _common_setting(comparison)
     default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned"
     lines = [f"# {name}", _INTRODUCTION.format(name=name, default=default)]
     if figure:
         lines += ["", f"![Drift exponent of each rule with its interval, by the way of growing]({figure})"]
-    heads = ("rule", "from, to", "α", "regret", "verdict", "hours", "sweep")
-    scale = ""
-    for r in found:
-        if label(r.columns.scale) != scale:
-            scale = label(r.columns.scale)
-            lines += ["", f"## {scale[:1].upper()}{scale[1:]}", "| " + " | ".join(heads) + " |"]
-            lines += ["|" + "---|" * len(heads)]
-        cost = "not known" if r.regret is None else r.regret.status
-        if r.regret is not None and math.isfinite(r.regret.value):
-            cost = f"{r.regret.value:.3f}"
-        differs = [label(value) for value, other in zip(r.setting, common, strict=True) if value != other]
-        cells = (
-            ", ".join([f"`{r.rule}`", *differs]),
-            span(r, "–"),
-            exponent(r.alpha, r.low, r.high).replace("-", "−"),
-            cost,
-            r.decision + " (no power law)" * r.is_no_power_law,
-            f"{r.hours:.2f}",
-            f"[{r.sweep}]({r.sweep}/README.md)",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    if known := [r for r in found if r.worth.tells]:
+    for table in ruling_tables(comparison, _ON_A_PAGE):
+        links = [(_marked(rule), *middle, _link(sweep)) for rule, *middle, sweep in table.rows]
+        lines += ["", f"## {table.title[:1].upper()}{table.title[1:]}", *_markdown(table.headings, links)]
+    if known := [r for r in comparison.rulings if r.worth.tells]:
         lines += ["", *_worths(known)]
-    if predictions:
-        inside = [one for of_folder in predictions.values() for one in of_folder]
-        folders = ", ".join(f"[{name}]({name}/README.md)" for name in predictions)
-        lines += [
-            "",
-            f"Predictions inside their 95 % interval: {sum(inside)} of {len(inside)} ({folders}).",
-        ]
-    if left_out:
-        reasons = {folder: because(why).partition(";")[0] for folder, why in left_out.items()}
-        others = [
-            ", ".join(f"[{folder}]({folder}/README.md)" for folder in reasons if reasons[folder] == why)
-            + f" ({why})"
-            for why in dict.fromkeys(reasons.values())
-        ]
-        lines += ["", f"Not in the tables: {'; '.join(others)}."]
+    if comparison.predictions:
+        inside = [one for of_folder in comparison.predictions.values() for one in of_folder]
+        folders = ", ".join(map(_link, comparison.predictions))
+        lines += ["", f"Predictions inside their 95 % interval: {sum(inside)} of {len(inside)} ({folders})."]
+    if comparison.left_out:
+        lines += ["", f"Not in the tables: {'; '.join(left_out(comparison, _link))}."]
     return "\n".join(lines) + "\n"
+
+
+def ruling_tables(comparison: Comparison, headings: Sequence[str] = _BY_ITSELF) -> list[Table]:
+    """Tabulate the rulings, a table for each way of growing and a row for each rule of a sweep.
+
+    Args:
+        comparison: the sweeps.
+        headings: columns to show.
+    """
+    common, tables = _common_setting(comparison), []
+    for way, rulings in groupby(comparison.rulings, lambda r: label(r.columns.scale)):
+        rows = [[_cells(r, common)[heading] for heading in headings] for r in rulings]
+        tables.append(Table(headings, rows, way, left=("rule", "verdict", "sweep"), whole=("verdict",)))
+    return tables
+
+
+def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
+    """Cells of a ruling by their headings."""
+    cost = bounded = "not known" if r.regret is None else r.regret.status
+    if r.regret is not None and math.isfinite(r.regret.value):
+        cost = f"{r.regret.value:.3f}"
+        bounded = f"{cost} ({number(r.regret.low, 3)} to {number(r.regret.high, 3)})"
+    differs = [label(value) for value, other in zip(r.setting, common, strict=True) if value != other]
+    alpha = exponent(r.alpha, r.low, r.high)
+    return {
+        "rule": ", ".join([r.rule, *differs]),
+        "from, to": span(r, "–"),
+        "α": alpha.replace("-", "−"),
+        "α (95 %)": alpha,
+        "regret": cost,
+        "regret (nat, 95 %)": bounded,
+        "best loss, largest": number(r.best_loss, 3),
+        "verdict": r.decision + " (no power law)" * r.is_no_power_law,
+        "hours": f"{r.hours:.2f}",
+        "sweep": r.sweep,
+    }
+
+
+def left_out(comparison: Comparison, name_of: Callable[[str], str] = str) -> list[str]:
+    """Return the folders without a ruling, those of one reason together with it."""
+    reasons = {folder: because(why).partition(";")[0] for folder, why in comparison.left_out.items()}
+    return [
+        f"{', '.join(name_of(folder) for folder in reasons if reasons[folder] == why)} ({why})"
+        for why in dict.fromkeys(reasons.values())
+    ]
+
+
+def verdict_counts(comparison: Comparison) -> str:
+    """Return the number of rulings by verdict: "2 TRANSFERS, 1 DRIFTS"."""
+    counts = Counter(r.decision for r in comparison.rulings)
+    return ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
+
+
+def _common_setting(comparison: Comparison) -> tuple[str, str, str]:
+    return Counter(r.setting for r in comparison.rulings).most_common(1)[0][0]
+
+
+def _link(sweep: str) -> str:
+    return f"[{sweep}]({sweep}/README.md)"
+
+
+def _marked(rule: str) -> str:
+    """A rule as code, and what its models have that others lack as text."""
+    name, comma, differs = rule.partition(", ")
+    return f"`{name}`{comma}{differs}"
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    top = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    return [*top, *("| " + " | ".join(cells) + " |" for cells in rows)]
 
 
 def span(ruling: Ruling, to: str = " to ") -> str:

@@ -20,7 +20,7 @@ from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, configured, label, write, write_scale
 from mup_tpu.config.table import Table
 from mup_tpu.config.values import counted
-from mup_tpu.words.names import bound, exponent, name, number, power
+from mup_tpu.words.names import bound, name, number, power
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
 
@@ -99,30 +99,6 @@ def interval(number: Interval) -> str:
         return "not known"
     ends = f"{number.low:.2f} to {number.high:.2f}".replace("inf", "∞")
     return (ends if math.isinf(number.high) else f"{number.value:.2f} ({ends})").replace("-", "−")
-
-
-def sweeps_table(compared: pd.DataFrame, title: str = "") -> Table:
-    """α, regret, best loss and verdict of sweeps, from `mup_tpu.analysis.ablations.compare`."""
-    headings = ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
-    rows = [
-        (
-            name(row["name"]).replace(": ", ":\n"),
-            exponent(row["alpha"], row["low"], row["high"]),
-            _regret(row),
-            number(row["best_loss"], 3),
-            row["verdict"],
-        )
-        for row in compared.to_dict("records")
-    ]
-    return Table(headings, rows, title, left=("", "verdict"), whole=("", "verdict"))
-
-
-def _regret(row: dict[Any, Any]) -> str:
-    """Regret with its interval, or why there is none."""
-    value, low, high = (number(row[column], 3) for column in ("regret", "regret_low", "regret_high"))
-    if value == "-":
-        return str(row["regret_status"])
-    return value if "-" in (low, high) else f"{value} ({low} to {high})"
 
 
 def trials_table(runs: pd.DataFrame) -> Table:

