@@ -69,4 +69,7 @@ def export_stock(
     model.config.update(ends)
     model.generation_config = GenerationConfig(**ends)
     model.save_pretrained(path)
+    mode = Path(path, "config.json").stat().st_mode
+    for file in Path(path).glob("*.safetensors"):
+        file.chmod(mode)  # safetensors lets only this user read them
     return Path(path)

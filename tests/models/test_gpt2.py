@@ -83,6 +83,7 @@ CONFIGS = [
 def test_exported_checkpoint_has_our_logits_in_the_class_of_transformers(config, tmp_path):
     """`tests/cli/test_train.py` loads exports in a process without mup_tpu."""
     export_stock(Trial(model=config), weights(config), VOCAB, T, 0, tmp_path)
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1, "others can read some files only"
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model) is GPT2LMHeadModel and "auto_map" not in model.config.to_dict()
     stock = model(tokens()).logits.detach()
