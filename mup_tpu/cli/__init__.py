@@ -71,7 +71,7 @@ def _run(words: Sequence[str]) -> None:
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
         hint = f"the nearest is {near[0]!r}" if near else f"the commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {name!r}; {hint}")
     module = importlib.import_module(f"mup_tpu.cli.{COMMANDS[name][0]}")

@@ -193,6 +193,64 @@ def test_a_column_that_is_nearly_named_is_suggested(tmp_path, outcome):
     assert code == 2 and "the nearest is 'config.model.d_model'" in error
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["analyse", "x"], "unknown command 'analyse'; the nearest is 'analyze'"),
+        (["coord-check"], "unknown command 'coord-check'; the nearest is 'check'"),
+        (["data", "prepair"], "unknown command 'data prepair'; the nearest is 'data prepare'"),
+        (["xyz"], "unknown command 'xyz'; the commands are init, plan"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_the_nearest(words, sentence, outcome):
+    code, _, error = outcome(*words)
+    assert code == 2 and sentence in error
+
+
+def test_help_lists_the_commands_and_nothing_at_all_is_an_error(outcome):
+    for words, code in ((["--help"], 0), ([], 2), (["data"], 0)):
+        ended, out, _ = outcome(*words)
+        assert ended == code and "data prepare" in out and ("analyze" in out) == (words != ["data"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--out", "x"], "out 'x' needs either --figures or --report"),
+        (["--columns", "lr=eta"], "columns 'lr=eta' is not ROLE=COLUMN with a role of loss, seed"),
+        (["--columns", "eta"], "columns 'eta' is not ROLE=COLUMN"),
+        (["--states", "ok=good"], "states 'ok=good' is not STATE=MEANING with one of finished, diverged"),
+        (["results/muon_transfer", "--keep"], "keep, compact, runs and csv take exactly one results folder"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, sentence, outcome):
+    code, _, error = outcome("analyze", ROOT / "results" / "quickstart", *options)
+    assert code == 2 and sentence in error
+
+
+def test_columns_and_states_of_a_table_are_named(tmp_path, outcome):
+    rows = [
+        {"width": w, "eta": 2.0**x, "final": 2 + (x + 6) ** 2 / 20, "state": "lost" if x == -4 else "ok"}
+        for w in (64, 128)
+        for x in range(-9, -3)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    options = [
+        "--tune",
+        "eta",
+        "--columns",
+        "loss=final",
+        "status=state",
+        "--states",
+        "ok=finished",
+        "lost=diverged",
+    ]
+    code, out, err = outcome("analyze", *options, tmp_path / "t.csv", "--json")
+    assert code == 0, err
+    curve = json.loads(out)["results"][0]["curves"][0]
+    assert curve["loss"][-1] in (None, "inf") and min(curve["loss"][:-1]) == pytest.approx(2.0)
+
+
 def test_the_version_is_said(outcome):
     assert outcome("--version")[:2] == (0, f"mup-tpu {mup_tpu.__version__}\n")
 
