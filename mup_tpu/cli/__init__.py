@@ -6,20 +6,45 @@ dataclasses. Only the module of the command that runs is imported, so that help 
 
 from __future__ import annotations
 
-import mup_tpu.cli.interrupt  # noqa: F401 (before all others: Ctrl-C may come while they are imported)
-
-# isort: split
+import contextlib
 import difflib
 import importlib
+import os
 import re
+import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import mup_tpu
 from mup_tpu.errors import ConfigError
 
 __all__ = ["COMMANDS", "main"]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the process at once where Ctrl-C comes during an import.
+
+    An import may turn KeyboardInterrupt into a traceback or another error (numpy, torch), or swallow it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            with contextlib.suppress(Exception):  # the interrupted code may hold the stream
+                sys.stdout.flush()
+                os.write(2, b"stopped\n")
+            os._exit(130)
+        frame = frame.f_back
+    signal.default_int_handler(number, frame)
+
+
+# Before the slow imports, all of which are inside of functions.
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    signal.signal(signal.SIGINT, _interrupt)
 
 # Module in this package, and summary, of each command
 COMMANDS = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.cli.console import Console
+from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.table import Repeated, TableOptions
 from mup_tpu.config.options import File, Several, Where
 from mup_tpu.errors import ConfigError, TableError
@@ -63,7 +63,6 @@ def analyze(
             raise ConfigError("keep, compact, runs and csv take exactly one results folder")
         if _show_folder(paths[0], table, runs, csv, keep, compact):
             return
-    from mup_tpu.cli.output import to_json
     from mup_tpu.cli.results import open_results
     from mup_tpu.words import verdicts
 
@@ -95,7 +94,6 @@ def _show_folder(
 ) -> bool:
     """Change, show or export a results folder; return whether nothing else is wanted."""
     from mup_tpu.analysis.rows import select
-    from mup_tpu.cli.output import to_csv, write_file
     from mup_tpu.store import Store, load_header, load_runs
 
     console, stored = Console(), load_runs(path)
@@ -185,7 +183,6 @@ def predict(
             raise ConfigError("sizes cannot be combined with figures or keep")
         _print_sizes(path, at, table, json)
         return
-    from mup_tpu.cli.output import to_json, write_figures
     from mup_tpu.cli.results import open_results
     from mup_tpu.words.predictions import predictions_to_dict
 
@@ -223,7 +220,6 @@ def _print_law(
 ) -> None:
     """Print the optimum as a power law of several scales, and draw it in a folder if one is given."""
     from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
-    from mup_tpu.cli.output import to_json, write_figures
     from mup_tpu.words import predictions as words
     from mup_tpu.words.reasons import because
 
@@ -263,7 +259,6 @@ def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) 
     from mup_tpu.analysis.compute_optimal import compute_optimal
     from mup_tpu.analysis.load import read_rows
     from mup_tpu.analysis.rows import no_column, select
-    from mup_tpu.cli.output import to_json
     from mup_tpu.config.values import as_number
     from mup_tpu.words import predictions as words
 

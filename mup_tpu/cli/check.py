@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mup_tpu.cli.console import Console, progress_bar
+from mup_tpu.cli.console import Console, progress_bar, to_json
 from mup_tpu.cli.table import Repeated
 from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config.fields import require_one_of
@@ -109,7 +109,6 @@ def check(
 
 
 def _check_module(text: str, points: Check, trial: Trial, json: bool) -> None:
-    from mup_tpu.cli.output import to_json
     from mup_tpu.study.program import load
 
     console = Console()

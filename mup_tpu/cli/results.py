@@ -21,8 +21,7 @@ from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranked, varied
 from mup_tpu.analysis.referee import Comparison, compare
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
-from mup_tpu.cli.console import Console
-from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
+from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.table import Table

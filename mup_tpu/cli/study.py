@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from mup_tpu.cli.console import Console
-from mup_tpu.cli.output import write_new
+from mup_tpu.cli.console import Console, write_new
 from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import as_number, on_one_line, parse_seconds
 from mup_tpu.errors import ConfigError

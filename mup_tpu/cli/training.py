@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from mup_tpu.cli.console import Console
-from mup_tpu.cli.output import to_json, write_new
+from mup_tpu.cli.console import Console, to_json, write_new
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.cli.table import Repeated
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
