@@ -91,7 +91,7 @@ def _overview(group: str) -> str:
 
 
 def _run(words: Sequence[str]) -> None:
-    import tyro
+    import tyro  # a tenth of a second, which the overview and --version do without
 
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
@@ -104,6 +104,7 @@ def _run(words: Sequence[str]) -> None:
         getattr(module, name.split()[-1]),
         prog=f"mup-tpu {name}",
         args=[*_repeated(words[count:])],
+        # --device, not --how.run.device; no --no-json beside --json
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
 

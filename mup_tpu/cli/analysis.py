@@ -58,6 +58,7 @@ def analyze(
     """
     if out is not None and figures == report:
         raise ConfigError(f"out {str(out)!r} needs either --figures or --report")
+    # These change or show stored rows; they need no analysis, which may fail for want of optima.
     if keep or compact or runs or csv is not None:
         if len(paths) != 1:
             raise ConfigError("keep, compact, runs and csv take exactly one results folder")
@@ -188,6 +189,7 @@ def predict(
 
     results = open_results(path, table)
     folder = out or results.figures_folder
+    # A column of a table may hold a comma, so only predictions split the option.
     scales = (table.scale or "").split(",")
     if len(scales) > 1 or best_over:
         if keep:

@@ -156,6 +156,7 @@ def _measure(trial: Trial, folder: Folder, check: Check) -> None:
     from mup_tpu.training.coord_check import measure
 
     console, scale = Console(), check.scale
+    # A constant rate from the first step on: a warm-up would hide how fast layers grow.
     trial = trial.replace(steps=check.steps, warmup=0.0, schedule="constant")
     if trial.train.precision == "auto":  # the table of an earlier check goes on
         trial = trial.replace(precision="float32")

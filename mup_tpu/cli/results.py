@@ -55,6 +55,7 @@ def open_results(paths: str | Sequence[str], options: TableOptions = TableOption
         raise ConfigError("paths are missing: give a results folder or a table")
     paths = [match for path in paths for match in _matching(path)]
     path = paths[0]
+    # Results folders are compared; tables are read as one, as a tool may write a file a run.
     if len(paths) > 1:
         of_sweeps = all((Path(path) / STORE).exists() for path in paths)
         innermost = os.path.commonpath([os.path.abspath(path) for path in paths])

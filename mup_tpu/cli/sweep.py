@@ -309,7 +309,7 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
         best = best_trials(folder)[0]
         point = ", ".join(f"{name} {write(name, best.trial.flat()[name])}" for name in search.space)
         console.print(f"best: loss {best.loss:.4f} at {point}", style="bold")
-        width = 4 * search.base.model.width
+        width = 4 * search.base.model.width  # an example: two octaves are often predicted well
         console.print(f"transfer it with: mup-tpu transfer {folder} --at width={width}")
     if outcome.interrupted:
         raise KeyboardInterrupt

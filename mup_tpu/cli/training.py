@@ -202,7 +202,7 @@ def plan(
     if budget is None:
         raise ConfigError("a plan needs a budget: give --budget 200h, or FLOP as --budget 1e20")
     sweep = Sweep("plan", Trial().replace(precision="auto")) if file is None else load_sweep(file)
-    is_time = as_number(budget) is None
+    is_time = as_number(budget) is None  # 200h, not 1e20
     speed = mfu * _peak(on, sweep.base) if is_time or on else None
     planned = make(at, budget, sweep, table, speed)
     written = out or (None if json else File("plan.toml"))
@@ -244,7 +244,7 @@ def _peak(on: str | None, base: Trial) -> float:
         return machine.flops
     from mup_tpu.devices.peak import gpu_peak_flops, tpu_type
 
-    count, _, name = on.rpartition("x")
+    count, _, name = on.rpartition("x")  # 8xH100
     if re.fullmatch(r"\d+", count) or not count:
         peak = gpu_peak_flops(name, base.train.precision)
         if peak is not None:

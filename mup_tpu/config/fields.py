@@ -97,6 +97,7 @@ def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> No
     elif origin in (tuple, dict):
         for place, item in _items(name, value, origin):
             require_value(place, item, inner[0 if origin is tuple else 1])
+    # True is a whole number to Python, and a width to nobody.
     elif not isinstance(value, _ALLOWED.get(kind, kind)) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{name} {shown(value)} is not {TYPE_NAMES.get(kind, kind.__name__)}")
     elif kind in (int, float):

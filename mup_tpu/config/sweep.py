@@ -143,6 +143,7 @@ class Sweep:
                     f"{name} {axis.field} of the sweep is not a number; compare its values instead"
                 )
         fields = [f for axis in self.axes for f in axis.fields]
+        # Seeds are replicates: the analysis pools them, and a scale or a tuned value never is one.
         if "seed" in fields:
             raise ConfigError("seed is no axis of a sweep: num_seeds gives the seeds of every cell")
         if twice := [f for f in fields if fields.count(f) > 1]:

@@ -270,6 +270,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         content = read_regular(path, MOST_BYTES)
     with raised_as(ConfigError, f"configuration {path} is not valid TOML", (ValueError, RecursionError)):
         text = content.decode("utf-8").replace("\r\n", "\n")
+        # Before tomllib, which takes memory by the square of a key's parts.
         words = re.split(r"[\n=,\[\]{}#]+", text.replace(" ", "").replace("\t", ""))
         if any(
             word.count(".") > MOST_DOTS and len(re.findall(r"[^.]\.", word)) > MOST_DOTS for word in words
