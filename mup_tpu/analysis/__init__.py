@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mup_tpu.analysis.drift import Drift, WiderIsBetter
-    from mup_tpu.analysis.ingest.table import check_table
     from mup_tpu.analysis.ingest.table_columns import Columns
-    from mup_tpu.analysis.load import load_table
+    from mup_tpu.analysis.load import check_table, load_table
     from mup_tpu.analysis.loss_curve import LossCurve
     from mup_tpu.analysis.noise import Noise
     from mup_tpu.analysis.optimum import Optimum
@@ -39,9 +38,8 @@ __all__ = [
 
 _FROM = {
     "drift": ("Drift", "WiderIsBetter"),
-    "ingest.table": ("check_table",),
     "ingest.table_columns": ("Columns",),
-    "load": ("load_table",),
+    "load": ("check_table", "load_table"),
     "optimum": ("LossCurve", "Noise", "Optimum"),
     "prediction": ("Predictions", "RulePrediction", "predict"),
     "regret": ("Regret",),

@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.steps import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_columns import Columns, means, short_name
-from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings, numbers
-from mup_tpu.analysis.ingest.units import AUTO, LossUnit
+from mup_tpu.analysis.ingest.table_shapes import at_logged_steps, last_steps
+from mup_tpu.analysis.ingest.table_values import AUTO, NO_STATES, LossUnit, States, meanings, numbers
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import cost_column, differences, require_columns, require_one_kind, varying
 from mup_tpu.analysis.run_table import FINISHED, RUN, STOPPED, UNFINISHED, RunTable, power, require_above_zero

@@ -116,13 +116,13 @@ def _show_folder(
 
 def _run_table(table: pd.DataFrame, path: str) -> Table:
     """Return a table with a row a run; settings that all runs share stand in its title."""
-    from mup_tpu.analysis import ranking
+    from mup_tpu.analysis.rows import varied as varied_columns
     from mup_tpu.config import columns
     from mup_tpu.config.table import Table
     from mup_tpu.store import is_search, load_axes
 
     if is_search(path):
-        varied = ranking.varied(table)
+        varied = varied_columns(table)
     else:
         axes = load_axes(path)
         varied = [column for axis in (axes.compare, axes.scale, axes.tune) for column in axis.columns]

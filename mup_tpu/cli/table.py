@@ -97,8 +97,7 @@ class TableOptions:
     def load(self, *paths: str) -> RunTable:
         """Read and check a results folder or table, or several tables as one."""
         from mup_tpu.analysis import load_table
-        from mup_tpu.analysis.ingest.table_values import States
-        from mup_tpu.analysis.ingest.units import LossUnit
+        from mup_tpu.analysis.ingest.table_values import LossUnit, States
 
         by_meaning: dict[str, list[str]] = {meaning: [] for meaning in _STATES}
         for text in self.states:

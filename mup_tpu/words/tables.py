@@ -12,8 +12,8 @@ import pandas as pd
 
 from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, Conclusion, slopes
 from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.ranking import of_status, ranked, varied
 from mup_tpu.analysis.regret import AT_LEAST, Regret
+from mup_tpu.analysis.rows import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.worth import Interval
 from mup_tpu.config import Trial

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns
-from mup_tpu.analysis.power_law import fit_power_laws
-from mup_tpu.analysis.random_effects import Regression
+from mup_tpu.analysis.power_law import Regression, fit_power_laws
 from mup_tpu.errors import TableError
 from mup_tpu.plots import law_figure
 from mup_tpu.words.predictions import power_law

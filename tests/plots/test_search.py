@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu import plots
-from mup_tpu.analysis.ranking import ranked, varied
+from mup_tpu.analysis.rows import ranked, varied
 from mup_tpu.store import load_runs
 
 RESULTS = Path(__file__).parents[2] / "results"

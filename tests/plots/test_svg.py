@@ -10,7 +10,7 @@ import pandas as pd
 
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table, coord_check
-from mup_tpu.analysis.ranking import ranked, varied
+from mup_tpu.analysis.rows import ranked, varied
 from mup_tpu.store import load_runs
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -1,4 +1,4 @@
-"""Values of strangers' tables: numbers as text, states of trackers.
+"""Values of others' tables: numbers as text, states of trackers, what a loss means, and errors of means.
 
 A value that can be read in two ways is an error, never a guess.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
+from mup_tpu.analysis.ingest.table_columns import Columns, means, plain_name
+from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED, require_above_zero
 from mup_tpu.config import shown
 from mup_tpu.errors import TableError
 
@@ -172,3 +174,131 @@ def _list(words: Iterable[str]) -> str:
     """First eight words."""
     all_words = [*words]
     return ", ".join(all_words[:8]) + (" ..." if len(all_words) > 8 else "")
+
+
+UnitName = Literal["auto", "nat", "bit", "bpb"]
+_WORDS = {"nat": "nat per token", "bit": "bits per token", "bpb": "bits per byte"}
+_BITS_PER_BYTE = re.compile(r"(^|_)(bpb|bits_per_byte)(_|$)")
+_PERPLEXITY = re.compile(r"(^|_)(ppl|perplexity)(_|$)")
+_SCORE = re.compile(
+    r"(^|_)(acc|accuracy|top1|top5|psnr|ssim|score|bleu|rouge|f1|auc|map|iou|reward|return|r2|win_rate|elo)(_|$)"
+)
+"""Metrics of which more is better."""
+_CROSS_ENTROPY = re.compile(r"(^|_)(loss|ce|xent|nll|cross_entropy|nats?)(_|$)")
+_BITS = re.compile(r"(^|_)(bpt|bits|bits_per_token)(_|$)")
+
+
+@dataclass(frozen=True)
+class LossUnit:
+    """Unit of a table's loss."""
+
+    name: UnitName = "auto"
+    """"auto" takes it from the column's name: perplexity, bits per byte (bpb), bits per token, else nat."""
+    bytes_per_token: float | None = None
+    """Bytes of text in a token, which bits per byte need."""
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(UnitName):
+            raise TableError(f"loss_unit {self.name!r} is not one of {', '.join(get_args(UnitName))}")
+        if self.bytes_per_token is not None:
+            require_above_zero("bytes_per_token", self.bytes_per_token)
+
+    def convert(self, rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, Reason | None]:
+        """Convert loss and loss_error to nat per token; return a note where they were in another unit.
+
+        Raises:
+            TableError: it is a score, of which more is better; or in bits per byte, and the bytes of a token
+                are not known.
+        """
+        name = self._of(column)
+        if name == "nat":
+            is_known = (
+                self.name == "nat" or means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column))
+            )
+            return rows, None if is_known else Reason.of("unit unknown", name=column)
+        if name == "score":
+            raise TableError(
+                f"{column} is a score, of which more is better, and the analysis needs a loss: give it "
+                "by --columns loss=COLUMN, or --loss-unit nat if it is one"
+            )
+        if name == "perplexity":
+            if (bad := rows.index[~(rows["loss"].isna() | (rows["loss"] > 0))]).size:
+                first = rows["loss"][bad[0]]
+                raise TableError(f"perplexity {column} must be above 0, but row {bad[0]} has {first:g}")
+            nat = rows.assign(loss=np.log(rows["loss"]), loss_error=rows["loss_error"] / rows["loss"])
+            return nat, Reason.of("perplexity converted", name=column)
+        factor = math.log(2)
+        if name == "bpb":
+            if self.bytes_per_token is None:
+                raise TableError(
+                    f"{column} is in bits per byte, and the analysis in nat per token: "
+                    "give --bytes-per-token, the bytes of text in a token, or --loss-unit nat if it is not"
+                )
+            factor *= self.bytes_per_token
+        nat = rows.assign(loss=rows["loss"] * factor, loss_error=rows["loss_error"] * factor)
+        return nat, Reason.of("loss converted", name=column, unit=_WORDS[name], factor=factor)
+
+    def _of(self, column: str) -> str:
+        if self.name != "auto":
+            return self.name
+        plain = plain_name(column)
+        if _PERPLEXITY.search(plain):
+            return "perplexity"
+        if _SCORE.search(plain):
+            return "score"
+        if _BITS_PER_BYTE.search(plain):
+            return "bpb"
+        return "bit" if _BITS.search(plain) or re.search(r"[(\[]\s*bits?\s*[)\]]", column) else "nat"
+
+
+AUTO = LossUnit()
+
+
+_WITH_ERROR = re.compile(r"\s*(\S+)\s*(?:±|\+/-|\+-)\s*(\S+)\s*")
+_ERROR = "err error se sem stderr std_err std_error standard_error"
+_DEVIATION = "std stdev stddev sd std_dev standard_deviation"
+_COUNT = "n_seeds num_seeds n_runs num_runs n_repeats replicates n_replicates"
+
+
+def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
+    """The table with the standard error of its losses in a column, if it tells one; its name, and notes.
+
+    A standard deviation needs the number of runs, in a column beside it.
+    """
+    loss, error = columns.loss, columns.loss_error
+    if loss not in table or error in table or not table.columns.is_unique:
+        return table, columns, []
+    cells = table[loss].astype(object)
+    parts = {
+        row: m for row, cell in cells.items() if isinstance(cell, str) and (m := _WITH_ERROR.fullmatch(cell))
+    }
+    if parts:
+        errors = pd.Series({row: m[2] for row, m in parts.items()}, dtype=object).reindex(table.index)
+        means = pd.Series({row: m[1] for row, m in parts.items()}, dtype=object)
+        return (
+            table.assign(**{loss: means.reindex(table.index).fillna(cells), error: errors}),
+            columns,
+            [Reason.of("errors behind ±", name=loss)],
+        )
+    if named := _column(table, loss, _ERROR):
+        return (
+            table,
+            replace(columns, loss_error=named),
+            [Reason.of("errors in a column", name=named, loss=loss)],
+        )
+    if (deviation := _column(table, loss, _DEVIATION)) is None:
+        return table, columns, []
+    if (count := _column(table, loss, _COUNT)) is None:
+        return table, columns, [Reason.of("deviation without a count", name=deviation)]
+    values = numbers(table[deviation], deviation) / np.sqrt(numbers(table[count], count))
+    note = Reason.of("errors from deviations", name=deviation, loss=loss, count=count)
+    return table.assign(**{error: values}), columns, [note]
+
+
+def _column(table: pd.DataFrame, loss: str, endings: str) -> str | None:
+    """Column with one of some names, alone or after the loss's name."""
+    names = {plain_name(name): str(name) for name in table}
+    stems = ("", f"{plain_name(loss)}_", "loss_", "val_loss_")
+    return next(
+        (names[s + e] for s in stems[1:] + stems[:1] for e in endings.split() if s + e in names), None
+    )

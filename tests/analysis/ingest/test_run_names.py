@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import load_table
-from mup_tpu.analysis.ingest.run_names import settings
+from mup_tpu.analysis.ingest.table_shapes import settings
 from mup_tpu.cli import main
 from mup_tpu.errors import TableError
 from mup_tpu.words.reasons import notes as notes_of

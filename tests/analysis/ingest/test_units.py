@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, check_table
-from mup_tpu.analysis.ingest.units import LossUnit
+from mup_tpu.analysis.ingest.table_values import LossUnit
 from mup_tpu.errors import TableError
 from mup_tpu.words.reasons import notes as notes_of
 

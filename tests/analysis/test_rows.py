@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from mup_tpu.analysis.ranking import ranking
+from mup_tpu.analysis.rows import ranking
 from mup_tpu.config.columns import CONFIGURED
 
 
