@@ -19,11 +19,9 @@ import pandas as pd
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.errors import TableError
 
-_SLICE = 0.15
-"""Octaves within which two budgets are one."""
+_SLICE = 0.15  # octaves within which two budgets are one
 _LEAST_RUNS, _LEAST_SLICES = 4, 3
-Interval = tuple[float, float, float]
-"""A value and its 95 % interval."""
+Interval = tuple[float, float, float]  # a value and its 95 % interval
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class ComputeOptimal:
     runs: int
 
     def at(self, flops: float) -> Optimal:
-        """Sizes for a budget.
+        """Return the sizes for a budget.
 
         Raises:
             TableError: it is no finite number above 0.
@@ -68,7 +66,6 @@ class ComputeOptimal:
         return Optimal(flops, (params, low, high), (tokens, *held), (loss.loss, loss.low, loss.high))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "irreducible": self.law.irreducible,
             "coefficients": self.law.coefficients,
@@ -89,7 +86,7 @@ def _log_params(theta_RT: np.ndarray, flops: float) -> np.ndarray:
 
 
 def compute_optimal(table: pd.DataFrame) -> ComputeOptimal:
-    """Sizes of least loss by budget, from runs of several parameters and tokens.
+    """Fit sizes of least loss by budget, from runs of several parameters and tokens.
 
     Args:
         table: columns params, tokens and loss (nat per token), one row a run.

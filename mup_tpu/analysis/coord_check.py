@@ -19,17 +19,14 @@ from mup_tpu.errors import TableError
 
 COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")
 
-SIZES = ("activation", "update")
-"""Quantities that are sizes; none may grow with the scale."""
-LINEARIZATION = "linearization"
-"""Quantity of the distance of blocks from their linearization."""
+SIZES = ("activation", "update")  # quantities that are sizes; none may grow with the scale
+LINEARIZATION = "linearization"  # quantity of the distance of blocks from their linearization
 
-GROWS = 0.2
-"""Exponent from which a layer grows: one that lacks a factor of μP has about 1/2 or 1."""
+GROWS = 0.2  # exponent from which a layer grows: one that lacks a factor of μP has about 1/2 or 1
 
+# Exponent of depth below which blocks turn lazy: half the −1/2 that branches scaled by 1/√depth have (Dey
+# et al., figure 6)
 LAZY = -0.25
-"""Exponent of depth below which blocks turn lazy: half the −1/2 that branches scaled by 1/√depth have (Dey et
-al., figure 6)."""
 
 
 def setting_name(optimizer: str, tied: bool) -> str:
@@ -38,7 +35,6 @@ def setting_name(optimizer: str, tied: bool) -> str:
 
 
 def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Measurements of each optimizer and tying, by name."""
     if not {"optimizer", "tied"} <= set(table):
         return {"coord_check": table}
     names = [setting_name(*key) for key in zip(table["optimizer"], table["tied"], strict=True)]
@@ -46,7 +42,7 @@ def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def scale_of(table: pd.DataFrame) -> str:
-    """Column of the scale along which a table was measured: the one that is neither result nor setting.
+    """Return the column of the scale: the one that is neither result nor setting.
 
     Raises:
         TableError: there is no such column, or several.
@@ -60,7 +56,7 @@ def scale_of(table: pd.DataFrame) -> str:
 
 
 def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
-    """Exponent of rms in the scale, layer by layer, at one step.
+    """Fit the exponent of rms in the scale, layer by layer, at one step.
 
     Args:
         table: tidy measurements, as `mup_tpu.training.coord_check.measure` returns.

@@ -22,14 +22,11 @@ from mup_tpu.store import StoredAxes, load_axes, load_curves, load_header, load_
 from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import FILE as STORE
 
-Place = str | Path | Sequence[str | Path]
-"""One place of runs, or several that are read as one table."""
-Runs = RunTable | pd.DataFrame | str | Path
-"""A checked table, runs of the usual columns, or where they are."""
+Place = str | Path | Sequence[str | Path]  # one place of runs, or several that are read as one table
+Runs = RunTable | pd.DataFrame | str | Path  # a checked table, runs of the usual columns, or where they are
 
 
 def run_table(runs: Runs) -> RunTable:
-    """Checked table of runs, read and checked where it is none yet."""
     if isinstance(runs, RunTable):
         return runs
     return check_table(runs) if isinstance(runs, pd.DataFrame) else load_table(runs)
@@ -87,7 +84,7 @@ def load_table(
 
 
 def read_rows(path: str | Path) -> pd.DataFrame:
-    """Rows of a results folder, a file or a tracker, as they are.
+    """Read the rows of a results folder, a file or a tracker, as they are.
 
     Raises:
         TableError: it is no table.
@@ -97,7 +94,6 @@ def read_rows(path: str | Path) -> pd.DataFrame:
 
 
 def _read(path: str | Path) -> pd.DataFrame:
-    """Anybody's runs at one of several places."""
     if (read := find_reader(path)) is None:
         raise TableError(
             f"{path} is no table, and stands beside one; give results folders alone, or tables alone"
@@ -131,7 +127,6 @@ def _load_stored(
 
 
 def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:
-    """Part of a table at the scales that its sequence plans."""
     part = table.part(lambda frame: frame["scale"].isin(planned))
     left_out = sorted(set(table.runs["scale"]) - set(planned))
     note = Reason.of("scales not planned", scales=left_out)
@@ -139,7 +134,6 @@ def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:
 
 
 def _command(path: str | Path, stored: pd.DataFrame) -> str | None:
-    """Command line that adds runs to a results folder, if a script of this checkout made it."""
     experiment = str(stored["experiment"].iloc[0])
     script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
     preset = " --preset h200" if experiment.endswith("_h200") else ""
@@ -147,11 +141,11 @@ def _command(path: str | Path, stored: pd.DataFrame) -> str | None:
     return f"python {script}{preset} --results {path}" if is_there else None
 
 
+# Columns that have one value in all rows, except along the axes
 _USUALLY_FIXED = (
     "dataset", "data_fingerprint", "steps_planned", "steps", "batch_size", "sequence_length", "width",
     "depth", "lr", "unit", "units", "loss_unit", "weight_decay", "init_std", "loss_kind", "optimizer",
 )  # fmt: skip
-"""Columns that have one value in all rows, except along the axes."""
 
 
 def check_table(
@@ -187,7 +181,6 @@ def check_table(
 
 
 def _planned(table: RunTable) -> RunTable:
-    """Table with the planned scales of its sequence, if its purchases are numbered."""
     purchases = table.runs.loc[table.runs["purchase"] > 0, "purchase"].nunique()
     if not purchases:
         return table

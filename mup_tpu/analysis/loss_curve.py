@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 import scipy
 
-_STABLE = 2.0
-"""Octaves, or grid steps, from the best cell within which cells say the effects of seeds."""
+_STABLE = 2.0  # octaves, or grid steps, from the best cell within which cells say the effects of seeds
+# Cells beyond which no effects are taken out: their covariance is a matrix of all of them
 _MOST_CELLS = 2000
-"""Cells beyond which no effects are taken out: their covariance is a matrix of all of them."""
+# Usual deviations of a run from its cell and seed, beyond which it counts less for its seed's effect
 _CLIPPED = 2.5
-"""Usual deviations of a run from its cell and seed, beyond which it counts less for its seed's effect."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class LossCurve:
 
     @property
     def step(self) -> float:
-        """Usual distance of grid points, octaves."""
+        """Median distance of grid points, octaves."""
         return float(np.median(np.diff(self.x_G))) if len(self.x_G) > 1 else 1.0
 
     @property
@@ -55,7 +54,7 @@ class LossCurve:
 
 
 def loss_curve(runs: pd.DataFrame) -> LossCurve:
-    """The curve of one scale (and parametrization) from checked runs.
+    """Average checked runs of one scale (and parametrization) to a curve.
 
     A cell counts as lost if at least half its runs are; else its mean is over the finite ones. Runs of one
     seed share initial weights and data, and so an effect on the loss that moves no optimum: it is taken out.
@@ -124,7 +123,6 @@ def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def _centred(y_N: np.ndarray, cell_N: np.ndarray, weight_N: np.ndarray) -> np.ndarray:
-    """Values less their cell's weighted mean."""
     return y_N - (np.bincount(cell_N, weight_N * y_N) / np.bincount(cell_N, weight_N))[cell_N]
 
 

@@ -3,7 +3,7 @@
 A **cell** is one size: one value of each scale. Optima are estimated cell by cell, as along one scale, and
 their logarithms regressed on the scales', with random effects of cells and of the values of each scale:
 
-x = β₀ + Σ_a α_a·(size_a − mean) + Σ_a u_a(value of a) + e + N(0, error²). Cells that share a value of a scale,
+x = β₀ + Σ_a α_a·(size_a − mean) + Σ_a u_a(value of a) + e + N(0, error²). Cells that share a scale's value,
 such as one model or one batch size, miss the law together by u_a ~ N(0, τ_a²), and each by itself by
 e ~ N(0, τ₀²). Without u, many cells at few values would make exponents look surer than they are. β₀ is flat,
 α ~ N(0, 1), every τ half-normal of scale 0.3 octaves. Given all τ everything is normal; the τ are drawn from
@@ -84,13 +84,12 @@ class PowerLaw:
 
     @cached_property
     def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean of each exponent, and draws, R × A."""
+        """Return the mean of each exponent, and draws, R × A."""
         mean_RA, error_RA = self._fit.coefficients()
         return mean_RA.mean(axis=0), _drawn(mean_RA, error_RA)
 
     @cached_property
     def exponents(self) -> tuple[Exponent, ...]:
-        """Exponent of each scale."""
         mean_A, draws_RA = self._slopes
         ends = zip(self.scales, mean_A, *np.quantile(draws_RA, [0.025, 0.975], axis=0), strict=True)
         return tuple(Exponent(scale, *map(float, (value, low, high))) for scale, value, low, high in ends)
@@ -126,7 +125,7 @@ class PowerLaw:
 
     @cached_property
     def held_out(self) -> HeldOut:
-        """Cells predicted from the others."""
+        """Predict each cell from the others."""
         mean_RS, error_RS, weight_RS = self._fit.left_out()
         x_S, truth_S = (weight_RS * mean_RS).sum(axis=0), self._fit.x_S
         # Share of each prediction below the optimum that came out.
@@ -137,7 +136,6 @@ class PowerLaw:
         return HeldOut(len(x_S), rmse, float(np.mean(regrets)), inside)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "compared": self.compared,
             "hyperparameter": self.hyperparameter,
@@ -151,7 +149,6 @@ class PowerLaw:
 
 
 def _drawn(mean_R: np.ndarray, error_R: np.ndarray, each: int = 200) -> np.ndarray:
-    """Draws of normals, `each` from one."""
     mean, error = np.repeat(mean_R, each, axis=0), np.repeat(error_R, each, axis=0)
     return np.asarray(mean + error * np.random.default_rng(1).standard_normal(mean.shape))
 
@@ -174,7 +171,7 @@ def fit_power_laws(
     best_over: Sequence[str] = (),
     where: Sequence[Condition] = (),
 ) -> tuple[PowerLaw, ...]:
-    """A law of each rule in a table in which several scales vary together.
+    """Fit a law of each rule in a table in which several scales vary together.
 
     Args:
         table: one row a run; a file, or a results folder.
@@ -224,7 +221,7 @@ def fit_power_laws(
 
 
 def read_sizes(text: str) -> dict[str, float]:
-    """Sizes as NAME=VALUE,NAME=VALUE.
+    """Read sizes, NAME=VALUE,NAME=VALUE.
 
     Raises:
         TableError: the text has another form.
@@ -243,13 +240,10 @@ def _is_size(values: pd.Series) -> bool:
     return values.dtype.kind in "iuf" and bool((values > 0).all()) and bool(np.isfinite(values).all())
 
 
-_SCATTER = 0.3
-"""Scale of the half-normal τ, octaves."""
-_FLAT = 100.0
-"""Variance of β₀, octaves²."""
+_SCATTER = 0.3  # scale of the half-normal τ, octaves
+_FLAT = 100.0  # variance of β₀, octaves²
 _LEAST_ERROR = 0.01
-_LEAST_VALUES = 4
-"""Values of a scale from which their scatter is told from its exponent."""
+_LEAST_VALUES = 4  # values of a scale from which their scatter is told from its exponent
 _DRAWS, _THIN = 100, 10
 
 
@@ -271,7 +265,6 @@ class Regression:
         return tuple(a for a, n in enumerate(counts) if _LEAST_VALUES <= n <= len(self.x_S) / 2)
 
     def _shared(self, sizes_NA: np.ndarray) -> list[np.ndarray]:
-        """Whether sizes have a cell's value, N × S for each scale that is scattered."""
         return [sizes_NA[:, a, None] == self.sizes_SA[:, a] for a in self.scattered]
 
     @cached_property
@@ -322,13 +315,13 @@ class Regression:
         return np.stack([np.linalg.inv(self._covariance(tau_C)) for tau_C in self.tau_RC])
 
     def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
-        """Exponents in each draw, normal: means (R, A) and standard deviations (R, A)."""
+        """Return the exponents in each draw, normal: means (R, A) and standard deviations (R, A)."""
         gain_RAS = self._centred(self.sizes_SA).T @ self._inverse_RSS
         variance_RA = 1 - np.einsum("ras,sa->ra", gain_RAS, self._centred(self.sizes_SA))
         return gain_RAS @ self._away_S, np.sqrt(variance_RA)
 
     def predicted(self, size_A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A cell's optimum in each draw, normal: means (R) and standard deviations (R)."""
+        """Predict a cell's optimum in each draw, normal: means (R) and standard deviations (R)."""
         design_A = self._centred(size_A)
         shared_CS = np.array([np.zeros(len(self.x_S)), *(s[0] for s in self._shared(size_A[None]))])
         across_RS = _FLAT + self._centred(self.sizes_SA) @ design_A + self.tau_RC**2 @ shared_CS
@@ -338,7 +331,7 @@ class Regression:
         return self.x_S.mean() + gain_RS @ self._away_S, np.sqrt(variance_R)
 
     def left_out(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each measured optimum by the others, normal in each draw: means, deviations and weights, R × S.
+        """Predict each measured optimum from the others: normals' means, deviations and weights, R × S.
 
         The weights turn draws of the τ from all cells into draws from the others.
         """

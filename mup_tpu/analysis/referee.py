@@ -22,10 +22,9 @@ from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.store import is_search
 from mup_tpu.store.predictions import FILE, load_predictions
 
-_FIRST = "parametrization"
-"""Compared column whose rows come first."""
+_FIRST = "parametrization"  # compared column whose rows come first
+# Values of columns that the rows of the first releases lack
 _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
-"""Values of columns that the rows of the first releases lack."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Ruling:
 
     @property
     def compares(self) -> str:
-        """Column of the rule."""
         return self.columns.parametrization
 
     @property
@@ -71,7 +69,6 @@ class Ruling:
 
     @property
     def setting(self) -> tuple[str, str, str]:
-        """Architecture, update rule and the tuned column."""
         return self.architecture, self.update_rule, self.columns.hyperparameter
 
 
@@ -172,7 +169,6 @@ def compare(
 
 
 def _inside(folder: Path, known: tuple[TransferAnalysis, RunTable | None] | None) -> list[bool]:
-    """Whether the interval of each kept prediction below a folder holds the optimum that came out."""
     inside = []
     for file in sorted(folder.rglob(FILE)):
         try:

@@ -17,19 +17,17 @@ from mup_tpu.errors import TableError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store.conditions import Condition
 
-DATA = ("dataset", "data_fingerprint")
-"""Columns that change with a field of the data."""
+DATA = ("dataset", "data_fingerprint")  # columns that change with a field of the data
+# Columns of a results folder that have one value in all rows, except along the axes; `DATA` stands for the
+# corpus
 STORED_FIXED = (*(name for name in CONFIGURED if name not in ("seed", "data_seed", "corpus")), *DATA)
-"""Columns of a results folder that have one value in all rows, except along the axes; `DATA` stands for the
-corpus."""
-_MOST_RULES = 8
-"""Most values of a column that is compared; one with more names runs."""
+_MOST_RULES = 8  # most values of a column that is compared; one with more names runs
+# Columns of a run's cost, with their units; the first that a table has is taken
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
-"""Columns of a run's cost, with their units; the first that a table has is taken."""
 
 
 def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
-    """Rows that meet all conditions.
+    """Select the rows that meet all conditions.
 
     Raises:
         TableError: a column is missing or holds no numbers to compare, or no row meets a condition.
@@ -100,7 +98,7 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
 
 
 def no_column(table: pd.DataFrame, *missing: str) -> str:
-    """Sentence about missing columns, with the nearest one that is there."""
+    """Return a sentence about missing columns, with the nearest one of the table."""
     known = {
         plain_name(name).replace("_", ""): column
         for column in map(str, table)
@@ -145,7 +143,7 @@ def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]
 
 
 def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
-    """Settings in which rows of one cell and seed differ, each with its option; "" if there are none."""
+    """Return settings in which rows of one cell and seed differ, each with its option; "" for none."""
     shown = []
     for column in _settings(table, columns):
         if table.loc[rows, column].map(str).nunique() < 2:
@@ -166,7 +164,7 @@ def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
 
 
 def varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
-    """Notes on settings with several values inside a cell.
+    """Return notes on settings with several values inside a cell.
 
     Args:
         table: rows under their own names.
@@ -207,18 +205,16 @@ def _rule_options(column: str, values: pd.Series) -> str:
 
 
 def cost_column(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:
-    """Column of a run's cost and its unit; "" if there is none."""
     if columns.cost:
         return columns.cost, _COSTS.get(columns.cost, columns.cost)
     return next(((column, unit) for column, unit in _COSTS.items() if column in table), ("", ""))
 
 
-_PARTS = ("optimizer", "train", "model", "data")
-"""Parts of a trial in the order of their columns."""
+_PARTS = ("optimizer", "train", "model", "data")  # parts of a trial in the order of their columns
 
 
 def varied(runs: pd.DataFrame) -> list[str]:
-    """Columns of configured numbers that vary in a run table, without seeds."""
+    """Return the columns of configured numbers that vary in a run table, without seeds."""
     columns = sorted(CONFIGURED.values(), key=lambda column: _PARTS.index(column.part))
     return [
         c.name
@@ -228,7 +224,7 @@ def varied(runs: pd.DataFrame) -> list[str]:
 
 
 def ranked(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of a search: finished ones by loss, then stopped ones by their steps, then the others."""
+    """Sort trials of a search: finished ones by loss, then stopped ones by their steps, then the others."""
     order = runs["status"].map({"finished": 0, "stopped": 1, "diverged": 2}).fillna(3)
     ordered = runs.assign(order=order).sort_values(
         ["order", "steps_done", "loss"], ascending=[True, False, True], ignore_index=True
@@ -237,7 +233,6 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_status(trials: pd.DataFrame, status: str) -> pd.DataFrame:
-    """Trials of a status; of finished and stopped ones, those that have a loss."""
     return trials[(trials["status"] == status) & ((status == "diverged") | np.isfinite(trials["loss"]))]
 
 

@@ -16,11 +16,10 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
 
+# Ends of runs; unfinished ones say nothing of their trial
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
-"""Ends of runs; unfinished ones say nothing of their trial."""
 
-RUN = ["compared", "scale", "x", "seed"]
-"""Columns that name a run."""
+RUN = ["compared", "scale", "x", "seed"]  # columns that name a run
 HISTORY = [*RUN, "step", "loss"]
 
 
@@ -56,7 +55,7 @@ class RunTable:
         return f"{self.name}: {len(self.runs)} runs of {compared} at {self.columns.scale} {scales}"
 
     def part(self, keep: Callable[[pd.DataFrame], pd.Series]) -> RunTable:
-        """Table of some of its runs, with their history.
+        """Return the table of some runs, with their history.
 
         Args:
             keep: mask of a frame's rows, called with each frame of runs.
@@ -85,5 +84,4 @@ def require_above_zero(name: str, value: float) -> None:
 
 
 def power(x: float) -> str:
-    """A value by its log2: "2^-8", or "0"."""
     return "0" if x == -np.inf else f"2^{x:.4g}"

@@ -20,11 +20,10 @@ import numpy as np
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
 
-HUBER_DELTA = 1e-3
-"""Residual in log L above which a point counts linearly."""
+HUBER_DELTA = 1e-3  # residual in log L above which a point counts linearly
 DRAWS = 200
+# Largest factor on the scatter in a draw: with one degree of freedom it is otherwise unbounded
 _MOST_INFLATED = 30.0
-"""Largest factor on the scatter in a draw: with one degree of freedom it is otherwise unbounded."""
 _POLISHED = 24
 _ITERATIONS = 400
 _LOG_E = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0)
@@ -42,7 +41,6 @@ class Prediction:
     """95 % interval, of the law and of a single point's scatter about it."""
 
     def holds(self, loss: float) -> bool:
-        """Whether an observed loss lies inside."""
         return self.low <= loss <= self.high
 
 
@@ -69,16 +67,15 @@ class ScalingLaw:
 
     @property
     def is_identified(self) -> bool:
-        """Whether the points determine every exponent and the irreducible loss."""
         return self.why_not_identified is None
 
     def loss(self, *variables: float) -> float:
-        """Loss at N (and D), nat per token."""
+        """Return the loss at N (and D), nat per token."""
         terms = zip(self.coefficients, self.exponents, variables, strict=True)
         return self.irreducible + sum(c * v**-e for c, e, v in terms)
 
     def predict(self, *variables: float, seed: int = 0) -> Prediction:
-        """Loss at N (and D) with its interval."""
+        """Predict the loss at N (and D) with its interval."""
         generator = np.random.default_rng(seed)
         log_v_V = np.log(variables)
         drawn = _log_loss(self.theta_draws, log_v_V[None])[:, 0]
@@ -87,7 +84,7 @@ class ScalingLaw:
         return Prediction(self.loss(*variables), float(low), float(high))
 
     def compute_share(self, parameters: float, regret: float) -> float:
-        """Share of compute with which a well-tuned model would have reached the same loss, tokens held fixed.
+        """Return the share of compute with which a tuned model reaches the same loss, tokens held fixed.
 
         Solves L(N') = L(N) + regret; compute is proportional to N.
 
@@ -99,7 +96,7 @@ class ScalingLaw:
         return float((gap / (gap + regret)) ** (1 / self.exponents[0]))
 
     def compute_share_interval(self, parameters: float, low: float, high: float) -> tuple[float, float]:
-        """95 % interval of that share, over the law's draws and a regret between low and high.
+        """Return the 95 % interval of that share, over the law's draws and a regret between low and high.
 
         (nan, nan) where E's interval reaches the loss at N: the share could then be anything.
         """
@@ -196,7 +193,7 @@ def _log_loss(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
 
 
 def _jacobian(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    """Derivative of log L, S × P × T: each term's share, times -log v for its exponent."""
+    """Return derivatives of log L, S × P × T: each term's share, times -log v for its exponent."""
     terms = _terms(theta_ST, log_v_PV)
     shares = np.exp(terms - np.logaddexp.reduce(terms, axis=1, keepdims=True))
     jacobian_STP = np.empty((*theta_ST.shape, len(log_v_PV)))
@@ -270,7 +267,6 @@ def _step(
 
 
 def _best_fit(log_l_P: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    """The least objective over a grid of starts, the most promising of them polished."""
     centre_V = log_v_PV.mean(axis=0)
     per_variable = [
         [(c + e * centre, e) for c in _LOG_COEFFICIENTS for e in _EXPONENTS] for centre in centre_V

@@ -14,14 +14,21 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns, means, short_name
 from mup_tpu.analysis.ingest.table_shapes import at_logged_steps, last_steps
-from mup_tpu.analysis.ingest.table_values import AUTO, NO_STATES, LossUnit, States, meanings, numbers
+from mup_tpu.analysis.ingest.table_values import (
+    AUTO,
+    NO_STATES,
+    LossUnit,
+    States,
+    meanings,
+    numbers,
+    plain_sizes,
+)
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import cost_column, differences, require_columns, require_one_kind, varying
 from mup_tpu.analysis.run_table import FINISHED, RUN, STOPPED, UNFINISHED, RunTable, power, require_above_zero
 from mup_tpu.errors import TableError
 
-MERGE_OCTAVES = 0.02
-"""Distance below which two learning rates are one: they differ by rounding."""
+MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they differ by rounding
 _NEEDED = ("scale", "value", "loss", "loss_error", "step")
 
 
@@ -85,7 +92,6 @@ def standard_form(
 def _with_result(
     table: pd.DataFrame, columns: Columns, states: States, notes: list[Reason]
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """Rows of runs that say something of their trial, and how each ended: FINISHED, DIVERGED or STOPPED."""
     column = columns.status
     if column == Columns().status and column not in table:  # trackers export it as State
         alike = [c for c in table.columns if str(c).lower() in ("status", "state")]
@@ -118,8 +124,6 @@ def _with_metrics(
 
 
 def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[Reason]) -> pd.DataFrame:
-    """Rows under the names that an analysis has for their columns."""
-
     def known(part: str, column: str) -> pd.Series:
         if column not in table:
             return pd.Series(np.nan, index=table.index)
@@ -145,7 +149,6 @@ def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[
 
 
 def _names(table: pd.DataFrame, column: str, default: object) -> pd.Series:
-    """A column that tells runs apart: a value in every row, or in none."""
     values = table[column] if column in table else pd.Series(default, index=table.index)
     empty = values.isna()
     if empty.all():
@@ -156,10 +159,10 @@ def _names(table: pd.DataFrame, column: str, default: object) -> pd.Series:
 
 
 def _numbers(table: pd.DataFrame, part: str, column: str, notes: list[Reason]) -> pd.Series:
-    """Numbers of a column; one that is not needed and holds none becomes a note."""
     hint = "; leave it empty, or inf, where a run diverged" if part == "loss" else ""
     try:
-        values = numbers(table[column], column, hint)
+        is_size = part in ("scale", "params", "tokens")
+        values = numbers(plain_sizes(table[column]) if is_size else table[column], column, hint)
         if part == "purchase":
             _require_counted(values, column)
     except TableError as error:
@@ -221,7 +224,6 @@ def _on_axis(
 
 
 def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.Series:
-    """X with values within MERGE_OCTAVES of each other set to the least."""
     values = np.sort(runs["x"].unique())
     merged: dict[float, float] = {}
     current = -np.inf
@@ -250,6 +252,9 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
     if len(clashing):
         first = clashing.iloc[0]
         differ = differences(table, clashing.index[(clashing[RUN] == first[RUN]).all(axis=1)], columns)
+        if not differ and columns.seed not in table and runs["step"].isna().all():
+            notes.append(Reason.of("repeats are seeds"))
+            return runs.assign(seed=runs.groupby(RUN).cumcount())
         raise TableError(
             f"two runs of {first['compared']}, scale {first['scale']:g}, {power(first['x'])}, seed "
             f"{first['seed']} have different losses{_more(clashing.groupby(key, dropna=False).groups)}; they "
@@ -260,7 +265,6 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
 
 
 def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
-    """Notes on lost runs, zeros and unequal seeds."""
     found = []
     if stopped := int(runs["stopped"].sum()):
         found.append(Reason.of("runs stopped early", count=stopped))

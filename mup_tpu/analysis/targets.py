@@ -16,10 +16,9 @@ from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED, write_scale
 from mup_tpu.errors import TableError
 
+# Most relative error of a measure's polynomial: sizes of networks are polynomials of their widths
 _MISFIT = 0.02
-"""Most relative error of a measure's polynomial: sizes of networks are polynomials of their widths."""
-_FARTHEST = 40
-"""Most octaves of a target beyond the largest scale."""
+_FARTHEST = 40  # most octaves of a target beyond the largest scale
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Target:
 
 
 def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
-    """Targets of a table.
+    """Read the targets of a prediction.
 
     Args:
         table: its scale, and columns that may measure it.
@@ -132,10 +131,6 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _columns(table: RunTable) -> tuple[pd.DataFrame, list[str]]:
-    """Rows with their scale, and the columns that may measure it.
-
-    Without a column of FLOPs these are 6·N·D, with N the parameters that a token uses.
-    """
     own, usual = table.columns, ("params", table.columns.params, "tokens", table.columns.tokens, "flops")
     if table.stored is not None and own.scale in table.stored:
         rows = table.stored.assign(scale=table.stored[own.scale].astype(float))

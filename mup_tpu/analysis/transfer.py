@@ -42,7 +42,6 @@ class FittedLaw:
     """Reason why there is no law."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         points = {"params": self.params, "tokens": self.tokens, "losses": self.losses}
         if self.law is None:
             return points
@@ -84,14 +83,12 @@ class Sequenced:
 
     @property
     def spent(self) -> tuple[float, ...]:
-        """Cost of all runs until each look, in the unit of `costs`."""
         return tuple(
             float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in look.evidence.curves))
             for look in self.looks
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         looks = [
             {**look.to_dict(), "spent": spent} for look, spent in zip(self.looks, self.spent, strict=True)
         ]
@@ -131,7 +128,6 @@ class TransferResult:
 
     @property
     def parametrization(self) -> str:
-        """The same as `compared`."""
         return self.compared
 
     @property
@@ -143,7 +139,7 @@ class TransferResult:
         return f"TransferResult({self.compared!r}, {self.verdict.decision})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: all that the figures show."""
+        """Return plain values: all that the figures show."""
         return {
             "parametrization": self.compared,
             "verdict": {"verdict": self.verdict.decision},
@@ -181,24 +177,20 @@ class TransferAnalysis:
 
     @property
     def scale(self) -> str:
-        """Column of the scale."""
         return self.columns.scale
 
     @property
     def hyperparameter(self) -> str:
-        """Column of the tuned hyperparameter."""
         return self.columns.hyperparameter
 
     @property
     def compares(self) -> str:
-        """Column of the compared value, such as parametrization."""
         return self.columns.parametrization
 
     def __repr__(self) -> str:
         return f"TransferAnalysis({self.name!r}, {list(self.results)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "name": self.name,
             "scale": self.scale,
@@ -213,7 +205,7 @@ def analyze(
     delta: float = DELTA,
     seed: int = 0,
 ) -> TransferAnalysis:
-    """Optima, drift, regret and verdict of every parametrization in a table.
+    """Analyse a table: optima, drift, regret and verdict of every parametrization.
 
     Examples:
         >>> for result in analyze("results/quickstart").results:
@@ -253,7 +245,6 @@ def analyze(
 
 
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:
-    """Analysis of one parametrization; in a sequence runs cost as much as its own did, as when planned."""
     table = table.part(lambda frame: frame["compared"] == parametrization)
     looks = tuple(take_looks(table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
@@ -312,7 +303,7 @@ def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | 
 
 
 def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
-    """The law L = E + A·N^-α through the losses at the optima of one parametrization.
+    """Fit the law L = E + A·N^-α through the losses at the optima of one parametrization.
 
     Refused where parameters are unknown, differ within a scale, or too few points tell too little.
     """
@@ -345,7 +336,7 @@ def _with_compute(regret_: Regret, law: ScalingLaw, runs: pd.DataFrame) -> Regre
 
 
 def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> tuple[LearningCurve, ...]:
-    """Learning curves at the grid points nearest to the optima, from one parametrization's history."""
+    """Return learning curves at the grid points nearest to the optima."""
     if history is None or history.empty:
         return ()
     found = []
@@ -360,7 +351,6 @@ def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> 
 
 
 def curve_to_dict(curve: LossCurve, noise: Noise) -> dict[str, Any]:
-    """Plain values of a loss curve."""
     return {
         "scale": curve.scale,
         "log2_hyperparameter": curve.x_G.tolist(),

@@ -37,7 +37,7 @@ def analyze(
     folders, show all sweeps beside each other.
 
     Args:
-        paths: Results folder (or fsspec URL); or a table in a file (CSV, TSV, JSON, JSONL, Parquet); or the
+        paths: Results folder (or fsspec URL); or a table in a file (CSV, Markdown, JSON, Parquet …); or the
             runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's; or a
             folder of Ray Tune, Lightning, Trainer or nanoGPT; or a database of MLflow or Optuna. Several
             tables are read as one.

@@ -14,6 +14,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.config.values import as_number, write_time
 
+# Parametrization -> its name for people, in the order of all figures
 _LABELS = {
     "mup": "μP",
     "sp": "SP",
@@ -29,7 +30,7 @@ _LABELS = {
     "mup_lost_multipliers": "μP, lost multipliers",
     "all": "all runs",
 }
-"""Parametrization -> its name for people, in the order of all figures."""
+# Column -> its values' names for people, the baseline first
 _RULES = {
     "optimizer": {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"},
     "batch_rule": {"none": "no batch rule", "lr_sqrt": "lr × √batch", "lr_linear": "lr × batch"},
@@ -42,7 +43,6 @@ _RULES = {
         "timescale": "decay of one timescale",
     },
 }
-"""Column -> its values' names for people, the baseline first."""
 
 
 def name(compared: str, column: str = "parametrization") -> str:
@@ -68,7 +68,6 @@ def _finite_number(text: str) -> float | None:
 
 
 def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
-    """Sort the results by `ordered`."""
     by_name = {result.compared: result for result in analysis.results}
     return [by_name[name] for name in ordered(by_name, analysis.compares)]
 
@@ -105,14 +104,12 @@ def exponent(alpha: float, low: float, high: float) -> str:
 
 
 def amount(costs: Cost, cost: float) -> str:
-    """Write a cost with its unit."""
     if costs.unit == "s":
         return write_time(cost)
     return f"{cost:.0f} {costs.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {costs.unit}"
 
 
 def listed(words: list[str]) -> str:
-    """Join words by commas, and the last one by "and"."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
@@ -131,18 +128,15 @@ def alpha(result: TransferResult) -> str:
 
 
 def verdict_title(result: TransferResult, analysis: TransferAnalysis) -> str:
-    """Write the title of a panel: compared name, verdict and α."""
     text = f"{name(result.compared, analysis.compares)}: {result.verdict.decision}"
     return ", ".join(filter(None, (text, alpha(result))))
 
 
 def scales_of(results: Iterable[TransferResult]) -> list[float]:
-    """Return the scales of all curves, ascending."""
     return sorted({curve.scale for result in results for curve in result.curves})
 
 
 def smallest_known(result: TransferResult) -> Optimum | None:
-    """Return the optimum of the smallest scale that has one."""
     return next((o for o in result.optima if o.is_bracketed), None)
 
 

@@ -68,7 +68,6 @@ def summary(predictions: Predictions) -> str:
 
 
 def _largest(made: RulePrediction) -> float:
-    """Largest scale that was run."""
     return float(made.scale / 2**made.reach)
 
 
@@ -101,13 +100,11 @@ def power_law(law: PowerLaw) -> list[str]:
 
 
 def power_law_at(law: PowerLaw, sizes: dict[str, float], at: str) -> str:
-    """Return the law's optimum at some sizes."""
     x, low, high = law.at(sizes)
     return f"at {at}: {label(law.hyperparameter)} {power(x, '.2f')} (95 % {plain(low)} to {plain(high)})"
 
 
 def power_law_to_dict(law: PowerLaw) -> dict[str, Any]:
-    """Return a law as plain values, with the sentences of its notes, for JSON."""
     return law.to_dict() | {"notes": [because(note) for note in law.notes]}
 
 
@@ -130,7 +127,6 @@ def compute_optimal(found: ComputeOptimal) -> list[str]:
 
 
 def optimal_sizes(optimal: Optimal) -> str:
-    """Return the sizes for a budget."""
     sizes = {"N": optimal.params, "D": optimal.tokens, "loss": optimal.loss}
     written = [f"{name} {v:.3g} (95 % {low:.3g} to {high:.3g})" for name, (v, low, high) in sizes.items()]
     return f"at {optimal.flops:.3g} FLOP: {', '.join(written)}"

@@ -168,6 +168,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "unit unknown": "{name} may not be in nat per token, as is assumed: give --epsilon in its unit",
         "runs without a metric": "{count} runs left out, since none of their metrics has a value",
         "values merged": "{count} values within {octaves} octaves of another are merged with it",
+        "repeats are seeds": "repeats of a cell are read as its seeds, since the table has no column of them",
         "duplicates dropped": "{count} identical duplicate rows dropped",
         "other last step": lambda v: (
             f"{len(v['runs'])} runs left out, since they do not end at step "

@@ -32,8 +32,8 @@ gain by growing, and loss gap ∝ n^-a. Only rules whose a is known to half a un
 usefulness is known. {useful}."""
 
 
+# Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep
 _ON_A_PAGE = ("rule", "from, to", "α", "regret", "verdict", "hours", "sweep")
-"""Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep."""
 _BY_ITSELF = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
 IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
 
@@ -66,7 +66,7 @@ def page(name: str, comparison: Comparison, figure: str = "") -> str:
 
 
 def ruling_tables(comparison: Comparison, headings: Sequence[str] = _BY_ITSELF) -> list[Table]:
-    """Tabulate the rulings, a table for each way of growing and a row for each rule of a sweep.
+    """Return a table for each way of growing, with a row for each rule of a sweep.
 
     Args:
         comparison: the sweeps.
@@ -80,7 +80,6 @@ def ruling_tables(comparison: Comparison, headings: Sequence[str] = _BY_ITSELF) 
 
 
 def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
-    """Cells of a ruling by their headings."""
     cost = bounded = "not known" if r.regret is None else r.regret.status
     if r.regret is not None and math.isfinite(r.regret.value):
         cost = f"{r.regret.value:.3f}"
@@ -111,7 +110,6 @@ def left_out(comparison: Comparison, name_of: Callable[[str], str] = str) -> lis
 
 
 def verdict_counts(comparison: Comparison) -> str:
-    """Return the number of rulings by verdict: "2 TRANSFERS, 1 DRIFTS"."""
     counts = Counter(r.decision for r in comparison.rulings)
     return ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
 
@@ -125,7 +123,6 @@ def _link(sweep: str) -> str:
 
 
 def _marked(rule: str) -> str:
-    """A rule as code, and what its models have that others lack as text."""
     name, comma, differs = rule.partition(", ")
     return f"`{name}`{comma}{differs}"
 
@@ -136,7 +133,6 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 
 
 def span(ruling: Ruling, to: str = " to ") -> str:
-    """Write the smallest and the largest point of the scale."""
     return to.join(write_scale(ruling.columns.scale, at) for at in (ruling.smallest, ruling.largest))
 
 
@@ -148,7 +144,6 @@ def why_drifts(ruling: Ruling) -> str:
 
 
 def _worths(known: list[Ruling]) -> list[str]:
-    """Tabulate what transfers are worth as a scale grows without end."""
     heads = ("rule", "growing", "share of the gain", "a, loss gap", "sweep")
     rows = (
         (

@@ -24,23 +24,20 @@ from mup_tpu.words.names import bound, name, number, power
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
 
-_BEST = 10
-"""Number of trials in the table of a search."""
+_BEST = 10  # number of trials in the table of a search
 _MADE = (
     "dataset", "data_fingerprint", "tokens", *(column for column in CONFIGURED if column != "corpus"),
     "device", "versions", "git_commit",
 )  # fmt: skip
+# Settings that are shown although they are the defaults
 _ALWAYS = (
     "architecture", "width", "depth", "parametrization", "sequence_length", "batch_size", "optimizer", "lr",
     "steps_planned", "schedule", "loss_kind", "precision",
 )  # fmt: skip
-"""Settings that are shown although they are the defaults."""
-_MOST_VALUES = 8
-"""Most values of a column that are written one by one."""
+_MOST_VALUES = 8  # most values of a column that are written one by one
 
 
 def optima_table(result: TransferResult, scale: str, title: str) -> Table:
-    """Optimum of each scale with its interval, the loss there, and its status."""
     headings = (label(scale), "optimum", "95 % interval", "loss", "near-optimal", "status")
     optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
     return Table(headings, [_optimum_row(o, scale) for o in optima], title)
@@ -58,7 +55,6 @@ def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
 
 
 def regret_table(result: TransferResult, scale: str, title: str) -> Table:
-    """Regret of each pair of scales: in nat with its interval, relative to the gain, as compute."""
     headings = ("tuned at", "trained at", "regret (nat)", "95 %", "of the gain", "compute share")
     return Table(headings, [_regret_row(r, scale) for r in result.regrets], title)
 
@@ -78,7 +74,7 @@ def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
 
 
 def worth_table(analysis: TransferAnalysis, results: Sequence[tuple[str, TransferResult]]) -> Table:
-    """Tabulate what a transfer is worth as the scale grows without end, a row a rule.
+    """Return a table of what a transfer is worth as the scale grows without end, a row a rule.
 
     Args:
         analysis: analysis of the whole table.
@@ -102,7 +98,7 @@ def interval(number: Interval) -> str:
 
 
 def trials_table(runs: pd.DataFrame) -> Table:
-    """Best finished trials of a search, with the hyperparameters that were searched."""
+    """Return a table of the best finished trials of a search, with the hyperparameters that were searched."""
     trials, searched = ranked(runs), varied(runs)
     finished = of_status(trials, "finished")
     rows = [
@@ -118,7 +114,7 @@ def slopes_table(
     quantities: Collection[str] = (*SIZES, LINEARIZATION),
     title: str = "Slopes",
 ) -> Table:
-    """Exponents of layers' sizes in a coordinate check: a row a layer, a column a rule and quantity."""
+    """Return exponents of layers' sizes, a row a layer, a column a rule and quantity."""
     fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
     fitted = {(f["layer"], f["parametrization"], f["quantity"]): _slope(f) for f in fits}
     measured = [q for q in dict.fromkeys(part["quantity"]) if q in quantities]
@@ -155,7 +151,7 @@ def _slope(fit: dict[Any, Any]) -> str:
 
 
 def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
-    """Number of runs, and names and values of their settings that vary or are not the defaults."""
+    """Return the number of runs, and the settings that vary or are not the defaults."""
     made = [("runs", str(len(source)))]
     if "status" in source:
         made.append(("ended", counted(source["status"].value_counts().items())))
@@ -171,7 +167,6 @@ def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _written(column: str, values: list[Any]) -> str:
-    """Values of a column, or the range of many."""
     if len(values) > _MOST_VALUES and isinstance(values[0], int | float):
         return f"{len(values)} values, {_readable(column, values[0])} to {_readable(column, values[-1])}"
     return ", ".join(dict.fromkeys(_readable(column, v) for v in values))

@@ -43,7 +43,6 @@ def verdict(
 
 
 def look_verdict(name: str, look: LookTaken, columns: Columns) -> str:
-    """Return the verdict of a look."""
     evidence = look.evidence
     return _verdict(name, look.verdict, len(evidence.estimates), evidence.drift, evidence.headline, columns)
 
@@ -64,7 +63,6 @@ def _verdict(
 
 
 def _regret(regret: Regret, scale: str) -> str:
-    """Cost of a smaller scale's optimum at a larger one."""
     source, target = point(scale, regret.source), point(scale, regret.target)
     if regret.status == "diverged":
         return f"the optimum of {source} diverges at {target}"
@@ -100,7 +98,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
 
 
 def recommendation(result: TransferResult, columns: Columns) -> str:
-    """Advise on using the smallest scale's optimum at the largest, with its cost; "" if unknown."""
+    """Return advice on the smallest scale's optimum at the largest, with its cost; "" if unknown."""
     headline = result.headline_regret
     if headline is None:
         return ""
@@ -121,7 +119,6 @@ def recommendation(result: TransferResult, columns: Columns) -> str:
 
 
 def _compute(result: TransferResult, scale: str) -> str:
-    """The headline regret as compute, or why it is unknown; "" if it is not estimated."""
     headline = result.headline_regret
     if headline is None:
         return ""
@@ -136,7 +133,6 @@ def _compute(result: TransferResult, scale: str) -> str:
 
 
 def _at_zero(zero: AtZero, result: TransferResult, columns: Columns) -> str:
-    """Loss at hyperparameter 0, beside the best one above 0."""
     best = next((o.loss for o in result.optima if o.scale == zero.scale), math.nan)
     at = f"{label(columns.hyperparameter)} 0, {point(columns.scale, zero.scale)}"
     line = f"at {at}: loss {zero.loss:.4f} ± {zero.error:.4f}, not part of the fit"
@@ -155,7 +151,6 @@ class Remedy:
 
     @property
     def text(self) -> str:
-        """All lines as one."""
         return (" && " if self.is_command else "; ").join(self.lines)
 
 
@@ -205,7 +200,6 @@ def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, 
 
 
 def _is_ours(columns: Columns, command: str | None) -> bool:
-    """Whether options of a sweep set all axes of a table."""
     axes = {columns.parametrization, columns.scale, columns.hyperparameter}
     return command is not None and set(columns.along) <= axes <= set(CONFIGURED)
 
@@ -305,5 +299,4 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
 
 
 def batch_to_dict(batch: Batch, columns: Columns) -> dict[str, Any]:
-    """Return a batch as plain values, with the sentence of its purpose."""
     return batch.to_dict() | {"reason": because(batch.reason, columns)}

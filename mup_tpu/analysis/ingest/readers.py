@@ -44,7 +44,7 @@ class Reader:
     """Whether a file that is given by its path is read; else only those in a folder."""
 
     def matches(self, file: Path) -> bool:
-        """Whether a file is one of this tool's, by its name and its first line."""
+        """Return whether a file is one of this tool's, by its name and its first line."""
         if not fnmatch(file.name, self.files):
             return False
         return self.probe is None or (file.is_file() and self.probe(_first_line(file)))
@@ -54,6 +54,7 @@ class Reader:
         return sorted(file for file in folder.rglob(self.files) if self.matches(file))
 
 
+# All readers; of several that match, the first one reads. `trackers.TRACKERS` reads places as `wandb:…`.
 READERS = (
     Reader("Ray Tune", "result.json", tools.tune_result, tools.is_json_object),
     # Tune writes progress.csv beside result.json, so this is for folders that have lost the latter.
@@ -75,7 +76,6 @@ READERS = (
     ),
     Reader("Optuna", "*", trackers.optuna_trials, tools.is_optuna_journal),
 )
-"""All readers; of several that match, the first one reads. `trackers.TRACKERS` reads places as `wandb:…`."""
 
 
 def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None:
@@ -124,7 +124,6 @@ def read_tool(path: str | Path) -> pd.DataFrame:
 
 
 def _warn_of_others(place: Path, files: Sequence[Path], others: Sequence[Path]) -> None:
-    """Warn of runs of another tool that lie in none of the folders that are read."""
     read = {file.parent for file in files}
     if left := [file for file in others if not read & {*file.parents}]:
         warnings.warn(
@@ -135,7 +134,6 @@ def _warn_of_others(place: Path, files: Sequence[Path], others: Sequence[Path]) 
 
 
 def _with_run(reader: Reader, rows: pd.DataFrame, root: Path, file: Path) -> pd.DataFrame:
-    """Rows with the run's folder; of a file beside others of its kind, its name."""
     folder = file.parent.relative_to(root).as_posix()
     if "*" in reader.files:
         return rows.assign(run=file.stem)
@@ -150,5 +148,5 @@ def _first_line(file: Path) -> bytes:
         return b""
 
 
+# Names of all tools, for messages
 TOOLS = ", ".join(dict.fromkeys(reader.tool for reader in READERS if reader.tool != "Optuna or MLflow"))
-"""Names of all tools, for messages."""

@@ -49,6 +49,7 @@ class Columns:
     """Other columns that change with the scale, as on a ladder."""
 
 
+# Usual names of columns, the likeliest first; held-out losses come before training's
 _USUAL = {
     "width": "width d_model dmodel n_embd n_embed model_dim hidden_size hidden_dim embed_dim embedding_dim "
     "emb_dim d_embed d_hidden dim_model model_width dim",
@@ -64,7 +65,6 @@ _USUAL = {
     "loss_train final_train_loss val_bpb eval_bpb bpb val_ppl valid_ppl eval_ppl test_ppl ppl val_perplexity "
     "eval_perplexity test_perplexity perplexity train_ppl train_perplexity",
 }
-"""Usual names of columns, the likeliest first; held-out losses come before training's."""
 _NAMES = {what: tuple(names.split()) for what, names in _USUAL.items()}
 
 _FLAGS = {
@@ -76,18 +76,17 @@ _FLAGS = {
     "step": "--columns step=COLUMN",
     "params": "--columns params=COLUMN",
 }
-_SCALES = ("width", "depth", "size")
-"""Scales; the first that varies is taken."""
+_SCALES = ("width", "depth", "size")  # scales; the first that varies is taken
 
+# Prefixes that trackers give a name; Optuna's end in _
 _TRACKER = re.compile(
     r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]|(params|user_attrs)_", re.I
 )
-"""Prefixes that trackers give a name; Optuna's end in _."""
 _LOG = re.compile(r"log(2|10)_?(?:lr|learning_rate)|(?:lr|learning_rate)_log(2|10)")
 
 
 def plain_name(name: object) -> str:
-    """A column's name without case, unit and a tracker's prefix: `config/dModel (features)` is d_model."""
+    """Strip case, unit and a tracker's prefix from a name: `config/dModel (features)` becomes d_model."""
     text = str(name).strip()
     while prefix := _TRACKER.match(text):
         text = text[prefix.end() :]
@@ -97,14 +96,14 @@ def plain_name(name: object) -> str:
 
 
 def short_name(name: str) -> str:
-    """Name of a column in figures, without the path before it: `config/optim.lr` and `params_lr` are lr."""
+    """Strip the path from a name, for figures: `config/optim.lr` and `params_lr` become lr."""
     last = re.sub(r"^(?:[\w -]+[/.])+(?=[A-Za-z_])", "", name.strip())
     own = last.removeprefix("params_")
     return own if any(own in names for names in _NAMES.values()) else last
 
 
 def means(name: object) -> str:
-    """Usual meaning of a column's name: width, depth, size, lr, seed, loss …, or ""."""
+    """Return the meaning of a column's name: width, depth, size, lr, seed, loss …, or ""."""
     last, whole = plain_name(short_name(str(name))), plain_name(name)
     for what, names in _NAMES.items():
         if whole in names or (last in names and last != "loss"):
@@ -162,7 +161,6 @@ def _called(part: str, column: str) -> str:
 
 
 def _find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
-    """Column of the first scale that varies; if none varies, of the first in the table."""
     first = None
     for what in _SCALES:
         column = _find(table, "scale", what, notes)
@@ -173,7 +171,7 @@ def _find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
 
 
 def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str | None:
-    """Likeliest column of this meaning; columns that vary come first."""
+    """Return the likeliest column of this meaning; columns that vary come first."""
     ranked = sorted((rank, i) for i, name in enumerate(table) if (rank := _rank(name, what)) is not None)
     there = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
     if not there or not table.columns.is_unique:
@@ -198,7 +196,7 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
 
 
 def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
-    """Column of the learning rate that was set.
+    """Return the column of the learning rate that was set.
 
     Trackers also log the schedule's value, which at the end of a run may be a tenth of what was set. A
     configured column beats others, a peak beats a value of its schedule, and copies of one do not matter.
@@ -242,7 +240,6 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
 
 
 def _may_be_share(share: pd.Series, of_peak: bool) -> bool:
-    """Whether a rate may be a value of the other's schedule: no more than a peak, or a fixed share of it."""
     known = share.dropna()
     is_fixed = known.max() - known.min() < ROUNDING * known.max()
     return bool(known.max() < 1 + ROUNDING and (of_peak or is_fixed))
@@ -256,31 +253,28 @@ def rough_numbers(column: pd.Series) -> pd.Series:
 
 
 def _is_copy(table: pd.DataFrame, one: str, other: str) -> bool:
-    """Whether two columns hold the same numbers."""
     ratio = rough_numbers(table[one]) / rough_numbers(table[other])
     return bool((ratio.dropna() - 1).abs().max() < ROUNDING)
 
 
 def rows_of_both(one: pd.Series, other: pd.Series) -> str:
-    """First three rows in which two columns have other pairs of values."""
     pairs = pd.DataFrame({"one": one, "other": other}).dropna().drop_duplicates().head(3)
     return ", ".join(f"row {row}: {a:g} and {b:g}" for row, a, b in pairs.itertuples())
 
 
-ROUNDING = 0.05
-"""Relative difference of two rates that names and tables round: 9.8e-04 is 2^-10."""
+ROUNDING = 0.05  # relative difference of two rates that names and tables round: 9.8e-04 is 2^-10
+# Names of what was logged during a run
 _LOGGED = re.compile(
     r"^(train|val|eval|test|metrics?|summary|optimizer|trainer)[/.]|(^|[/._])(current|last)_"
 )
-"""Names of what was logged during a run."""
 _PEAK = re.compile(r"(^|_)(max|peak)(_|$)")
 
+# Ranks of a name: in a run's configuration, the name itself, one like it
 _CONFIGURED, _EXACT, _LIKE = 0, 1, 2
-"""Ranks of a name: in a run's configuration, the name itself, one like it."""
 
 
 def _rank(name: object, what: str) -> tuple[int, int] | None:
-    """Rank of a column of this name for a meaning, the likeliest first; None for another meaning."""
+    """Return the rank of a column of this name for a meaning, the likeliest first; None for another."""
     if means(name) != what:
         return None
     names = _NAMES[what]
@@ -297,7 +291,6 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
 def _from_log(
     table: pd.DataFrame, found: dict[str, Any], notes: list[Reason]
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Table with a column lr, made from the logarithm of the learning rate if only the logarithm is given."""
     logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
     if len(logs) != 1 or "lr" in table:
         return table, found
@@ -320,12 +313,10 @@ def _is_one_to_one(table: pd.DataFrame, one: str, other: str) -> bool:
 
 
 def _has_rows_by_step(table: pd.DataFrame, keys: Sequence[str]) -> bool:
-    """Whether runs have several rows each."""
     configured = [key for key in keys if key in table and means(key) != "loss"]
     return bool(configured) and bool(table[configured].astype(str).duplicated().any())
 
 
 def list_of(names: Iterable[object], most: int = 6) -> str:
-    """First few names for a sentence."""
     shown = [on_one_line(name) for name in names]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

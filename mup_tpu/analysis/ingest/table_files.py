@@ -21,20 +21,24 @@ from mup_tpu.config.values import as_number
 from mup_tpu.errors import TableError, reason
 
 _READERS = {
-    ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".json": "json", ".jsonl": "lines",
-    ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet",
+    ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".md": "markdown",
+    ".json": "json", ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
+# Lines before the head: comments, and the line with which spreadsheets name their delimiter
 _NO_HEAD = re.compile(r"#|sep=.?\s*$", re.IGNORECASE)
-"""Lines before the head: comments, and the line with which spreadsheets name their delimiter."""
-MOST_COLUMNS = 10_000
-"""Columns of a table at most: each is looked at for its meaning."""
+MOST_COLUMNS = 10_000  # columns of a table at most: each is looked at for its meaning
 
-KINDS = "CSV, TSV, JSON, JSONL or Parquet"
+# The head of a table in Markdown, and the line below it
+_PIPES = re.compile(
+    r"^[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$", re.MULTILINE
+)
+
+KINDS = "CSV, TSV, Markdown, JSON, JSONL or Parquet"
 
 
 def without_suffix(path: str | Path) -> str:
-    """Path of a file without the suffixes of its kind: `runs.csv.gz` is runs."""
+    """Strip the suffixes of a file's kind: `runs.csv.gz` becomes runs."""
     name = str(path)
     for suffixes in (_COMPRESSED, tuple(_READERS)):
         name = next((name[: -len(s)] for s in suffixes if name.lower().endswith(s)), name)
@@ -42,7 +46,6 @@ def without_suffix(path: str | Path) -> str:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a path is a file, and so no results folder."""
     return without_suffix(path) != str(path) or Path(str(path)).is_file()
 
 
@@ -72,7 +75,9 @@ def read_file(path: str | Path) -> pd.DataFrame:
             with fsspec.open(str(path), "rb", compression=None if packed else "infer") as file:
                 content = pa.input_stream(file, compression=packed).read()
             text = _text(content)
-            if kind == "text":
+            if kind == "markdown" or (kind == "text" and _PIPES.search(text)):
+                table = _markdown(text)
+            elif kind == "text":
                 table = _delimited(text)
             else:
                 table = _json(json.loads(text)) if kind == "json" else _json_lines(text)
@@ -90,7 +95,6 @@ def _check_columns(count: int) -> None:
 
 
 def _check_one_file(path: str | Path) -> None:
-    """Refuse an archive of several files: a table is one of them."""
     with fsspec.open(str(path), "rb", compression=None) as file, zipfile.ZipFile(file) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/") and "__MACOSX/" not in name]
     if len(names) != 1:
@@ -100,7 +104,6 @@ def _check_one_file(path: str | Path) -> None:
 
 
 def _text(content: bytes) -> str:
-    """Decoded text."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return content.decode("utf-16")
     if b"\0" in content:
@@ -109,6 +112,21 @@ def _text(content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:  # spreadsheets on Windows
         return content.decode("cp1252", errors="replace")
+
+
+def _markdown(text: str) -> pd.DataFrame:
+    """Read the first table of Markdown, without marks of bold, italic and code."""
+    if (table := _PIPES.search(text)) is None:
+        raise ValueError("it holds no table in Markdown")
+    lines = text[table.start() :].strip().split("\n\n")[0].splitlines()
+    rows = [
+        [re.sub(r"^[*_`]+|[*_`]+$", "", cell.strip()) for cell in line.strip().strip("|").split("|")]
+        for line in lines
+        if "|" in line
+    ]
+    head, _, *others = rows
+    whole = "\n".join("\t".join(row) for row in [head, *others] if len(row) == len(head))
+    return pd.read_csv(io.StringIO(whole), sep="\t")  # which also tells numbers from text
 
 
 def _delimited(text: str) -> pd.DataFrame:
@@ -128,7 +146,7 @@ def _delimited(text: str) -> pd.DataFrame:
 
 
 def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with cells that hold mappings as columns: W&B's API is documented to be exported so."""
+    """Turn cells that hold mappings into columns: W&B documents such an export of its API."""
     for name in [*table]:
         cells = table[name].dropna()
         if cells.empty or not str(cells.iloc[0]).startswith("{"):
@@ -147,7 +165,7 @@ def _json_lines(text: str) -> pd.DataFrame:
 
 
 def _json(found: Any) -> pd.DataFrame:
-    """A table from rows, columns, or pandas' orients; or from one of these under a single key."""
+    """Make a table of rows, of columns, of pandas' orients, or of one of these under a single key."""
     if isinstance(found, dict) and {"columns", "data"} <= set(found):
         return pd.DataFrame(found["data"], columns=found["columns"])
     if isinstance(found, dict):
@@ -166,7 +184,7 @@ def _json(found: Any) -> pd.DataFrame:
 
 
 def _rows_by_group(found: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Rows of a mapping with a list of runs a size, by itself or under one key of another; None otherwise."""
+    """Return the rows of a mapping with a list of runs a size, by itself or under one key; None otherwise."""
 
     def holds_lists(value: Any) -> bool:
         is_filled = isinstance(value, dict) and len(value) > 1
@@ -189,13 +207,12 @@ def _rows_by_group(found: dict[str, Any]) -> list[dict[str, Any]] | None:
     return rows
 
 
+# A number of parameters as a name: 130m, 1_2b
 _SIZE = re.compile(r"([0-9]+)(?:[._]([0-9]+))?([kmb])", re.IGNORECASE)
-"""A number of parameters as a name: 130m, 1_2b."""
 _PREFIX = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 
 def _records(rows: Any) -> pd.DataFrame:
-    """A table of mappings, one a row; nested mappings become columns."""
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError(f"it holds {shown(rows)}, where a list of rows by name is needed")
     return pd.json_normalize(rows, sep="/")

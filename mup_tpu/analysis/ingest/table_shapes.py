@@ -26,22 +26,22 @@ from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
+# Meanings of a setting that are an axis of a table
 AXES = {"width": "scale", "depth": "scale", "size": "scale", "lr": "hyperparameter"}
-"""Meanings of a setting that are an axis of a table."""
 
+# Meaning of a letter before a number in the name of a run or column
 _SHORT = {"w": "width", "d": "width", "l": "depth", "s": "seed"}
-"""Meaning of a letter before a number in the name of a run or column."""
 _SETTING = re.compile(rf"(?P<name>[a-z][a-z_/.]*?)\s*[-_=: ]?\s*(?P<number>{NUMBER})(?![0-9])", re.IGNORECASE)
+# Width and depth, as in 3072x12
 _SHAPE = re.compile(r"(?<![0-9a-z.])(?P<width>[0-9]{2,5})x(?P<depth>[0-9]{1,3})(?![0-9a-z])", re.IGNORECASE)
-"""Width and depth, as in 3072x12."""
 
+# Usual columns of a run's name, the likeliest first
 _NAMES = ("run", "name", "run_name", "trial_name", "experiment_name", "display_name", "run_id", "tag", "file")
-"""Usual columns of a run's name, the likeliest first."""
 
 _HEADING = re.compile(rf"(?P<before>.*?)(?P<number>{NUMBER})(?P<after>[^0-9]*)", re.IGNORECASE)
 _CURVE = re.compile(r"(?P<run>.+) - (?P<metric>\S.*)")
+# Suffixes of columns that Weights & Biases exports beside a curve: extremes of a group of steps
 _EXTREMES = ("__MIN", "__MAX")
-"""Suffixes of columns that Weights & Biases exports beside a curve: extremes of a group of steps."""
 
 
 def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
@@ -74,7 +74,6 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
 
 
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:
-    """Axis with its values in the headings, and the number of each heading; None if there is no such axis."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for name in map(str, table):
         if match := _HEADING.fullmatch(name.strip()):
@@ -100,20 +99,18 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
 
 
 def _meaning(text: str) -> str:
-    """Axis that the words beside a number name; "" for none."""
     what = meaning_at_end(re.sub(r"[\s=:]+", "_", text))
     return what if what in AXES else ""
 
 
 def _numbers(texts: list[str], name: str) -> np.ndarray:
-    """Numbers from headings, which may be powers."""
     if any("^" in text for text in texts):
         return np.array([parse_number(text) for text in texts])
     return numbers(pd.Series(texts, dtype=object), name).to_numpy()
 
 
 def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
-    """Rows by run and step from columns of curves (`NAME - val/loss`); None without such columns."""
+    """Make rows by run and step of columns of curves (`NAME - val/loss`); None without such columns."""
     matches = {
         name: match
         for name in table
@@ -145,7 +142,7 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
 
 
 def settings(run: str) -> dict[str, Any]:
-    """Settings in a run's name, by meaning: `d_model: 64, lr: 0.01` or `w64-lr2^-8-s0`."""
+    """Read the settings in a run's name, by meaning: `d_model: 64, lr: 0.01` or `w64-lr2^-8-s0`."""
     found: dict[str, Any] = {}
     for match in _SETTING.finditer(run):
         what = meaning_at_end(match["name"])
@@ -159,14 +156,14 @@ def settings(run: str) -> dict[str, Any]:
 
 
 def meaning_at_end(text: str) -> str:
-    """Meaning of a name or its end: `sp_w` means w."""
+    """Return the meaning of a name or its end: `sp_w` means w."""
     words = [word for word in re.split(r"[-_/. ]+", text) if word]
     names = ["_".join(words[i:]) for i in range(len(words))]
     return next((what for name in names if (what := means(name) or _SHORT.get(name.lower(), ""))), "")
 
 
 def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
-    """The table with settings that stand in its runs' names alone as columns, and notes on them."""
+    """Add the settings that only the names of runs have as columns; return the table and notes on them."""
     if not table.columns.is_unique:  # refused later, with their names
         return table, []
     there = {means(name) for name in table} - {""}
@@ -193,7 +190,7 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
 def _with_set_rates(
     table: pd.DataFrame, names: list[str], columns: Columns
 ) -> tuple[pd.DataFrame, list[Reason]]:
-    """The table with the learning rates that were set, where its only column has values of a schedule.
+    """Replace values of a schedule, in the table's only column, by the learning rates that were set.
 
     What was set stands in the names of the runs, or is the largest value of each run's steps.
 
@@ -229,13 +226,13 @@ def _with_set_rates(
 
 
 def at_logged_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of steps at which some run has a loss; at others an empty held-out loss is no divergence."""
+    """Select steps at which some run has a loss; at others an empty held-out loss is no divergence."""
     is_logged = rows["loss"].notna().groupby(rows["step"]).transform("any")
     return rows[is_logged.fillna(True).astype(bool)] if is_logged.any() else rows
 
 
 def last_steps(runs: pd.DataFrame, column: str, notes: list[Reason]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The last row of each run, and the history of these runs.
+    """Return the last row of each run, and the history of these runs.
 
     Finished runs that end at another step than most are left out, with a note.
 

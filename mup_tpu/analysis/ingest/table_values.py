@@ -21,6 +21,7 @@ from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED, 
 from mup_tpu.config import shown
 from mup_tpu.errors import TableError
 
+# States of Weights & Biases, MLflow, Ray Tune, Optuna, Slurm and this package, by their meaning
 _KNOWN = {
     FINISHED: "finished complete completed done success succeeded terminated",
     DIVERGED: "diverged",
@@ -29,7 +30,6 @@ _KNOWN = {
     "failure error errored crashed killed cancelled canceled aborted interrupted preempted preempting "
     "out-of-memory oom node-fail",
 }
-"""States of Weights & Biases, MLflow, Ray Tune, Optuna, Slurm and this package, by their meaning."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ NO_STATES = States()
 
 
 def meanings(column: pd.Series, states: States) -> pd.Series:
-    """Meaning of each run's state: finished, diverged, stopped or unfinished.
+    """Return the meaning of each run's state: finished, diverged, stopped or unfinished.
 
     Raises:
         TableError: a state is not known, or one that was given does not occur.
@@ -81,7 +81,7 @@ def _state(value: object) -> str:
 
 
 def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
-    """A column as floats, nan if it is empty; decimal commas are read where the whole column has them.
+    """Read a column as floats, nan if empty; decimal commas are read where the whole column has them.
 
     Args:
         column: values, as numbers or text.
@@ -117,8 +117,29 @@ def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
     return pd.Series(found, column.index, dtype="float64")
 
 
+def plain_sizes(column: pd.Series) -> pd.Series:
+    """Write sizes as plain numbers: 15M, 1_3b, d512 and `256 (1.6M)` become 15e6, 1.3e9, 512 and 256."""
+    if column.dtype.kind in "iufb":
+        return column
+    texts = column.astype(object).where(column.notna(), "")
+    plain = {text: _plain_size(text) for text in texts.unique() if isinstance(text, str)}
+    return texts.map(lambda text: plain.get(text, text))
+
+
+def _plain_size(text: str) -> str:
+    text = re.sub(r"\s*\([^()]*\)$", "", text.strip())
+    if match := _SIZE.fullmatch(text):
+        return repr(float(match["number"].replace("_", ".")) * _PREFIXES[match["prefix"].lower()])
+    named = re.fullmatch(r"[a-zA-Z]{1,8}[-_=]?([0-9]+)", text)
+    return named[1] if named else text
+
+
+_SIZE = re.compile(r"(?P<number>[0-9]+([._][0-9]+)?)\s*(?P<prefix>[kmbgt])", re.IGNORECASE)
+_PREFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
 def _read(value: object) -> tuple[str, str] | None:
-    """A number as it is written, and its kind; None for anything else.
+    """Return a number as it is written, and its kind; None for anything else.
 
     Kinds are "plain" (1234), "point" (1.5), "grouped" (1,234.5), "comma" (1.234,5), and "either" of these
     (1,234).
@@ -148,7 +169,6 @@ def _read(value: object) -> tuple[str, str] | None:
 
 
 def _value(text: str, kind: str, with_comma: bool) -> float:
-    """Value of a number as it is written, with decimal commas or points."""
     if kind == "comma" or (kind == "either" and with_comma):
         text = text.replace(".", "").replace(",", ".")
     return float(text.replace(",", ""))
@@ -165,13 +185,11 @@ _COMMA = re.compile(
 
 
 def _rows(wrong: list[tuple[Any, Any]]) -> str:
-    """First rows with their values, and the number of the others."""
     more = f", and {len(wrong) - 3} more rows" if len(wrong) > 3 else ""
     return ", ".join(f"row {row} has {shown(value)}" for row, value in wrong[:3]) + more
 
 
 def _list(words: Iterable[str]) -> str:
-    """First eight words."""
     all_words = [*words]
     return ", ".join(all_words[:8]) + (" ..." if len(all_words) > 8 else "")
 
@@ -180,10 +198,10 @@ UnitName = Literal["auto", "nat", "bit", "bpb"]
 _WORDS = {"nat": "nat per token", "bit": "bits per token", "bpb": "bits per byte"}
 _BITS_PER_BYTE = re.compile(r"(^|_)(bpb|bits_per_byte)(_|$)")
 _PERPLEXITY = re.compile(r"(^|_)(ppl|perplexity)(_|$)")
+# Metrics of which more is better
 _SCORE = re.compile(
     r"(^|_)(acc|accuracy|top1|top5|psnr|ssim|score|bleu|rouge|f1|auc|map|iou|reward|return|r2|win_rate|elo)(_|$)"
 )
-"""Metrics of which more is better."""
 _CROSS_ENTROPY = re.compile(r"(^|_)(loss|ce|xent|nll|cross_entropy|nats?)(_|$)")
 _BITS = re.compile(r"(^|_)(bpt|bits|bits_per_token)(_|$)")
 
@@ -261,7 +279,7 @@ _COUNT = "n_seeds num_seeds n_runs num_runs n_repeats replicates n_replicates"
 
 
 def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
-    """The table with the standard error of its losses in a column, if it tells one; its name, and notes.
+    """Find the standard error of losses; return the table, its columns and notes.
 
     A standard deviation needs the number of runs, in a column beside it.
     """
@@ -296,7 +314,6 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
 
 
 def _column(table: pd.DataFrame, loss: str, endings: str) -> str | None:
-    """Column with one of some names, alone or after the loss's name."""
     names = {plain_name(name): str(name) for name in table}
     stems = ("", f"{plain_name(loss)}_", "loss_", "val_loss_")
     return next(

@@ -15,12 +15,13 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_files import read_file
 
+# Columns of Ray Tune that say nothing of a trial
 _BOOKKEEPING = (
     "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore", "timestamp", "date",
     "pid", "hostname", "node_ip", "done", "trial_id", "experiment_tag", "checkpoint_dir_name",
     "should_checkpoint",
 )  # fmt: skip
-"""Columns of Ray Tune that say nothing of a trial."""
+# Lines of training logs, as train.py of nanoGPT, modded-nanogpt and build-nanogpt write them
 _LINES = (
     re.compile(r"step (?P<step>\d+): train loss (?P<train_loss>\S+), val loss (?P<val_loss>\S+)"),
     re.compile(r"step[: ](?P<step>\d+)(?:/\d+)?,? val[_ ]loss[: ](?P<val_loss>\S+)"),
@@ -28,17 +29,16 @@ _LINES = (
     re.compile(r"iter (?P<step>\d+): loss (?P<train_loss>[^\s,]+)"),
     re.compile(r"(?P<step>\d+) train (?P<train_loss>\S+)"),
 )
-"""Lines of training logs, as train.py of nanoGPT, modded-nanogpt and build-nanogpt write them."""
 
 
 def tune_result(file: Path) -> pd.DataFrame:
-    """Ray Tune's result.json: a line a report, each with the configuration."""
+    """Read Ray Tune's result.json: a line a report, each with the configuration."""
     rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
     return pd.json_normalize(rows, sep="/").drop(columns=[*_BOOKKEEPING], errors="ignore")
 
 
 def tune_progress(file: Path) -> pd.DataFrame:
-    """Ray Tune's progress.csv, or any logger's; settings that it lacks are in params.json."""
+    """Read Ray Tune's progress.csv, or any logger's; settings that it lacks are in params.json."""
     rows = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
     params = file.parent / "params.json"
     if params.exists() and not any(str(name).startswith("config/") for name in rows):
@@ -48,7 +48,7 @@ def tune_progress(file: Path) -> pd.DataFrame:
 
 
 def lightning(file: Path) -> pd.DataFrame:
-    """Lightning's metrics.csv: held-out losses stand in rows of their own; settings are in hparams.yaml."""
+    """Read Lightning's metrics.csv: held-out losses have rows of their own; settings are in hparams.yaml."""
     rows = pd.read_csv(file)
     held_out = [name for name in rows if re.search(r"val|eval|test", str(name)) and "loss" in str(name)]
     if held_out:
@@ -59,7 +59,7 @@ def lightning(file: Path) -> pd.DataFrame:
 
 
 def trainer(file: Path) -> pd.DataFrame:
-    """Trainer's trainer_state.json; the newest one of a run has its whole history."""
+    """Read Trainer's trainer_state.json; the newest one of a run has its whole history."""
     run = file.parent.parent if file.parent.name.startswith("checkpoint-") else file.parent
     states = [*run.glob("trainer_state.json"), *run.glob("checkpoint-*/trainer_state.json")]
     newest = max(states, key=lambda state: (json.loads(state.read_text())["global_step"], state == file))
@@ -71,7 +71,7 @@ def trainer(file: Path) -> pd.DataFrame:
 
 
 def training_log(file: Path) -> pd.DataFrame:
-    """Rows of a log of training, a line a step; held-out losses if it has any."""
+    """Read a log of training, a line a step; held-out losses if it has any."""
     rows = []
     for line in file.read_text(errors="replace").splitlines():
         if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
@@ -81,7 +81,7 @@ def training_log(file: Path) -> pd.DataFrame:
 
 
 def wandb_dump(file: Path) -> pd.DataFrame:
-    """A run of W&B as JSON: `config` and `summary` (a number of the summary is no setting), or `history`."""
+    """Read a run of W&B as JSON: `config`, and `summary` (whose numbers are no settings) or `history`."""
     run = json.loads(file.read_text())
     if not isinstance(run, dict) or not isinstance(run.get("config"), dict):
         return pd.DataFrame()
@@ -96,12 +96,10 @@ def wandb_dump(file: Path) -> pd.DataFrame:
 
 
 def is_json_object(head: bytes) -> bool:
-    """Whether a first line is a JSON object by itself."""
     return head.startswith(b"{") and head.rstrip().endswith(b"}")
 
 
 def is_optuna_journal(head: bytes) -> bool:
-    """Whether a first line is an operation in a journal of Optuna."""
     return head.startswith(b"{") and b'"op_code"' in head
 
 
@@ -125,7 +123,7 @@ def hydra_run(file: Path) -> pd.DataFrame:
 
 
 def is_mlflow_run(head: bytes) -> bool:
-    """Whether meta.yaml may be a run's: an experiment's begins with its own artifact_location."""
+    """Return whether meta.yaml is a run's: an experiment's begins with its artifact_location."""
     return head.startswith(b"artifact_uri")
 
 
@@ -145,7 +143,6 @@ def mlflow_run(file: Path) -> pd.DataFrame:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    """Mapping in a YAML file; empty if there is no such file."""
     import yaml
 
     found = yaml.safe_load(file.read_text()) if file.exists() else None
@@ -153,7 +150,6 @@ def _yaml(file: Path) -> dict[str, Any]:
 
 
 def is_aim_export(head: bytes) -> bool:
-    """Whether a CSV's first line names Aim's hash of the run."""
     return b"run.hash" in head
 
 

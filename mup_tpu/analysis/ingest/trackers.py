@@ -38,7 +38,7 @@ def read_project(path: str | Path) -> pd.DataFrame:
 
 
 def package(path: str, name: str, module: str, extra: str = "") -> Any:
-    """Module of a package that an extra of this one installs, by default one of the package's name."""
+    """Import a module of a package that an extra of this one installs, by default one of its name."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -49,7 +49,7 @@ def package(path: str, name: str, module: str, extra: str = "") -> Any:
 
 @contextlib.contextmanager
 def errors_in_a_sentence(path: str) -> Iterator[None]:
-    """Errors of a tracker's package, of any kind, as one sentence."""
+    """Raise errors of a tracker's package, of any kind, as one sentence."""
     try:
         yield
     except TableError:
@@ -59,7 +59,6 @@ def errors_in_a_sentence(path: str) -> Iterator[None]:
 
 
 def _wandb(project: str) -> pd.DataFrame:
-    """Runs of a project: their settings as `config/…`, and the last value of each metric."""
     path = f"wandb:{project}"
     if len(project.split("/")) != 2 or not all(project.split("/")):
         raise TableError(f"{path} is not wandb:ENTITY/PROJECT")
@@ -74,13 +73,11 @@ def _wandb(project: str) -> pd.DataFrame:
 
 
 def hush_mlflow() -> None:
-    """Silence MLflow's lines about each table of a new database."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _mlflow(experiment: str) -> pd.DataFrame:
-    """Runs of an experiment: `params.…`, and the last value of each metric as `metrics.…`."""
     path = f"mlflow:{experiment}"
     mlflow = package(path, "mlflow", "mlflow")
     hush_mlflow()
@@ -91,12 +88,11 @@ def _mlflow(experiment: str) -> pd.DataFrame:
         return mlflow.search_runs(experiment_names=[experiment])
 
 
-TRACKERS = {"wandb": _wandb, "mlflow": _mlflow}
-"""Readers of trackers whose runs are named `TRACKER:…`."""
+TRACKERS = {"wandb": _wandb, "mlflow": _mlflow}  # readers of trackers whose runs are named `TRACKER:…`
 
 
 def tensorboard(folder: Path) -> pd.DataFrame:
-    """Scalars by run and step, with the run's hyperparameters as `hparams/…`.
+    """Read scalars by run and step, with the run's hyperparameters as `hparams/…`.
 
     `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
     """
@@ -146,7 +142,7 @@ def offline_wandb(folder: Path) -> pd.DataFrame:
 
 
 def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
-    """Whether a run has a value to show. TensorBoard's reader stops without a word where a file is damaged.
+    """TensorBoard's reader stops without a word where a file is damaged.
 
     Of the runs that `--track tensorboard` writes, in folders named by trial_id, `loss` is the last value.
     """
@@ -155,13 +151,12 @@ def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
 
 
 def _scalar(events: Any, tag: str) -> pd.Series:
-    """A scalar by step; the last value of a step that was logged twice, as after a restart."""
+    """Keep the last value of a step that was logged twice, as after a restart."""
     values = {event.step: event.value for event in events.Scalars(tag)}
     return pd.Series(values, name=tag, dtype="float64")
 
 
 def _settings(events: Any, hparams: Any) -> dict[str, Any]:
-    """Hyperparameters of a run; none where it logged none."""
     try:
         content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     except KeyError:
@@ -182,7 +177,6 @@ def database(file: Path) -> pd.DataFrame:
 
 
 def _mlflow_database(file: Path) -> pd.DataFrame:
-    """Runs of the only experiment with runs in MLflow's database."""
     mlflow = package(str(file), "mlflow", "mlflow")
     hush_mlflow()
     before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
@@ -201,7 +195,7 @@ def _mlflow_database(file: Path) -> pd.DataFrame:
 
 
 def optuna_trials(file: Path) -> pd.DataFrame:
-    """Trials of the only study in Optuna's database or journal."""
+    """Read the trials of the only study in Optuna's database or journal."""
     optuna = package(str(file), "optuna", "optuna", extra="train")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if file.suffix in (".db", ".sqlite", ".sqlite3"):

@@ -77,7 +77,11 @@ def test_pandas_files_of_any_name_are_read(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("runs.xlsx", b"PK", "is not of a kind that is read: save it as CSV, TSV, JSON, JSONL or Parquet"),
+        (
+            "runs.xlsx",
+            b"PK",
+            "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL or Parquet",
+        ),
         ("runs", b"width,lr", "is not of a kind that is read"),
         ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
         ("runs.csv", b"64,0.1,2\n", "its first line holds numbers, not names of columns"),
