@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
-from mup_tpu.analysis.trend import LEAST, Trend, claims, fit_trend, kind_of, priors_of
+from mup_tpu.analysis.trend import LEAST, Priors, Trend, claims, fit_trend, kind_of, priors_of
 from mup_tpu.analysis.valley import CURVATURE_SCATTER
 from mup_tpu.config import columns
 from mup_tpu.errors import TableError
@@ -71,6 +71,14 @@ class RulePrediction:
     """Whether the table bears the prediction: its expected cost is at most epsilon."""
     furthest: float
     """Octaves beyond the largest scale up to which the table bears a prediction."""
+    claimed: bool
+    """Whether the prior takes the rule's claim into account that the optimum stays along the scale."""
+    steady: float
+    """Probability that the rule is steady, after the optima."""
+    steady_before: float
+    """The same before them: the part that is prior."""
+    unclaimed: tuple[float, float]
+    """95 % interval of x without the claim."""
 
     @property
     def value(self) -> float:
@@ -131,6 +139,7 @@ def predict(
     at: str | Sequence[str],
     epsilon: float = EPSILON,
     seed: int = 0,
+    claim: bool | None = None,
 ) -> Predictions:
     """Predict the optimum of each rule at scales that were not run, with intervals, costs and losses.
 
@@ -144,6 +153,8 @@ def predict(
         at: targets, NAME=VALUE: the table's scale, or a column that follows from it, such as params.
         epsilon: largest regret that does not matter, nat per token.
         seed: seed of the draws; the same table and seed give the same numbers.
+        claim: whether every rule claims to keep the optimum along the scale; None for the claims of rules
+        that the package knows by their name.
 
     Raises:
         TableError: a target is not allowed, or no rule has two scales with a known optimum.
@@ -151,11 +162,13 @@ def predict(
     """
     table = run_table(table)
     targets = read_targets(table, [at] if isinstance(at, str) else at)
-    return predict_analysis(analyze(table, epsilon=epsilon, seed=seed), targets, seed)
+    return predict_analysis(analyze(table, epsilon=epsilon, seed=seed), targets, seed, claim)
 
 
-def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed: int = 0) -> Predictions:
-    """Predictions from an analysis.
+def predict_analysis(
+    analysis: TransferAnalysis, targets: Sequence[Target], seed: int = 0, claim: bool | None = None
+) -> Predictions:
+    """Predict the optima of each rule of an analysis; arguments as for `predict`.
 
     Raises:
         TableError: no rule has two scales with a known optimum.
@@ -163,7 +176,7 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
     found: list[RulePrediction] = []
     notes, trends = list[Reason](), dict[str, Trend]()
     for result in analysis.results:
-        claimed = claims(result.compared, kind_of(analysis.scale))
+        claimed = claims(result.compared, kind_of(analysis.scale)) if claim is None else claim
         trend = fit_trend(result.optima, priors_of(analysis.scale, claimed), result.valleys)
         if trend is None:
             known = sum(o.is_bracketed for o in result.optima)
@@ -171,7 +184,8 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
             notes.append(Reason.of("no prediction", compared=result.compared, **counts))
             continue
         trends[result.compared] = trend
-        found += [_predict(result, trend, target, analysis.epsilon, seed) for target in targets]
+        unclaimed = priors_of(analysis.scale)
+        found += [_predict(result, trend, unclaimed, target, analysis.epsilon, seed) for target in targets]
     if not found:
         most = max(sum(o.is_bracketed for o in result.optima) for result in analysis.results)
         raise TableError(
@@ -182,7 +196,7 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
 
 
 def _predict(
-    result: TransferResult, trend: Trend, target: Target, epsilon: float, seed: int
+    result: TransferResult, trend: Trend, unclaimed: Priors, target: Target, epsilon: float, seed: int
 ) -> RulePrediction:
     generator = np.random.default_rng([seed, 1])
     known = [(o, v) for o, v in zip(result.optima, result.valleys, strict=True) if o.is_bracketed]
@@ -190,6 +204,7 @@ def _predict(
     optimum = trend.optimum(target.scale)
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
     x = optimum.mean
+    without = replace(trend, priors=unclaimed).optimum(target.scale)
     assert valley is not None, "its optimum is known"
     shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(valley.x_R)))
     curvature_R = valley.curvature_R * shocks_R
@@ -216,6 +231,10 @@ def _predict(
         why_no_loss=loss if isinstance(loss, Reason) else None,
         bears=taking.expected <= epsilon,
         furthest=_furthest(trend, float(curvature_R.mean()), run, epsilon),
+        claimed=trend.priors != unclaimed,
+        steady=trend.steady,
+        steady_before=trend.priors.steady,
+        unclaimed=(without.quantile(0.025), without.quantile(0.975)),
     )
 
 

@@ -346,8 +346,8 @@ def draw(
         both_KX = error_KX**2 + variance_K1
         log_KX = log_KX - log_ndtr(fit.height_KX / fit.spread_KX) + shared.log_shape_K[:, None]
         log_KX = log_KX + np.log(error_KX) - 0.5 * (np.log(both_KX) + (height_KX - prior_K1) ** 2 / both_KX)
-        height_KX = (height_KX * variance_K1 + prior_K1 * error_KX**2) / both_KX
-        error_KX = np.sqrt(error_KX**2 * variance_K1 / both_KX)
+        height_KX = height_KX * (variance_K1 / both_KX) + prior_K1 * (error_KX**2 / both_KX)
+        error_KX = error_KX * np.sqrt(variance_K1 / both_KX)
     probability_KX = np.exp(log_KX - log_KX.max())
     ends_K = np.cumsum(probability_KX.sum(axis=1))
     chance_R = generator.uniform(size=draws) if chance_R is None else chance_R

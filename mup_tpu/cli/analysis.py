@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.table import Repeated, TableOptions
@@ -157,6 +157,7 @@ def predict(
     figures: bool = False,
     out: File | None = None,
     keep: bool = False,
+    claim: Literal["by-name", "yes", "no"] = "by-name",
     json: bool = False,
 ) -> None:
     """Predict the optimum at a scale that was not run.
@@ -177,6 +178,8 @@ def predict(
         figures: Also draw the prediction, or the law of two scales, as PNG and SVG.
         out: Folder for --figures; by default figures in the results folder or beside the file.
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
+        claim: Whether the rules claim to keep the optimum along the scale, which narrows intervals; by-name
+        for the claims of rules that are known by name, such as mup.
         json: Print JSON only, for machines.
     """
     if sizes:
@@ -196,7 +199,7 @@ def predict(
             raise ConfigError("keep needs a prediction along one scale")
         _print_law(path, at, table, scales, best_over, folder if figures else None, json)
         return
-    predictions = results.predict(at)
+    predictions = results.predict(at, {"yes": True, "no": False}.get(claim))
     if keep:
         results.keep(predictions)
     written = list[str]()

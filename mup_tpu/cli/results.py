@@ -155,12 +155,12 @@ class Results:
             for line in verdicts.commands(batch, analysis.columns, analysis.command):
                 console.print(f"  {line}", wrap=False)
 
-    def predict(self, at: Sequence[str]) -> Predictions:
+    def predict(self, at: Sequence[str], claim: bool | None = None) -> Predictions:
         from mup_tpu.analysis.prediction import predict_analysis
         from mup_tpu.analysis.targets import read_targets
 
         targets = read_targets(self.table, at)
-        return predict_analysis(self.analysis, targets)
+        return predict_analysis(self.analysis, targets, claim=claim)
 
     def keep(self, predictions: Predictions) -> None:
         keep_predictions(self.path, to_keep(predictions, self.table))

@@ -46,6 +46,12 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
         furthest = float(f"{_largest(made) * 2**made.furthest:.3g}")
         beyond = f"beyond {point(scale, furthest)}" if made.furthest > 0.05 else "at any distance"
         lines.append(f"extrapolated too far: {beyond} {limit}")
+    low, high = made.unclaimed
+    if made.claimed:
+        lines.append(
+            f"{made.compared} claims to keep the optimum: steady with a probability of {made.steady:.2f}, "
+            f"{made.steady_before:.2f} by the prior alone; without it 95 % {plain(low)} to {plain(high)}"
+        )
     lines.append(f"expected cost over the best value there: {_nat(made.taking)}")
     small, large = (f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest))
     lines.append(f"with the optimum {small}: {_nat(made.staying)}; {large}: {_nat(made.following)}")

@@ -86,6 +86,11 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     elif result.next_batch is not None:
         lines.append(f"to settle it: {remedy(result, analysis).text}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
+    if result.drift.is_known and result.drift.rests_on_prior:
+        lines.append(
+            "α's interval rests on the prior: half or twice the scatter in it would change whether "
+            "the interval holds 0 or lies within ±δ"
+        )
     lines += [_at_zero(zero, result, columns) for zero in result.at_zero]
     wider = result.wider_is_better
     if wider.pairs:
