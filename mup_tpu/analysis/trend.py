@@ -98,7 +98,7 @@ def _covariance(paces: tuple[tuple[float, float, Pace], ...], octaves: tuple[flo
 BY_KIND = {
     "width": Priors(0.4, 0.10),
     "depth": Priors(0.4, 0.12),
-    "batch size": Priors(0.1, 0.10, 0.3, moving=Pace(0.3, 0.3)),
+    "batch size": Priors(0.1, 0.09, 0.2, moving=Pace(0.2, 0.35)),
     "tokens": Priors(0.3, 0.12, -0.1, moving=Pace(0.25, 0.2)),
     "size": Priors(0.3, 0.10, -0.2, moving=Pace(0.25, 0.15)),
     "": Priors(0.3, 0.12),
