@@ -57,13 +57,13 @@ class ComputeOptimal:
         theta_RT = self.law.theta_draws
         params_R = np.exp(_log_params(theta_RT, flops))
         e, (a, b), (alpha, beta) = self.law.irreducible, self.law.coefficients, self.law.exponents
-        own = np.array([[math.log(e), math.log(a), alpha, math.log(b), beta]])
-        params = float(np.exp(_log_params(own, flops))[0])
+        theta_1T = np.array([[math.log(e), math.log(a), alpha, math.log(b), beta]])
+        params = float(np.exp(_log_params(theta_1T, flops))[0])
         tokens = flops / 6 / params
         loss = self.law.predict(params, tokens)
         low, high = (float(q) for q in np.quantile(params_R, [0.025, 0.975]))
-        held = (flops / 6 / high, flops / 6 / low)
-        return Optimal(flops, (params, low, high), (tokens, *held), (loss.loss, loss.low, loss.high))
+        ends = (flops / 6 / high, flops / 6 / low)
+        return Optimal(flops, (params, low, high), (tokens, *ends), (loss.loss, loss.low, loss.high))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -96,8 +96,8 @@ def compute_optimal(table: pd.DataFrame) -> ComputeOptimal:
     """
     for name in ("params", "tokens", "loss"):
         if name not in table or table[name].dtype.kind not in "iuf" or not (table[name] > 0).all():
-            there = ", ".join(map(str, table.columns[:12]))
-            raise TableError(f"{name} is not a column of numbers above 0; there are {there}")
+            columns = ", ".join(map(str, table.columns[:12]))
+            raise TableError(f"{name} is not a column of numbers above 0; there are {columns}")
     params_P, tokens_P, loss_P = (table[name].to_numpy(float) for name in ("params", "tokens", "loss"))
     law = fit_scaling_law(loss_P, params_P, tokens_P)
     if not law.is_identified:
@@ -119,7 +119,7 @@ def _minima(params_P: np.ndarray, flops_P: np.ndarray, loss_P: np.ndarray) -> li
     """log2 of the budget and of N at the minimum of each slice's parabola, where it lies inside the slice."""
     order = np.argsort(flops_P)
     gaps = np.flatnonzero(np.diff(np.log2(flops_P[order])) > _SLICE) + 1
-    found = []
+    minima = []
     for part in np.split(order, gaps):
         log_n = np.log2(params_P[part])
         if len(np.unique(log_n)) < _LEAST_RUNS:
@@ -127,5 +127,5 @@ def _minima(params_P: np.ndarray, flops_P: np.ndarray, loss_P: np.ndarray) -> li
         bend, slope, _ = np.polyfit(log_n, loss_P[part], 2)
         at = -slope / (2 * bend) if bend > 0 else math.nan
         if log_n.min() < at < log_n.max():
-            found.append((float(np.log2(flops_P[part]).mean()), float(at)))
-    return found
+            minima.append((float(np.log2(flops_P[part]).mean()), float(at)))
+    return minima

@@ -134,7 +134,7 @@ class Conclusion:
 def conclusions(table: pd.DataFrame) -> list[Conclusion]:
     """Conclude from the slopes after the last step which parametrizations pass, in the table's order."""
     fits = slopes(table).dropna(subset="slope")
-    found = []
+    results = []
     for parametrization in dict.fromkeys(fits["parametrization"]):
         part = fits[fits["parametrization"] == parametrization]
         columns = ("quantity", "layer", "slope", "low", "high")
@@ -142,8 +142,8 @@ def conclusions(table: pd.DataFrame) -> list[Conclusion]:
         sizes = [slope for slope in of_rule if slope.quantity in SIZES]
         fastest = max(sizes, key=lambda slope: slope.value, default=None)
         lazy = tuple(slope for slope in of_rule if slope.quantity == LINEARIZATION)
-        found.append(Conclusion(parametrization, fastest, not any(s.grows for s in sizes), lazy))
-    return found
+        results.append(Conclusion(parametrization, fastest, not any(s.grows for s in sizes), lazy))
+    return results
 
 
 def grows(fit: Mapping[Any, Any]) -> bool:

@@ -109,14 +109,14 @@ def _load_stored(
     states: States,
 ) -> RunTable:
     header = load_header(path)
-    asked = header.where if where is None else ()
-    where = where or asked
+    stored_where = header.where if where is None else ()
+    where = where or stored_where
     stored = select(load_runs(path), where)
     fixed = (*STORED_FIXED, *(header.columns or ()))
     named = replace(columns, step="")  # stored rows are of runs
     table = standard_form(stored, named, fixed, [], Path(str(path)).name, chance, states)
-    if asked:
-        note = Reason.of("rows of the folder's question", conditions=asked)
+    if stored_where:
+        note = Reason.of("rows of the folder's question", conditions=stored_where)
         table = replace(table, notes=(*table.notes, note))
     curves = load_curves(path)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]

@@ -116,8 +116,8 @@ def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarra
     effect_S, share_G[stable_G], left = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
     for _ in range(5):
         left_N = _centred(y_N - effect_S[own_N], cell_N, weight_N)
-        usual = 1.48 * float(np.median(np.abs(left_N)))
-        weight_N = 1 / np.maximum(1.0, np.abs(left_N) / max(_CLIPPED * usual, 1e-12))
+        deviation = 1.48 * float(np.median(np.abs(left_N)))
+        weight_N = 1 / np.maximum(1.0, np.abs(left_N) / max(_CLIPPED * deviation, 1e-12))
         effect_S, *_ = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
     return effect_S, seed_N, share_G, left
 

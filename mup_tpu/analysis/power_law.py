@@ -192,9 +192,9 @@ def fit_power_laws(
     rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)
     for name in (*scales, *best_over):
         if name not in rows or (name in scales and not _is_size(rows[name])):
-            there = ", ".join(map(str, rows.columns[:12]))
+            known_columns = ", ".join(map(str, rows.columns[:12]))
             raise TableError(
-                f"scales: {on_one_line(name)} is not a column of numbers above 0; there are {there}"
+                f"scales: {on_one_line(name)} is not a column of numbers above 0; there are {known_columns}"
             )
     sizes = rows[list(scales)].drop_duplicates().sort_values(list(scales), ignore_index=True)
     cells = sizes.assign(**{_CELL: np.arange(1.0, len(sizes) + 1)})
@@ -204,7 +204,7 @@ def fit_power_laws(
         group = [c for c in (_CELL, columns.hyperparameter, columns.parametrization) if c in rows]
         rows = rows.loc[rows.groupby(group)[columns.loss].idxmin()].drop(columns=list(best_over))
     checked = check_table(rows, columns)
-    found = []
+    laws = []
     for compared, runs in checked.runs.groupby("compared"):
         evidence = weigh(runs, Question.of(checked))
         known = [e for e in evidence.estimates if e.optimum.is_bracketed]
@@ -216,8 +216,8 @@ def fit_power_laws(
         at = [int(e.optimum.scale) - 1 for e in known]
         sizes_SA = np.log2(sizes.to_numpy(float)[at])
         fitted = (str(compared), checked.columns.hyperparameter, tuple(scales), sizes_SA, tuple(known))
-        found.append(PowerLaw(*fitted, len(evidence.estimates), checked.notes))
-    return tuple(found)
+        laws.append(PowerLaw(*fitted, len(evidence.estimates), checked.notes))
+    return tuple(laws)
 
 
 def read_sizes(text: str) -> dict[str, float]:
@@ -226,14 +226,14 @@ def read_sizes(text: str) -> dict[str, float]:
     Raises:
         TableError: the text has another form.
     """
-    found = {}
+    sizes = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         try:
-            found[name.strip()] = float(value)
+            sizes[name.strip()] = float(value)
         except ValueError:
             raise TableError(f"at {on_one_line(text)} is not NAME=NUMBER,NAME=NUMBER") from None
-    return found
+    return sizes
 
 
 def _is_size(values: pd.Series) -> bool:

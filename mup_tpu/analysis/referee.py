@@ -86,12 +86,12 @@ class Comparison:
     @classmethod
     def of(cls, sweeps: Mapping[str, tuple[TransferAnalysis, RunTable | None]]) -> Comparison:
         """Compare analyses by the names of their sweeps; tables tell how the runs were made."""
-        found = [
+        rulings = [
             _ruling(name, analysis, result, table)
             for name, (analysis, table) in sweeps.items()
             for result in analysis.results
         ]
-        return cls(tuple(sorted(found, key=_place)))
+        return cls(tuple(sorted(rulings, key=_place)))
 
     def table(self, name_of: Callable[[str, str], str] = lambda compared, _: compared) -> pd.DataFrame:
         """Return one row a ruling, the worst regret first: an unknown one before all.

@@ -40,9 +40,9 @@ def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
             raise TableError(f"where: {no_column(table, column)}")
         chosen = _meets(table[column], condition)
         if not chosen.any():
-            there = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
-            asked = f"{column} {condition.value}" if condition.relation == "=" else str(condition)
-            raise TableError(f"where: no row has {asked}; there are {there}")
+            values = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
+            wanted = f"{column} {condition.value}" if condition.relation == "=" else str(condition)
+            raise TableError(f"where: no row has {wanted}; there are {values}")
         table = table[chosen]
     return table.reset_index(drop=True)
 
@@ -58,7 +58,7 @@ def selected_scales(scales: Iterable[float], column: str, where: Sequence[Condit
 
 def _meets(values: pd.Series, condition: Condition) -> pd.Series:
     try:
-        held, bound = values.astype(float), condition.bound()
+        numbers, bound = values.astype(float), condition.bound()
     except (ValueError, TypeError, TableError):
         if condition.relation != "=":
             raise TableError(
@@ -66,8 +66,8 @@ def _meets(values: pd.Series, condition: Condition) -> pd.Series:
             ) from None
         return values.astype(str).str.lower() == condition.value.lower()
     if condition.relation == "=":
-        return held == bound
-    return held >= bound if condition.relation == ">=" else held <= bound
+        return numbers == bound
+    return numbers >= bound if condition.relation == ">=" else numbers <= bound
 
 
 def require_columns(table: pd.DataFrame, columns: Columns) -> None:
@@ -78,16 +78,16 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
     """
     needed = (columns.scale, columns.hyperparameter, columns.loss)
     missing = [column for column in needed if column not in table]
-    usual = Columns()
+    defaults = Columns()
     for f in fields(columns):
         named = getattr(columns, f.name)
         for column in (named,) if isinstance(named, str) else ():
-            if column and column != getattr(usual, f.name) and column not in (*table, *missing):
+            if column and column != getattr(defaults, f.name) and column not in (*table, *missing):
                 missing.append(column)
     if missing:
         hints = {
-            usual.scale: "--scale names the scale",
-            usual.hyperparameter: "--tune the tuned column",
+            defaults.scale: "--scale names the scale",
+            defaults.hyperparameter: "--tune the tuned column",
         }
         hint = ", ".join(hints[column] for column in missing if column in hints)
         raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
@@ -129,10 +129,10 @@ def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]
     for column in dict.fromkeys(fixed):
         if column not in table or column in axes:
             continue
-        held = table[column].dropna()
-        there = (held.map(str) if held.dtype == object else held).unique()
-        if len(there) > 1:
-            values = ", ".join(map(on_one_line, sorted(there)[:4]))
+        known = table[column].dropna()
+        distinct = (known.map(str) if known.dtype == object else known).unique()
+        if len(distinct) > 1:
+            values = ", ".join(map(on_one_line, sorted(distinct)[:4]))
             follows = table[column].map(str).groupby(table[columns.scale]).nunique().max() == 1
             ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
             raise TableError(

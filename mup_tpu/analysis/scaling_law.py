@@ -259,10 +259,10 @@ def _step(
     """Damped Gauss-Newton step from each start; parameters that press against a bound stay."""
     gradient = np.einsum("spt,sp->st", jacobian, np.clip(residuals, -HUBER_DELTA, HUBER_DELTA))
     curved = jacobian * (np.abs(residuals) <= HUBER_DELTA)[..., None]
-    held = is_least & (gradient > 0) | is_most & (gradient < 0)
-    free = np.where(held, 0.0, 1.0)
+    fixed = is_least & (gradient > 0) | is_most & (gradient < 0)
+    free = np.where(fixed, 0.0, 1.0)
     hessian = np.einsum("spt,spu->stu", curved, curved) * free[:, :, None] * free[:, None, :]
-    damped = hessian + np.where(held, 1.0, damping)[:, :, None] * np.eye(free.shape[1])
+    damped = hessian + np.where(fixed, 1.0, damping)[:, :, None] * np.eye(free.shape[1])
     return np.asarray(np.linalg.solve(damped, (-gradient * free)[..., None])[..., 0])
 
 

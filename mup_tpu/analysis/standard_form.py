@@ -265,21 +265,21 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
 
 
 def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
-    found = []
+    notes = []
     if stopped := int(runs["stopped"].sum()):
-        found.append(Reason.of("runs stopped early", count=stopped))
+        notes.append(Reason.of("runs stopped early", count=stopped))
     if diverged := int((np.isinf(runs["loss"]) & ~runs["stopped"]).sum()):
-        found.append(Reason.of("runs diverged", count=diverged))
+        notes.append(Reason.of("runs diverged", count=diverged))
     at_zero = runs["value"] == 0
     if at_zero.any():
-        found.append(Reason.of("runs at 0", count=int(at_zero.sum()), column=columns.hyperparameter))
+        notes.append(Reason.of("runs at 0", count=int(at_zero.sum()), column=columns.hyperparameter))
     if (runs["scale"] == 0).any():
         count = int((runs["scale"] == 0).sum())
-        found.append(Reason.of("runs at scale 0", count=count, column=columns.scale))
+        notes.append(Reason.of("runs at scale 0", count=count, column=columns.scale))
     seeds = runs[~at_zero].groupby(["compared", "scale", "x"])["x"].count()
     if seeds.nunique() > 1:
-        found.append(Reason.of("unequal seeds", least=int(seeds.min()), most=int(seeds.max())))
-    return found
+        notes.append(Reason.of("unequal seeds", least=int(seeds.min()), most=int(seeds.max())))
+    return notes
 
 
 def _more(rows: Sized) -> str:

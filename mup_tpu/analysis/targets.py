@@ -58,15 +58,17 @@ def _read(table: RunTable, text: str) -> Target:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
         raise TableError(f"at {on_one_line(text)} is not allowed: its value must be a finite number above 0")
-    own, largest = table.columns.scale, float(table.runs["scale"].max())
+    scale_column, largest = table.columns.scale, float(table.runs["scale"].max())
     if table.stored is not None:
         name = next((c.name for c in CONFIGURED.values() if c.field == name), name)
-    is_own = name in {own, short_name(own)} or (means(name) != "" and means(name) == means(own))
-    scale = value if is_own else _inverse(table, name, value)
+    is_scale = name in {scale_column, short_name(scale_column)} or (
+        means(name) != "" and means(name) == means(scale_column)
+    )
+    scale = value if is_scale else _inverse(table, name, value)
     if abs(math.log2(scale / largest)) > _FARTHEST:
         raise TableError(
             f"at {on_one_line(text)} lies {math.log2(scale / largest):.0f} octaves from the largest "
-            f"{own}, {write_scale(own, largest)}; at most {_FARTHEST} are predicted"
+            f"{scale_column}, {write_scale(scale_column, largest)}; at most {_FARTHEST} are predicted"
         )
     return Target(text, scale)
 
@@ -104,46 +106,54 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         TableError: there is no such column, or it does not grow with the scale.
     """
-    own = table.columns.scale
+    scale_column = table.columns.scale
     rows, known = _columns(table)
     if name not in known or rows[name].dtype.kind not in "iuf" or not (rows[name] > 0).all():
-        grow = ", ".join(f"{c}=VALUE" for c in [own, *(c for c in known if c != own and _grows(rows, c))][:6])
+        grow = ", ".join(
+            f"{c}=VALUE"
+            for c in [scale_column, *(c for c in known if c != scale_column and _grows(rows, c))][:6]
+        )
         is_told = table.stored is not None or bool(rows[table.columns.params].notna().all())
         hint = "" if is_told else " (--columns params=COLUMN names a table's parameters)"
-        raise TableError(f"at {name!r}: the table does not say how {name} follows {own}{hint}; give {grow}")
+        raise TableError(
+            f"at {name!r}: the table does not say how {name} follows {scale_column}{hint}; give {grow}"
+        )
     by_scale = rows.groupby("scale")[name]
     if (by_scale.nunique() > 1).any():
         counts = by_scale.nunique()
         mixed = float(counts.index[int(counts.argmax())])
         raise TableError(
-            f"at {name!r}: runs of {own} {write_scale(own, mixed)} differ in {name}; give {own}=VALUE"
+            f"at {name!r}: runs of {scale_column} {write_scale(scale_column, mixed)} differ in {name}; give "
+            f"{scale_column}=VALUE"
         )
     value_S = by_scale.first()
     if value_S.nunique() == 1:
         raise TableError(
             f"at {name!r}: all runs have {name} {value_S.iloc[0]:g}, so the table says nothing of another; "
-            f"give {own}=VALUE"
+            f"give {scale_column}=VALUE"
         )
     if len(value_S) < 2 or not value_S.is_monotonic_increasing or not value_S.is_unique:
         shown = ", ".join(f"{v:g}" for v in list(value_S)[:4])
-        raise TableError(f"at {name!r}: {name} does not grow with {own} ({shown}); give {own}=VALUE")
+        raise TableError(
+            f"at {name!r}: {name} does not grow with {scale_column} ({shown}); give {scale_column}=VALUE"
+        )
     return value_S.index.to_numpy(float), value_S.to_numpy(float)
 
 
 def _columns(table: RunTable) -> tuple[pd.DataFrame, list[str]]:
-    own, usual = table.columns, ("params", table.columns.params, "tokens", table.columns.tokens, "flops")
-    if table.stored is not None and own.scale in table.stored:
-        rows = table.stored.assign(scale=table.stored[own.scale].astype(float))
+    names, measures = table.columns, ("params", table.columns.params, "tokens", table.columns.tokens, "flops")
+    if table.stored is not None and names.scale in table.stored:
+        rows = table.stored.assign(scale=table.stored[names.scale].astype(float))
         rows = rows[rows["scale"].isin(table.runs["scale"])]
         params = rows["params_active"].fillna(rows["params_non_embedding"])
     else:
-        rows = table.runs.assign(**{own.params: table.runs["params"], own.tokens: table.runs["tokens"]})
+        rows = table.runs.assign(**{names.params: table.runs["params"], names.tokens: table.runs["tokens"]})
         rows["flops"] = rows["cost"] if table.cost_unit == "FLOP" else math.nan
         params = rows["params"]
     if "flops" not in rows or rows["flops"].isna().any():
         rows = rows.assign(flops=6.0 * params * rows["tokens"])
     sizes = [c.name for c in CONFIGURED.values() if c.type in (int, float)]
-    return rows, [c for c in dict.fromkeys((*usual, *sizes)) if c in rows]
+    return rows, [c for c in dict.fromkeys((*measures, *sizes)) if c in rows]
 
 
 def _grows(rows: pd.DataFrame, column: str) -> bool:

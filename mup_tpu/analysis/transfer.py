@@ -339,15 +339,15 @@ def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> 
     """Return learning curves at the grid points nearest to the optima."""
     if history is None or history.empty:
         return ()
-    found = []
+    curves = []
     for optimum in (o for o in optima if o.is_known):
         runs = history[history["scale"] == optimum.scale]
         nearest = runs["x"].iloc[(runs["x"] - optimum.x).abs().argmin()]
         means = runs[runs["x"] == nearest].groupby("step")["loss"].mean()
         if len(means):  # a run may have no step
             steps, losses = tuple(means.index.tolist()), tuple(means.tolist())
-            found.append(LearningCurve(optimum.scale, float(nearest), steps, losses))
-    return tuple(found)
+            curves.append(LearningCurve(optimum.scale, float(nearest), steps, losses))
+    return tuple(curves)
 
 
 def curve_to_dict(curve: LossCurve, noise: Noise) -> dict[str, Any]:

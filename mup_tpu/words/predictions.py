@@ -114,19 +114,19 @@ def power_law_to_dict(law: PowerLaw) -> dict[str, Any]:
     return law.to_dict() | {"notes": [because(note) for note in law.notes]}
 
 
-def compute_optimal(found: ComputeOptimal) -> list[str]:
+def compute_optimal(fit: ComputeOptimal) -> list[str]:
     """Return the law of compute-optimal sizes and both exponents, a line each."""
-    e, (a, b), (alpha, beta) = found.law.irreducible, found.law.coefficients, found.law.exponents
-    ends = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in found.law.intervals.items()}
-    value, low, high = found.exponent
-    parabolas = f"{found.slices} slices of equal compute have their minimum inside, too few for parabolas"
-    if math.isfinite(found.parabolas):
+    e, (a, b), (alpha, beta) = fit.law.irreducible, fit.law.coefficients, fit.law.exponents
+    ends = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in fit.law.intervals.items()}
+    value, low, high = fit.exponent
+    parabolas = f"{fit.slices} slices of equal compute have their minimum inside, too few for parabolas"
+    if math.isfinite(fit.parabolas):
         parabolas = (
-            f"by parabolas through {found.slices} slices of equal compute: C^{found.parabolas:.3f}, which is "
+            f"by parabolas through {fit.slices} slices of equal compute: C^{fit.parabolas:.3f}, which is "
             "biased unless α = β and the grid is centred"
         )
     return [
-        f"L(N, D) = {e:.3f} + {a:.4g}·N^-{alpha:.3f} + {b:.4g}·D^-{beta:.3f} from {found.runs} runs "
+        f"L(N, D) = {e:.3f} + {a:.4g}·N^-{alpha:.3f} + {b:.4g}·D^-{beta:.3f} from {fit.runs} runs "
         f"(95 %: E {ends['E']}, α {ends['α']}, β {ends['β']})",
         f"N* ∝ C^{value:.3f} (95 % {low:.3f} to {high:.3f}), D* ∝ C^{1 - value:.3f}; {parabolas}",
     ]

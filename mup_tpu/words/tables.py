@@ -126,19 +126,19 @@ def slopes_table(
     return Table(headings, rows, title, left=("layer",))
 
 
-def conclusion(found: Conclusion, scale: str, rule: str = "") -> list[str]:
+def conclusion(outcome: Conclusion, scale: str, rule: str = "") -> list[str]:
     """Return whether a parametrization passes a coordinate check, and whether blocks turn lazy, a line each.
 
     Args:
-        found: conclusion of the check.
+        outcome: conclusion of the check.
         scale: column of the scale.
         rule: name of the parametrization in the lines; by default as in the table.
     """
-    rule, lines = rule or found.parametrization, []
-    if (fastest := found.fastest) is not None:
+    rule, lines = rule or outcome.parametrization, []
+    if (fastest := outcome.fastest) is not None:
         what = f"the {fastest.quantity} of {fastest.layer} ∝ {label(scale)}^{fastest.value:.2f}"
-        lines.append(f"{rule}: {'passes' if found.passes else 'fails'}; the fastest growing size is {what}")
-    for slope in found.linearization:
+        lines.append(f"{rule}: {'passes' if outcome.passes else 'fails'}; the fastest growing size is {what}")
+    for slope in outcome.linearization:
         lazy = {True: "turn lazy", False: "do not turn lazy", None: "may turn lazy"}[slope.is_lazy]
         power_law = f"{label(scale)}^{slope.value:.2f} (95 % {slope.low:.2f} to {slope.high:.2f})"
         lines.append(f"{rule}: blocks {lazy}: distance from linearization ∝ {power_law}")

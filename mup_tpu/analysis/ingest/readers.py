@@ -111,15 +111,17 @@ def read_tool(path: str | Path) -> pd.DataFrame:
             raise TableError(f"{path} holds no runs that are read")
         if other := next((file for _, files in matches for file in files if not file.is_file()), None):
             raise TableError(f"{other} is not a regular file: take it away")
-        reader, found = matches[0]
+        reader, matching = matches[0]
         # Names with a star may be anybody's files.
-        _warn_of_others(place, found, [file for r, files in matches if "*" not in r.files for file in files])
+        _warn_of_others(
+            place, matching, [file for r, files in matches if "*" not in r.files for file in files]
+        )
         if reader.of_folder:
             return reader.read(place)
-        rows = [_with_run(reader, reader.read(file), place, file) for file in found]
+        rows = [_with_run(reader, reader.read(file), place, file) for file in matching]
         table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
-        raise TableError(f"{path} holds {len(found)} files {found[0].name}, and none has a loss")
+        raise TableError(f"{path} holds {len(matching)} files {matching[0].name}, and none has a loss")
     return table.rename(columns=dict(reader.columns))
 
 

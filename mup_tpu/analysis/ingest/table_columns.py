@@ -98,8 +98,8 @@ def plain_name(name: object) -> str:
 def short_name(name: str) -> str:
     """Strip the path from a name, for figures: `config/optim.lr` and `params_lr` become lr."""
     last = re.sub(r"^(?:[\w -]+[/.])+(?=[A-Za-z_])", "", name.strip())
-    own = last.removeprefix("params_")
-    return own if any(own in names for names in _NAMES.values()) else last
+    name_alone = last.removeprefix("params_")
+    return name_alone if any(name_alone in names for names in _NAMES.values()) else last
 
 
 def means(name: object) -> str:
@@ -117,13 +117,13 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     Raises:
         TableError: two columns that differ are as likely.
     """
-    usual, found = Columns(), dict[str, Any]()
+    defaults, names = Columns(), dict[str, Any]()
     notes: list[Reason] = []
     for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):
-        if (named := getattr(columns, part)) != getattr(usual, part):
-            found[part] = named
+        if (named := getattr(columns, part)) != getattr(defaults, part):
+            names[part] = named
             continue
-        usual_name = getattr(usual, part)
+        usual_name = getattr(defaults, part)
         if part == "hyperparameter":
             column = _find_rate(table, notes)
         else:
@@ -132,27 +132,31 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
             column is None and part == "loss" and {"number", "value", "state"} <= set(table)
         ):  # Optuna's trials
             column = "value"
-        found |= {} if column is None else {part: column}
-    if "hyperparameter" not in found:
-        table, found = _from_log(table, found, notes)
-    if columns.step == usual.step and usual.step not in table and _has_rows_by_step(table, [*found.values()]):
+        names |= {} if column is None else {part: column}
+    if "hyperparameter" not in names:
+        table, names = _from_log(table, names, notes)
+    if (
+        columns.step == defaults.step
+        and defaults.step not in table
+        and _has_rows_by_step(table, [*names.values()])
+    ):
         step = _find(table, "step", "step", notes)
-        found |= {} if step is None else {"step": step}
-    if columns.params == usual.params and usual.params not in table:
-        sizes = [c for c in table if means(c) == "size" and c not in found.values()]
-        found |= {"params": str(sizes[0])} if len(sizes) == 1 else {}
-    guessed = {part: column for part, column in found.items() if column != getattr(columns, part)}
+        names |= {} if step is None else {"step": step}
+    if columns.params == defaults.params and defaults.params not in table:
+        sizes = [c for c in table if means(c) == "size" and c not in names.values()]
+        names |= {"params": str(sizes[0])} if len(sizes) == 1 else {}
+    guessed = {part: column for part, column in names.items() if column != getattr(columns, part)}
     # A column with the usual name that was passed over may vary: a logged learning rate, say.
     passed_over = [
-        getattr(usual, part)
+        getattr(defaults, part)
         for part in ("scale", "hyperparameter")
-        if part in guessed or means(getattr(columns, part)) == means(getattr(usual, part))
+        if part in guessed or means(getattr(columns, part)) == means(getattr(defaults, part))
     ]
     if guessed:
         meanings = {on_one_line(column): _called(part, column) for part, column in guessed.items()}
         flags = [_FLAGS[part] for part in guessed]
         notes.insert(0, Reason.of("columns guessed", meanings=meanings, flags=flags))
-    return table, replace(columns, **found, along=(*columns.along, *passed_over)), notes
+    return table, replace(columns, **names, along=(*columns.along, *passed_over)), notes
 
 
 def _called(part: str, column: str) -> str:
@@ -173,15 +177,15 @@ def _find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
 def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str | None:
     """Return the likeliest column of this meaning; columns that vary come first."""
     ranked = sorted((rank, i) for i, name in enumerate(table) if (rank := _rank(name, what)) is not None)
-    there = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
-    if not there or not table.columns.is_unique:
+    candidates = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
+    if not candidates or not table.columns.is_unique:
         return None
     if part == "scale":
-        there = [(rank, name) for rank, name in there if _varies(table[name])] or there
+        candidates = [(rank, name) for rank, name in candidates if _varies(table[name])] or candidates
         # A column with a value a run was logged, not set.
-        values = {name: table[name].astype(str).nunique() for _, name in there}
-        there.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
-    (first, column), others = there[0], there[1:]
+        values = {name: table[name].astype(str).nunique() for _, name in candidates}
+        candidates.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
+    (first, column), others = candidates[0], candidates[1:]
     differ = [(rank, name) for rank, name in others if not _is_one_to_one(table, column, name)]
     if part in ("scale", "loss"):
         same = [name for rank, name in differ if part != "loss" and rank[0] == first[0] or rank == first]
@@ -289,18 +293,18 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
 
 
 def _from_log(
-    table: pd.DataFrame, found: dict[str, Any], notes: list[Reason]
+    table: pd.DataFrame, names: dict[str, Any], notes: list[Reason]
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
     if len(logs) != 1 or "lr" in table:
-        return table, found
+        return table, names
     name, match = logs[0]
     base = float(match[1] or match[2])
     exponents = pd.to_numeric(table[name], errors="coerce")
     if exponents.isna().any() or (exponents.abs() > 30).any():
-        return table, found
+        return table, names
     notes.append(Reason.of("learning rate from its logarithm", base=base, name=name))
-    return table.assign(lr=base**exponents), found
+    return table.assign(lr=base**exponents), names
 
 
 def _varies(column: pd.Series) -> bool:

@@ -164,26 +164,26 @@ def _json_lines(text: str) -> pd.DataFrame:
     return _records([json.loads(line) for line in text.splitlines() if line.strip()])
 
 
-def _json(found: Any) -> pd.DataFrame:
+def _json(content: Any) -> pd.DataFrame:
     """Make a table of rows, of columns, of pandas' orients, or of one of these under a single key."""
-    if isinstance(found, dict) and {"columns", "data"} <= set(found):
-        return pd.DataFrame(found["data"], columns=found["columns"])
-    if isinstance(found, dict):
-        if (rows := _rows_by_group(found)) is not None:
+    if isinstance(content, dict) and {"columns", "data"} <= set(content):
+        return pd.DataFrame(content["data"], columns=content["columns"])
+    if isinstance(content, dict):
+        if (rows := _rows_by_group(content)) is not None:
             return _records(rows)
-        if "schema" in found and "data" in found:
-            return _records(found["data"])
-        if len(found) == 1 and not any(map(means, found)):
-            return _json(*found.values())
-        rows = [*found.values()]
-        if rows and all(isinstance(row, dict) for row in rows) and not any(map(means, found)):
+        if "schema" in content and "data" in content:
+            return _records(content["data"])
+        if len(content) == 1 and not any(map(means, content)):
+            return _json(*content.values())
+        rows = [*content.values()]
+        if rows and all(isinstance(row, dict) for row in rows) and not any(map(means, content)):
             return _records(rows)
         if rows and all(isinstance(column, dict | list) for column in rows):
-            return pd.DataFrame(found)
-    return _records(found)
+            return pd.DataFrame(content)
+    return _records(content)
 
 
-def _rows_by_group(found: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _rows_by_group(content: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the rows of a mapping with a list of runs a size, by itself or under one key; None otherwise."""
 
     def holds_lists(value: Any) -> bool:
@@ -195,15 +195,17 @@ def _rows_by_group(found: dict[str, Any]) -> list[dict[str, Any]] | None:
             and all(isinstance(run, dict) for runs in lists for run in runs)
         )
 
-    groups = [found] if holds_lists(found) else [value for value in found.values() if holds_lists(value)]
+    groups = (
+        [content] if holds_lists(content) else [value for value in content.values() if holds_lists(value)]
+    )
     if len(groups) != 1:
         return None
     rows = []
     for name, runs in groups[0].items():
-        told: dict[str, Any] = {"group": name}
+        group: dict[str, Any] = {"group": name}
         if size := _SIZE.fullmatch(name):
-            told = {"params": float(f"{size[1]}.{size[2] or 0}") * _PREFIX[size[3].lower()]}
-        rows += [told | run for run in runs]
+            group = {"params": float(f"{size[1]}.{size[2] or 0}") * _PREFIX[size[3].lower()]}
+        rows += [group | run for run in runs]
     return rows
 
 

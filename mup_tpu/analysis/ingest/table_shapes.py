@@ -82,13 +82,13 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
     if len(values) < 2:
         return None
     others = [name for name in table if name not in values]
-    there = {axis for name in others if (axis := AXES.get(means(name)))}
-    there |= {axis for axis in ("scale", "hyperparameter") if getattr(columns, axis) in others}
-    told = {AXES[what] for text in (before, after) if (what := _meaning(text)) in AXES}
-    missing = {"scale", "hyperparameter"} - there
-    if len(told) == 1 and told <= missing and len(missing) == 1:
-        return told.pop(), values
-    if not told and before.strip() == after.strip() == "":
+    known = {axis for name in others if (axis := AXES.get(means(name)))}
+    known |= {axis for axis in ("scale", "hyperparameter") if getattr(columns, axis) in others}
+    named_axes = {AXES[what] for text in (before, after) if (what := _meaning(text)) in AXES}
+    missing = {"scale", "hyperparameter"} - known
+    if len(named_axes) == 1 and named_axes <= missing and len(missing) == 1:
+        return named_axes.pop(), values
+    if not named_axes and before.strip() == after.strip() == "":
         if len(missing) == 1:
             return missing.pop(), values
         raise TableError(
@@ -124,9 +124,11 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
     metrics = {matches[name]["metric"] for name in losses}
     if len(metrics) > 1:
         raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export the curves of one loss")
-    told = {name: settings(matches[name]["run"]) for name in losses}
+    by_column = {name: settings(matches[name]["run"]) for name in losses}
     both = {"scale", "hyperparameter"}
-    untold = [name for name, found in told.items() if {AXES.get(what) for what in found} & both != both]
+    untold = [
+        name for name, in_name in by_column.items() if {AXES.get(what) for what in in_name} & both != both
+    ]
     if untold:
         raise TableError(
             f"table holds curves of {len(losses)} runs whose names do not say width and learning rate "
@@ -134,8 +136,8 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
             "as wandb:ENTITY/PROJECT"
         )
     rows = [
-        pd.DataFrame({**found, "step": table[steps[0]], "loss": table[name]}).dropna(subset=["loss"])
-        for name, found in told.items()
+        pd.DataFrame({**in_name, "step": table[steps[0]], "loss": table[name]}).dropna(subset=["loss"])
+        for name, in_name in by_column.items()
     ]
     note = Reason.of("curves in columns", count=len(losses), metric=metrics.pop())
     return pd.concat(rows, ignore_index=True), [note]
@@ -143,16 +145,16 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
 
 def settings(run: str) -> dict[str, Any]:
     """Read the settings in a run's name, by meaning: `d_model: 64, lr: 0.01` or `w64-lr2^-8-s0`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for match in _SETTING.finditer(run):
         what = meaning_at_end(match["name"])
-        if what in (*AXES, "seed") and what not in found:
+        if what in (*AXES, "seed") and what not in values:
             with contextlib.suppress(ConfigError):
-                found[what] = parse_number(match["number"])
-    if (shape := _SHAPE.search(run)) and "width" not in found:
-        found = {"width": float(shape["width"]), "depth": float(shape["depth"])} | found
+                values[what] = parse_number(match["number"])
+    if (shape := _SHAPE.search(run)) and "width" not in values:
+        values = {"width": float(shape["width"]), "depth": float(shape["depth"])} | values
     rules = {word for word in re.split(r"[^a-z]+", run.lower()) if word in PARAMETRIZATIONS}
-    return found | ({"parametrization": rules.pop()} if len(rules) == 1 else {})
+    return values | ({"parametrization": rules.pop()} if len(rules) == 1 else {})
 
 
 def meaning_at_end(text: str) -> str:
@@ -166,24 +168,24 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
     """Add the settings that only the names of runs have as columns; return the table and notes on them."""
     if not table.columns.is_unique:  # refused later, with their names
         return table, []
-    there = {means(name) for name in table} - {""}
-    there |= {what for what, axis in AXES.items() if getattr(columns, axis) in table}
-    there |= {"parametrization"} if columns.parametrization in table else set()
+    known = {means(name) for name in table} - {""}
+    known |= {what for what, axis in AXES.items() if getattr(columns, axis) in table}
+    known |= {"parametrization"} if columns.parametrization in table else set()
     texts_only = [name for name in table if table[name].dtype.kind not in "iufb"]
     plain = {plain_name(name): name for name in reversed(texts_only)}
-    names = [plain[usual] for usual in _NAMES if usual in plain]
+    names = [plain[name_of_run] for name_of_run in _NAMES if name_of_run in plain]
     table, notes = _with_set_rates(table, names, columns)
     for name in names:
-        if "lr" in there and there & {"width", "depth", "size"}:
+        if "lr" in known and known & {"width", "depth", "size"}:
             break
         texts = table[name].astype(str)
-        found = {text: settings(text) for text in texts.unique()}
-        new = [what for what in next(iter(found.values())) if what not in there]
-        new = [what for what in new if all(what in told for told in found.values())]
+        by_text = {text: settings(text) for text in texts.unique()}
+        new = [what for what in next(iter(by_text.values())) if what not in known]
+        new = [what for what in new if all(what in in_name for in_name in by_text.values())]
         if set(new) & set(AXES):
-            table = table.assign(**{what: [found[text][what] for text in texts] for what in new})
+            table = table.assign(**{what: [by_text[text][what] for text in texts] for what in new})
             notes.append(Reason.of("settings in names", settings=new, name=name, example=texts.iloc[0]))
-            there |= {*new}
+            known |= {*new}
     return table, notes
 
 
@@ -202,10 +204,10 @@ def _with_set_rates(
         return table, []
     rate = rough_numbers(table[logged[0]])
     for name in names:
-        found = {text: settings(text).get("lr") for text in table[name].astype(str).unique()}
-        if any(value is None for value in found.values()):
+        by_text = {text: settings(text).get("lr") for text in table[name].astype(str).unique()}
+        if any(value is None for value in by_text.values()):
             continue
-        named = table[name].astype(str).map(found).astype(float)
+        named = table[name].astype(str).map(by_text).astype(float)
         share = (rate / named).dropna()
         if (share - 1).abs().max() < ROUNDING:  # names round
             return table, []

@@ -58,16 +58,16 @@ def meanings(column: pd.Series, states: States) -> pd.Series:
     """
     named = column.astype(object).where(column.notna(), "empty").map(_state)
     meaning = {_state(word): kind for kind, words in _KNOWN.items() for word in words.split()}
-    there = named.value_counts()
+    counts = named.value_counts()
     for f in fields(states):
         for state in getattr(states, f.name):
-            if _state(state) not in there:
+            if _state(state) not in counts:
                 raise TableError(
                     f"no row has the {column.name} {state!r} that was given as {f.name}; "
-                    f"there are {_list(map(repr, there.index))}"
+                    f"there are {_list(map(repr, counts.index))}"
                 )
             meaning[_state(state)] = f.name
-    unknown = [f"{state!r} ({count} rows)" for state, count in there.items() if state not in meaning]
+    unknown = [f"{state!r} ({count} rows)" for state, count in counts.items() if state not in meaning]
     if unknown:
         raise TableError(
             f"{column.name} has states that are not known: {_list(unknown)}; say what they mean with "
@@ -113,8 +113,8 @@ def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
         raise TableError(
             f"{name} of row {row} is {value!r}, which may be {one} or {other}: write it with a point"
         )
-    found = [_value(*r, with_comma="comma" in kinds) for r in read if r is not None]
-    return pd.Series(found, column.index, dtype="float64")
+    values_read = [_value(*r, with_comma="comma" in kinds) for r in read if r is not None]
+    return pd.Series(values_read, column.index, dtype="float64")
 
 
 def plain_sizes(column: pd.Series) -> pd.Series:

@@ -76,8 +76,8 @@ def training_log(file: Path) -> pd.DataFrame:
     for line in file.read_text(errors="replace").splitlines():
         if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
             rows.append({name: float(value) for name, value in match.groupdict().items()})
-    found = pd.DataFrame(rows)
-    return found.dropna(subset=["val_loss"]) if "val_loss" in found else found
+    table = pd.DataFrame(rows)
+    return table.dropna(subset=["val_loss"]) if "val_loss" in table else table
 
 
 def wandb_dump(file: Path) -> pd.DataFrame:
@@ -145,8 +145,8 @@ def mlflow_run(file: Path) -> pd.DataFrame:
 def _yaml(file: Path) -> dict[str, Any]:
     import yaml
 
-    found = yaml.safe_load(file.read_text()) if file.exists() else None
-    return found if isinstance(found, dict) else {}
+    content = yaml.safe_load(file.read_text()) if file.exists() else None
+    return content if isinstance(content, dict) else {}
 
 
 def is_aim_export(head: bytes) -> bool:

@@ -83,8 +83,8 @@ def _mlflow(experiment: str) -> pd.DataFrame:
     hush_mlflow()
     with errors_in_a_sentence(path):
         if mlflow.get_experiment_by_name(experiment) is None:
-            there = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
-            raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {there}")
+            known = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
+            raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {known}")
         return mlflow.search_runs(experiment_names=[experiment])
 
 
@@ -187,9 +187,9 @@ def _mlflow_database(file: Path) -> pd.DataFrame:
     finally:
         mlflow.set_tracking_uri(before)
     if len(runs) and runs["experiment_id"].nunique() > 1:
-        there = _some(names[number] for number in runs["experiment_id"].unique())
+        known = _some(names[number] for number in runs["experiment_id"].unique())
         raise TableError(
-            f"{file} holds several experiments ({there}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
+            f"{file} holds several experiments ({known}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
         )
     return runs
 
