@@ -13,17 +13,16 @@ from pathlib import Path
 
 from mup_tpu.errors import ConfigError, reason
 
-_CONNECT_S, _ANSWER_S = 5.0, 8.0
-"""Seconds that a host has to accept a connection, and then to answer."""
+_CONNECT_S, _ANSWER_S = 5.0, 8.0  # seconds that a host has to accept a connection, and then to answer
 
+# First words of HTTP/2, on which gRPC builds, without a token: a server answers with its settings
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""First words of HTTP/2, on which gRPC builds, without a token: a server answers with its settings."""
 
 _CURRENT = "ray_current_cluster"
 
 
 def find(address: str) -> str:
-    """Address of a cluster as HOST:PORT if "auto" is given; other addresses are unchanged.
+    """Return the address of a cluster as HOST:PORT for "auto"; return other addresses unchanged.
 
     `RAY_ADDRESS` comes first, then the file of this user's `ray start`, then processes of this user.
 
@@ -33,8 +32,8 @@ def find(address: str) -> str:
     if address != "auto":
         return address
     note = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", _CURRENT)  # noqa: S108 (where Ray notes it)
-    if found := os.environ.get("RAY_ADDRESS") or own_note(note) or _of_processes():
-        return found
+    if address_found := os.environ.get("RAY_ADDRESS") or own_note(note) or _of_processes():
+        return address_found
     others = f"; {note} is another user's" if os.path.lexists(note) else ""
     raise ConfigError(
         f"address 'auto' finds no Ray cluster of this user on this machine{others}; give its HOST:PORT, or "
@@ -43,18 +42,18 @@ def find(address: str) -> str:
 
 
 def own_note(note: Path) -> str:
-    """Address in Ray's note of its last cluster, a regular file of this user; "" of any other file."""
+    """Read the address in Ray's note of its last cluster; "" if it is no regular file of this user."""
     try:
         with open(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="ascii") as file:
-            found = os.fstat(file.fileno())
-            is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+            status = os.fstat(file.fileno())
+            is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
             return file.read(256).strip() if is_own else ""
     except (OSError, ValueError):
         return ""
 
 
 def _of_processes() -> str:
-    """Address of the cluster that a raylet of this user serves; "" without one."""
+    """Return the address of the cluster that a raylet of this user serves; "" without one."""
     import psutil
 
     for process in psutil.process_iter(["uids", "cmdline"]):

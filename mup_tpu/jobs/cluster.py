@@ -24,12 +24,11 @@ from mup_tpu.jobs.address import check_answers, find
 from mup_tpu.jobs.this_machine import threads_per_pack
 from mup_tpu.training.process import handling
 
+# Module with a function `slots` for a device whose hosts Ray describes by labels. It is imported by this
+# name, at first use, since the room of TPUs stands above this one.
 ROOMS = {"xla": "mup_tpu.tpu.hosts"}
-"""Module with a function `slots` for a device whose hosts Ray describes by labels. It is imported by this
-name, at first use, since the room of TPUs stands above this one."""
 
-_STARTS = 3
-"""Tries to start Ray on this machine."""
+_STARTS = 3  # tries to start Ray on this machine
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,14 @@ class Slots:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Needs for comparison, without the strategy: Ray's strategies for one node are unequal."""
+        """Return needs for comparison, without the strategy: Ray's strategies for one node are unequal."""
         needs = {name: need for name, need in self.needs.items() if name != "scheduling_strategy"}
         return needs, self.environment, self.prepare, self.actor, self.arguments
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None, console: Console | None = None) -> Iterator[None]:
-    """Connection to the cluster at an address, or a new cluster of this machine only (None).
+    """Connect to the cluster at an address, or start one of this machine only (None).
 
     An existing connection is used. The console shows a notice, since a start takes many seconds.
 
@@ -154,13 +153,13 @@ def nodes_with(resource: str) -> list[dict[str, Any]]:
 
 
 def threads(trials: int) -> int:
-    """CPU threads of a pack, such that this number of trials uses every core of the connected cluster."""
+    """Return the CPU threads of a pack, such that this number of trials uses every core of the cluster."""
     cores = [node["Resources"]["CPU"] for node in nodes_with("CPU")]
     return threads_per_pack(trials, int(min(cores)), len(cores)) if cores else 1
 
 
 def slots(options: RunOptions) -> Slots:
-    """Room for packs on the connected cluster.
+    """Return the room for packs on the connected cluster.
 
     Raises:
         ConfigError: the cluster has less than one pack needs, or TPU hosts that cannot be used.
@@ -181,32 +180,32 @@ def slots(options: RunOptions) -> Slots:
         room = Slots(count, {"num_cpus": threads_each}, execution, environment)
     if room.count < 1:
         hint = "; PJRT_DEVICE=CPU runs XLA without TPUs" if on_tpus else ""
-        there = _amounts(have, ("CPU", "GPU", "TPU"))
-        raise ConfigError(f"one pack asks for {room.needs}, but the Ray cluster has {there}{hint}")
+        amounts = _amounts(have, ("CPU", "GPU", "TPU"))
+        raise ConfigError(f"one pack asks for {room.needs}, but the Ray cluster has {amounts}{hint}")
     return room
 
 
 def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> str:
-    """Resources in words: "CPU 4, GPU 1"."""
     return ", ".join(f"{name} {resources.get(name, 0):g}" for name in names)
 
 
 def slots_with(resources: Mapping[str, float]) -> Slots:
-    """Room on the connected cluster for jobs that each ask for resources, by default one CPU.
+    """Return the room for jobs that each ask for resources, by default one CPU.
 
     Raises:
         ConfigError: no node has the resources of one job.
     """
-    asked = {"CPU": 1.0} | dict(resources)
+    needed = {"CPU": 1.0} | dict(resources)
     nodes = [node["Resources"] for node in nodes_with("CPU")]
-    count = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items())) for node in nodes)
+    count = sum(int(min(node.get(name, 0) / amount for name, amount in needed.items())) for node in nodes)
     if count < 1:
-        there = _amounts(ray.cluster_resources(), asked)
+        available = _amounts(ray.cluster_resources(), needed)
         raise ConfigError(
-            f"one trial asks for {_amounts(asked, asked)}, and no node has that; the Ray cluster has {there}"
+            f"one trial asks for {_amounts(needed, needed)}, and no node has that; the Ray cluster has "
+            f"{available}"
         )
-    others = {name: amount for name, amount in asked.items() if name not in ("CPU", "GPU")}
-    needs = {"num_cpus": asked["CPU"], "num_gpus": asked.get("GPU", 0), "resources": others}
-    prepare = importlib.import_module(ROOMS["xla"]).take_chips if asked.get("TPU") else None
-    environment = {"OMP_NUM_THREADS": str(max(1, int(asked["CPU"])))}
+    others = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
+    needs = {"num_cpus": needed["CPU"], "num_gpus": needed.get("GPU", 0), "resources": others}
+    prepare = importlib.import_module(ROOMS["xla"]).take_chips if needed.get("TPU") else None
+    environment = {"OMP_NUM_THREADS": str(max(1, int(needed["CPU"])))}
     return Slots(count, needs, "loop", environment, prepare)

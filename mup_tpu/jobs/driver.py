@@ -30,8 +30,7 @@ from mup_tpu.jobs.job import (
 )
 from mup_tpu.training.process import handling
 
-MAX_ATTEMPTS = 3
-"""Lost workers after which a job has failed."""
+MAX_ATTEMPTS = 3  # lost workers after which a job has failed
 
 _log = logging.getLogger(__name__)
 
@@ -115,11 +114,9 @@ class _Run:
                 self._pool.end(worker)
 
     def _left(self) -> int:
-        """Number of jobs that wait for a worker, at most."""
         return len(self._waiting) + self._number_of_new
 
     def _end(self, number: int, frame: object) -> None:
-        """Start nothing more after SIGTERM, and have running jobs checkpoint."""
         self._is_ending = True
         for worker in self._busy:
             self._pool.terminate(worker)
@@ -200,8 +197,7 @@ class _Run:
         yield job, Split(parts, reason) if parts else Failed(reason)
 
 
-_LONGEST_LOOK_S = 5.0
-"""Silence counted between two looks at most; pools wait up to a second for a report."""
+_LONGEST_LOOK_S = 5.0  # silence counted between two looks at most; pools wait up to a second for a report
 
 
 class Heartbeats:
@@ -220,15 +216,13 @@ class Heartbeats:
         """Seconds; None for a worker heard since the last look."""
 
     def heard(self, worker: Any) -> None:
-        """Note that a worker got a job or has reported."""
         self._silence[worker] = None
 
     def forget(self, worker: Any) -> None:
-        """Note that a worker is idle."""
         self._silence.pop(worker, None)
 
     def hung(self) -> list[Any]:
-        """Workers that count as hung. Call it often, after reading all reports."""
+        """Return workers that count as hung. Call it often, after reading all reports."""
         now = time.monotonic()
         passed, self._looked_at = min(now - self._looked_at, self._longest_look), now
         self._silence = {w: 0.0 if s is None else s + passed for w, s in self._silence.items()}

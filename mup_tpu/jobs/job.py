@@ -25,7 +25,7 @@ class Surroundings:
     _memory: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Value for a key, made for the first job that asks and kept for later ones."""
+        """Return the value for a key, made for the first job that needs it and kept for later ones."""
         if key not in self._memory:
             self._memory[key] = make()
         value: T = self._memory[key]
@@ -60,11 +60,11 @@ class Job(ABC):
         """
 
     def was_preempted(self, result: Any) -> bool:
-        """Whether SIGTERM ended the job early, so that its result is not final."""
+        """Return whether SIGTERM ended the job early, so that its result is not final."""
         return False
 
     def split(self, fits: int) -> Sequence[Job]:
-        """Jobs of at most `fits` members in place of this one; none if it cannot be split."""
+        """Return jobs of at most `fits` members in place of this one; none if it cannot be split."""
         return ()
 
 

@@ -19,35 +19,31 @@ from mup_tpu.training.trials import pack_key
 
 T = TypeVar("T")
 
+# Members of a pack. In turns a larger pack saves only the batches, and small packs are stored sooner.
 LARGEST_PACK = {"loop": 8, "vmap": 16}
-"""Members of a pack. In turns a larger pack saves only the batches, and small packs are stored sooner."""
 
-_LARGEST_ON_GPU = 32
-"""Most members of a pack on a GPU of known speed; more were not measured."""
+_LARGEST_ON_GPU = 32  # most members of a pack on a GPU of known speed; more were not measured
 
+# Arithmetic of a pack's step that fills a GPU, in seconds at its peak for each layer. Launches then take 5
+# % of a step: a layer's launches take 0.17 ms, and a third of the peak is reached (one H100, two widths,
+# `benchmarks/gpu_peers.csv`). Other GPUs, lengths and precisions are a guess.
 _FULL_S = 1.2e-3
-"""Arithmetic of a pack's step that fills a GPU, in seconds at its peak for each layer.
 
-Launches then take 5 % of a step: a layer's launches take 0.17 ms, and a third of the peak is reached (one
-H100, two widths, `benchmarks/gpu_peers.csv`). Other GPUs, lengths and precisions are a guess.
-"""
-
+# Arithmetic in the time of writing one number for the backward pass (measured on CPUs)
 _FLOPS_PER_NUMBER = 500.0
-"""Arithmetic in the time of writing one number for the backward pass (measured on CPUs)."""
 
-_VOCABULARY = 256
-"""Assumed size of the vocabulary; the data, which is not loaded yet, has the real one."""
+_VOCABULARY = 256  # assumed size of the vocabulary; the data, which is not loaded yet, has the real one
 
 
 def describe(trial: Trial, fields: Sequence[str]) -> str:
-    """Name of a trial by some of its fields: "width 64", or "width 128 depth 4"."""
+    """Name a trial by some of its fields: "width 64", or "width 128 depth 4"."""
     labels = {column.field: column.label for column in CONFIGURED.values()}
     flat = trial.flat()
     return " ".join(f"{labels[name]} {write(name, flat[name])}" for name in fields)
 
 
 def work(trial: Trial) -> float:
-    """Relative time of a trial: its arithmetic, and its memory traffic as arithmetic."""
+    """Estimate the relative time of a trial: its arithmetic, and its memory traffic as arithmetic."""
     data = trial.data
     declaration = declare(trial.model, _VOCABULARY, data.sequence_length)
     numbers = declaration.activations.vectors["loop"] * declaration.width * declaration.layers
@@ -56,13 +52,13 @@ def work(trial: Trial) -> float:
 
 
 def missing_trials(trials: Iterable[T], done: Collection[str], trial_id: Callable[[T], str]) -> list[T]:
-    """Trials without a result, each once; `done` are the trial_ids with one."""
+    """Return trials without a result, each once; `done` are the trial_ids with one."""
     by_id = {trial_id(trial): trial for trial in trials}
     return [trial for name, trial in by_id.items() if name not in done]
 
 
 def largest_pack(trial: Trial, execution: str, gpu: str = "") -> int:
-    """Most members of a pack: on a GPU of known speed, as many as fill it.
+    """Return the most members of a pack: on a GPU of known speed, as many as fill it.
 
     Wide trials then train in packs of one, since stacking brings little and needs their memory at once. Where
     memory is too short, packs are split before they train.
@@ -86,7 +82,7 @@ def largest_pack(trial: Trial, execution: str, gpu: str = "") -> int:
 def make_packs(
     trials: Sequence[Trial], workers: int, execution: str, pack_size: int = 0, gpu: str = ""
 ) -> list[list[Trial]]:
-    """Packs of trials of one shape, the longest first, so that the last one to run is short.
+    """Group trials of one shape into packs, the longest first, so that the last one to run is short.
 
     Where they are more than the workers, the shortest comes before all: results are stored from the start.
 
@@ -112,8 +108,8 @@ def make_packs(
     return [packs[-1], *packs[:-1]] if len(packs) > workers else packs
 
 
+# Folder or fsspec URL of a pack's checkpoints; None keeps none
 FolderOf = Callable[[list[Trial]], str | None]
-"""Folder or fsspec URL of a pack's checkpoints; None keeps none."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +147,10 @@ class PackJob(Job):
         return f"{count} of {describe(self.trials[0], self._scale)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without `folder_of`: only the driver splits, and the function holds all data of a sweep."""
+        """Drop `folder_of`: only the driver splits, and the function holds all data of a sweep."""
         return {**vars(self), "_folder_of": None}
 
     def split(self, fits: int) -> Sequence[PackJob]:
-        """Parts of at most `fits` members; none of a single trial."""
         if len(self.trials) == 1:
             return ()
         count = math.ceil(len(self.trials) / fits)
@@ -163,7 +158,6 @@ class PackJob(Job):
         return [PackJob(part, self.options, self._folder_of, self._asks, self._scale) for part in parts]
 
     def was_preempted(self, result: PackResult) -> bool:
-        """Whether a member was."""
         return any(row["status"] == "preempted" for row in result.rows)
 
     def run(self, here: Surroundings) -> Generator[Any, Any, PackResult]:

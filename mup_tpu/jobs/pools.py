@@ -45,7 +45,6 @@ class Pools:
         self._open: Pool[Any] | None = None
 
     def close(self) -> None:
-        """End the pool, and the cluster if it was started here."""
         with self._cluster, self._pool:
             self._open = None
 
@@ -99,9 +98,9 @@ class Pools:
         pool = self._kept((workers,), make)
         return Place(pool, workers, execution, replace(run, threads=threads), gpu)
 
-    def _kept(self, asked: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:
-        """The open pool if it was opened for the same, else a new one in its place."""
-        if self._open is None or asked != self._asked:
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:
+        """Return the open pool if its key is the same, else a new one in its place."""
+        if self._open is None or key != self._asked:
             self._pool.close()
-            self._open, self._asked = self._pool.enter_context(make()), asked
+            self._open, self._asked = self._pool.enter_context(make()), key
         return self._open

@@ -51,16 +51,14 @@ class InProcess(Pool[_Here]):
 
     @property
     def has_room(self) -> bool:
-        """Whether no job runs."""
         return self._busy is None
 
     def hand(self, job: Job) -> _Here:
-        """Prepare a job; reading its events advances it."""
         self._busy = _Here(perform(job, self._surroundings))
         return self._busy
 
     def hear(self) -> Iterator[tuple[_Here, Any]]:
-        """The next event, after any time."""
+        """Yield the next event, after any time."""
         if (here := self._busy) is not None:
             event, here.answer = here.events.send(here.answer), None
             if isinstance(event, Ended):
@@ -68,17 +66,14 @@ class InProcess(Pool[_Here]):
             yield here, event
 
     def answer(self, worker: _Here, answer: Any) -> None:
-        """Keep the answer for the next `hear`."""
         worker.answer = answer
 
     def end(self, worker: _Here) -> None:
-        """Close the job."""
         worker.events.close()
         self._busy = None
 
 
-_LAST_LOG_S = 30.0
-"""Seconds for all workers at the end to upload the rest of their logs to a bucket."""
+_LAST_LOG_S = 30.0  # seconds for all workers at the end to upload the rest of their logs to a bucket
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +88,6 @@ class _Process(Worker):
         theirs.close()  # otherwise the end of the process would not close the pipe
 
     def end(self) -> None:
-        """Kill it at once."""
         self.process.kill()
         self.process.join()
         self.connection.close()
@@ -142,7 +136,6 @@ class Forked(Pool[_Process]):
 
     @property
     def has_room(self) -> bool:
-        """Whether fewer than `count` jobs run."""
         return len(self._busy) < self._count
 
     def hand(self, job: Job) -> _Process:
@@ -154,7 +147,7 @@ class Forked(Pool[_Process]):
         return worker
 
     def hear(self) -> Iterator[tuple[_Process, Any]]:
-        """Events of processes that have a job, after waiting up to a second for one."""
+        """Yield events of busy processes, after waiting up to a second for one."""
         for connection in wait(list(self._busy), timeout=1.0):
             worker = self._busy[connection]
             try:
@@ -170,30 +163,27 @@ class Forked(Pool[_Process]):
             yield worker, event
 
     def _for_memory(self, worker: _Process) -> Literal["no", "perhaps", "surely"]:
-        """Whether a process that died was killed because memory was short."""
+        """Return whether a process that died was killed because memory was short."""
         if worker.process.exitcode != -signal.SIGKILL:
             return "no"
         before, self._killed_here = self._killed_here, killed_for_memory()
         return "surely" if self._killed_here > before else "perhaps"
 
     def answer(self, worker: _Process, answer: Any) -> None:
-        """Send the answer to a process."""
         with contextlib.suppress(OSError):  # it died: `hear` reports it
             worker.connection.send(answer)
 
     def end(self, worker: _Process) -> None:
-        """Kill a process."""
         del self._busy[worker.connection]
         worker.end()
         self._free.append(worker.part)
 
     def terminate(self, worker: _Process) -> None:
-        """Send SIGTERM to a process."""
         worker.process.terminate()
 
 
 def _work(connection: Connection, results: str | None, environment: dict[str, str]) -> None:
-    """Main function of a process: jobs come in, events go out."""
+    """Run jobs that come in, and send their events."""
     os.environ.update(environment)  # the server's is older
     signal.signal(
         signal.SIGINT, signal.SIG_IGN

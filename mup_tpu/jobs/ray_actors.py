@@ -36,8 +36,7 @@ from mup_tpu.jobs.job import (
 from mup_tpu.training.process import host_log
 
 _LOOK_EVERY_S = 5.0
-_FAILED_STARTS = 3
-"""Failed starts in a row that end the run."""
+_FAILED_STARTS = 3  # failed starts in a row that end the run
 
 
 class HostActor:
@@ -55,7 +54,6 @@ class HostActor:
             prepare()
 
     def ready(self) -> str:
-        """Return the host that the actor runs on."""
         return f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
 
     def run(self, job: Job | None, answer: Any = None) -> Iterator[Any]:
@@ -118,8 +116,8 @@ class RayActors(Pool[_Actor]):
         """Stream of events -> actor."""
 
     def __exit__(self, *error: object) -> None:
-        there = [worker.actor for worker in (*self._idle, *self._busy.values())]
-        for actor in [*self._starting.values(), *there]:
+        started = [worker.actor for worker in (*self._idle, *self._busy.values())]
+        for actor in [*self._starting.values(), *started]:
             end_actor(actor)
 
     def fill(self, wanted: int) -> None:
@@ -132,7 +130,6 @@ class RayActors(Pool[_Actor]):
             self._starting[actor.ready.remote()] = actor
 
     def _room_now(self) -> Slots:
-        """Room on the present nodes; without any, jobs wait for one."""
         try:
             return self._look()
         except ConfigError:
@@ -140,11 +137,9 @@ class RayActors(Pool[_Actor]):
 
     @property
     def has_room(self) -> bool:
-        """Whether an actor is idle."""
         return bool(self._idle)
 
     def hand(self, job: Job) -> _Actor:
-        """Hand a job to an idle actor."""
         worker = self._idle.pop()
         self._stream(worker, job)
         return worker
@@ -153,7 +148,6 @@ class RayActors(Pool[_Actor]):
         self._busy[worker.actor.run.options(num_returns="streaming").remote(*arguments)] = worker
 
     def answer(self, worker: _Actor, answer: Any) -> None:
-        """Start a new stream of events with the answer."""
         self._forget(worker)  # its stream ended with the question
         self._stream(worker, None, answer)
 
@@ -161,7 +155,7 @@ class RayActors(Pool[_Actor]):
         self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
 
     def hear(self) -> Iterator[tuple[_Actor, Any]]:
-        """Events of busy actors, after waiting up to a second for one.
+        """Yield events of busy actors, after waiting up to a second for one.
 
         Raises:
             ConfigError: actors do not start.
@@ -181,7 +175,7 @@ class RayActors(Pool[_Actor]):
             yield worker, event
 
     def _wait(self) -> list[Any]:
-        """Streams with an event; actors that have found their place become idle."""
+        """Return streams with an event; actors that have a place on the cluster become idle."""
         references = [*self._busy, *self._starting]
         if not references:  # no node is left for now
             time.sleep(1.0)
@@ -209,7 +203,7 @@ class RayActors(Pool[_Actor]):
 
 
 def _for_memory(error: Exception) -> Literal["no", "perhaps", "surely"]:
-    """Whether the system or Ray killed an actor because memory was short, as far as its error says."""
+    """Return whether the system or Ray killed an actor because memory was short, as far as its error says."""
     if "running low on memory" in str(error):  # Ray's words, where it is Ray that kills
         return "surely"
     return "no" if "its node has died" in str(error) else "perhaps"

@@ -20,25 +20,22 @@ from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.internals.multiprocessing import ensure_server, fork
 
+# Modules that the server imports for packs
 PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.process")
-"""Modules that the server imports for packs."""
 
-_STARTS = 3
-"""Tries to start a process."""
+_STARTS = 3  # tries to start a process
 
-_PAUSE_S = 0.5
-"""Seconds until a dead server is known to be dead."""
+_PAUSE_S = 0.5  # seconds until a dead server is known to be dead
 
 CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
-    """CPU threads of a pack, such that this number of trials uses every core (`cores` a host).
+    """Return CPU threads of a pack, such that this number of trials uses every core (`cores` a host).
 
     One thread each if there are trials for all cores: two packs of one thread are faster than one of two
     (measured: 119 k against 105 k tokens/s at width 64, 14.0 k against 12.6 k at width 256, on 2 cores).
@@ -47,7 +44,7 @@ def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
 
 
 def killed_for_memory() -> int:
-    """Processes that Linux has killed on this machine because memory was short; 0 elsewhere."""
+    """Count processes that Linux has killed on this machine because memory was short; 0 elsewhere."""
     with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as file:
         for line in file:
             if line.startswith("oom_kill "):
@@ -56,7 +53,7 @@ def killed_for_memory() -> int:
 
 
 def is_cpu(options: RunOptions) -> bool:
-    """Whether packs train on the CPU; torch is imported only for "auto" on a machine with a GPU."""
+    """Return whether packs train on the CPU; torch is imported only for "auto" on a machine with a GPU."""
     if options.device != "auto" or not gpus_of_the_machine():
         return options.device in ("cpu", "auto")
     from mup_tpu.devices.base import why_no_gpu
@@ -65,7 +62,7 @@ def is_cpu(options: RunOptions) -> bool:
 
 
 def gpus_of_the_machine() -> int:
-    """Number of GPUs by NVIDIA's management library, which comes with the driver; no torch is imported."""
+    """Count GPUs by NVIDIA's management library, which comes with the driver; no torch is imported."""
     count = ctypes.c_uint(0)
     with contextlib.suppress(OSError):  # no driver
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -75,7 +72,7 @@ def gpus_of_the_machine() -> int:
 
 
 def unused_gpus(options: RunOptions) -> str:
-    """Sentence about GPUs of this machine that torch cannot use; "" if it can, or the user hid them."""
+    """Explain why torch cannot use GPUs of this machine; "" if it can, or the user hid them."""
     if options.device != "auto" or "CUDA_VISIBLE_DEVICES" in os.environ or not gpus_of_the_machine():
         return ""
     from mup_tpu.devices.base import why_no_gpu
@@ -87,7 +84,7 @@ def unused_gpus(options: RunOptions) -> str:
 
 
 def execution(options: RunOptions) -> str:
-    """Execution of a pack's members here: "loop" or "vmap".
+    """Return the execution of a pack's members here: "loop" or "vmap".
 
     Raises:
         ConfigError: the device is missing.
@@ -102,20 +99,20 @@ def execution(options: RunOptions) -> str:
 
 
 def visible_gpus() -> list[dict[str, str]]:
-    """Environment by which a process sees one GPU, for each GPU of this process; no torch is imported.
+    """Return the environment by which a process sees one GPU, for each GPU of this process.
 
     CUDA counts the GPUs of a container from 0, and shows those that CUDA_VISIBLE_DEVICES names before the
     first that is not there.
     """
-    there = list(map(str, range(gpus_of_the_machine())))
+    indices = list(map(str, range(gpus_of_the_machine())))
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = there if named is None or not there else [name.strip() for name in named.split(",")]
-    known = itertools.takewhile(lambda name: name in there or name.startswith(("GPU-", "MIG-")), names)
+    names = indices if named is None or not indices else [name.strip() for name in named.split(",")]
+    known = itertools.takewhile(lambda name: name in indices or name.startswith(("GPU-", "MIG-")), names)
     return [{"CUDA_VISIBLE_DEVICES": name} for name in known]
 
 
 def gpu(options: RunOptions) -> str:
-    """Name of a GPU that packs train on; "" on other devices."""
+    """Return the name of a GPU that packs train on; "" on other devices."""
     if is_cpu(options) or options.device == "xla":
         return ""
     from mup_tpu.devices import get_device
@@ -125,12 +122,11 @@ def gpu(options: RunOptions) -> str:
 
 
 def gpus(options: RunOptions) -> list[dict[str, str]]:
-    """The visible GPUs, if packs train on them."""
     return visible_gpus() if gpu(options) else []
 
 
 def room(trials: int, options: RunOptions) -> tuple[int, int]:
-    """Packs at once on this machine, and CPU threads of each, for this number of trials.
+    """Return packs at once on this machine, and CPU threads of each, for this number of trials.
 
     A GPU trains one pack at a time.
     """
@@ -155,7 +151,7 @@ def start_server(where: SweepOptions, options: RunOptions) -> None:
 def start_process(
     target: Callable[..., None], arguments: tuple[Any, ...], preload: Sequence[str] = PACK_MODULES
 ) -> BaseProcess:
-    """Process forked from the server; it ends when this process does.
+    """Fork a process from the server; it ends when this process does.
 
     Args:
         target: function to call, importable by name.

@@ -50,7 +50,7 @@ class SizeForecast:
 
 
 def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
-    """This machine; the peak of a CPU is measured."""
+    """Return this machine; the peak of a CPU is measured."""
     from mup_tpu.devices import get_device
     from mup_tpu.devices.peak import cpu_peak_flops, peak_flops
     from mup_tpu.jobs import this_machine as here
@@ -88,7 +88,7 @@ def forecast(
     where: SweepOptions,
     micro_batches: int = 1,
 ) -> list[SizeForecast]:
-    """Forecast for each size of a sweep, the smallest first."""
+    """Forecast each size of a sweep, the smallest first."""
     from mup_tpu.devices.base import MeshShape, choose_mesh
     from mup_tpu.training.memory import estimate_pack_bytes
 
@@ -97,7 +97,7 @@ def forecast(
     packs = make_packs(trials, machine.packs, machine.execution, where.pack_size, gpu)
     for pack in sorted(packs, key=lambda pack: work(pack[0])):
         by_size.setdefault(describe(pack[0], scale), []).append(pack)
-    found = []
+    forecasts = []
     for size, packs in by_size.items():
         first, most = packs[0][0], max(map(len, packs))
         mesh = MeshShape(1, 1)
@@ -109,5 +109,5 @@ def forecast(
         needed = estimate_pack_bytes(first, vocabulary, most, execution, mesh, machine.kind, micro_batches)
         count = sum(map(len, packs))
         seconds = flops / (machine.flops * utilisation)
-        found.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed))
-    return found
+        forecasts.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed))
+    return forecasts

@@ -59,19 +59,16 @@ class Packs(TrialKind[Trial]):
         self._pools.close()
 
     def trial_id(self, trial: Trial) -> str:
-        """Name of a trial in the store."""
         return self._corpora.trial_id(trial)
 
     def size(self, trial: Trial) -> str:
-        """A trial's fields of the scale, in words."""
         return describe(trial, self._scale)
 
     def work(self, trial: Trial) -> float:
-        """Arithmetic and memory traffic of a trial."""
         return work(trial)
 
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
-        """Packs of missing trials in the order of their start, and the open pool that runs them.
+        """Return packs of missing trials in the order of their start, and the open pool that runs them.
 
         Raises:
             ConfigError: an option does not fit the trials, or the device or cluster is not there.
@@ -86,7 +83,6 @@ class Packs(TrialKind[Trial]):
         return [PackJob(pack, place.run, self._folders.of, scale=self._scale) for pack in packs], place.pool
 
     def _begin(self, packs: Sequence[list[Trial]], steps_before: int) -> None:
-        """Have packs go on from checkpoints of their trials with fewer steps; print how many cannot."""
         from mup_tpu.training.checkpoint import begin
 
         at_start = 0
@@ -102,21 +98,18 @@ class Packs(TrialKind[Trial]):
             )
 
     def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:
-        """Rows and curves of a pack."""
         if isinstance(ended, Finished) and ended.result.rates:
             self._rates.append(ended.result.rates)
         return rows_of_pack(job, ended, self._corpora, self._run.device)
 
     def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a pack whose rows are stored."""
         self._folders.remove(job.trials)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
-        """Remove checkpoints of an earlier, killed call whose trials all have rows."""
         self._folders.remove_done(list(trials), stored)
 
     def summary(self) -> str:
-        """One line about packs of all hosts: tokens, total rate, rate of a device, MFU, input wait."""
+        """Return a line about packs of all hosts: tokens, total rate, rate of a device, MFU, input wait."""
         tokens = sum(r.tokens for r in self._rates)
         rate = tokens / max(time.monotonic() - self._began, 1e-9)
         parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
@@ -130,7 +123,6 @@ class Packs(TrialKind[Trial]):
         return " · ".join(parts)
 
     def runner(self) -> TrialRunner[Trial]:
-        """Runner of these trials."""
         options = self._options
         return TrialRunner(
             self._store, self, options.heartbeat, self._run.halving, options.track, self._console
@@ -155,7 +147,6 @@ class CheckpointFolders:
         self._trial_id = trial_id
 
     def of(self, pack: list[Trial]) -> str | None:
-        """Folder of a pack; None if packs are not checkpointed."""
         return str(self._root / self._name(pack)) if self._root else None
 
     def _name(self, pack: list[Trial]) -> str:
@@ -165,7 +156,6 @@ class CheckpointFolders:
         return f"{first}-{short_hash(' '.join([first, *others]))[:8]}"
 
     def remove(self, pack: list[Trial]) -> None:
-        """Remove the checkpoints of a pack whose rows are stored."""
         if self._root is not None:
             with contextlib.suppress(OSError):
                 self._remove(self._name(pack))
@@ -185,9 +175,9 @@ class CheckpointFolders:
         if self._root is None:
             return
         done = set(stored())
-        own = {self._trial_id(trial) for trial in trials}.intersection(done)
+        ended = {self._trial_id(trial) for trial in trials}.intersection(done)
         with contextlib.suppress(OSError):
-            names = [name for name in self._root.names() if name.partition("-")[0] in own]
+            names = [name for name in self._root.names() if name.partition("-")[0] in ended]
             for name in names:
                 if self._trial_ids(name) <= done:
                     self._remove(name)
@@ -195,7 +185,7 @@ class CheckpointFolders:
                 os.rmdir(self._root.path)  # succeeds only on an empty folder; a bucket has none
 
     def _trial_ids(self, name: str) -> set[str]:
-        """Names of a pack's trials; none without a whole checkpoint."""
+        """Return the trial_ids of a pack; none without a whole checkpoint."""
         assert self._root is not None
         for step in (self._root / name).names():
             with contextlib.suppress(KeyError, TypeError):
@@ -203,7 +193,7 @@ class CheckpointFolders:
         return set()
 
     def _meta(self, name: str, step: str) -> dict[str, Any]:
-        """Metadata of a checkpoint; empty if it is damaged."""
+        """Return the metadata of a checkpoint; empty if it is damaged."""
         assert self._root is not None
         with contextlib.suppress(OSError, ValueError):
             meta = json.loads(self._root.read(f"{name}/{step}/meta.json"))

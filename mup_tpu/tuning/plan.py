@@ -86,8 +86,8 @@ def plan(
     candidates = [candidate for ray in rays for candidate in ray.candidates(paid)]
     if not candidates:
         raise ConfigError(_too_little(paid, flops_per_second, rays, sweep.base, fields))
-    found = min(candidates, key=lambda candidate: candidate.score(whole))
-    planned, steps = _planned(found, sweep, fields, rates)
+    chosen = min(candidates, key=lambda candidate: candidate.score(whole))
+    planned, steps = _planned(chosen, sweep, fields, rates)
     if flops_per_second is not None:
         for step in steps:
             _check_speed(step, step.flops / flops_per_second)
@@ -97,10 +97,10 @@ def plan(
         budget=paid,
         flops_per_second=flops_per_second,
         goal=tuple(f"{name}={value}" for name, value in fields.items()),
-        chosen=found,
+        chosen=chosen,
         sweep=planned,
         steps=steps,
-        others={} if analysis else _in_sp(found, planned.scale_axis.column),
+        others={} if analysis else _in_sp(chosen, planned.scale_axis.column),
     )
 
 
@@ -118,18 +118,18 @@ def _check_speed(step: Step, seconds: float) -> None:
 
 
 def _fields(target: str | Sequence[str], base: Trial) -> dict[str, int]:
-    """Growing fields at the target; tokens become steps.
+    """Parse the growing fields at the target; tokens become steps.
 
     Raises:
         ConfigError: a text is not FIELD=VALUE, a field does not grow, or nothing does.
     """
     texts = [target] if isinstance(target, str) else list(target)
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     tokens = None
     parts = [part for whole in texts for part in re.sub(r"\s*=\s*", "=", whole).replace(",", " ").split()]
     for text in parts:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if name in found or (name == "tokens" and tokens is not None):
+        if name in fields or (name == "tokens" and tokens is not None):
             raise ConfigError(f"target {shown(text)} and another value of {name} were both given: give one")
         if not equals or name not in (*GROWING, "tokens"):
             allowed = ", ".join((*GROWING, "tokens"))
@@ -138,19 +138,19 @@ def _fields(target: str | Sequence[str], base: Trial) -> dict[str, int]:
             tokens = parse_number(value, "target: tokens")
             require_above_zero("target: tokens", tokens)
         else:
-            found[name] = parse_value(name, value, "target")
+            fields[name] = parse_value(name, value, "target")
     if tokens is not None:
-        if "steps" in found:
+        if "steps" in fields:
             raise ConfigError("target: steps and tokens were both given: give one of them")
-        batch = found.get("batch_size", base.data.batch_size) * base.data.sequence_length
-        found["steps"] = max(1, round(tokens / batch))
-    if not found:
+        batch = fields.get("batch_size", base.data.batch_size) * base.data.sequence_length
+        fields["steps"] = max(1, round(tokens / batch))
+    if not fields:
         raise ConfigError("a plan needs a target: give --at width=4096")
-    return found
+    return fields
 
 
 def _flops(budget: str | float, flops_per_second: float | None) -> float:
-    """Budget in FLOP.
+    """Return the budget in FLOP.
 
     Raises:
         ConfigError: it is neither FLOP nor a time, or a time whose machine is not known.
@@ -171,14 +171,14 @@ def _flops(budget: str | float, flops_per_second: float | None) -> float:
 
 
 def _rules(sweep: Sweep, fields: Mapping[str, int]) -> tuple[str, ...]:
-    """Rules to choose from: the sweep's own; without any, μP, and CompleteP too if depth grows."""
+    """Return the sweep's rules; without any, μP, and CompleteP too if depth grows."""
     if sweep.parametrizations:
         return sweep.parametrizations
     if sweep.compare is not None and sweep.compare.field == "parametrization":
         return tuple(map(str, sweep.compare.values))
     optimizer = sweep.base.optimizer.optimizer
-    usual = ("mup", "completep") if "depth" in fields else ("mup",)
-    return tuple(r for r in usual if _has_rule(r, optimizer)) or (sweep.base.model.parametrization,)
+    default = ("mup", "completep") if "depth" in fields else ("mup",)
+    return tuple(r for r in default if _has_rule(r, optimizer)) or (sweep.base.model.parametrization,)
 
 
 def _has_rule(rule: str, optimizer: str) -> bool:
@@ -196,7 +196,7 @@ def _too_little(
     base: Trial,
     fields: Mapping[str, int],
 ) -> str:
-    """Why nothing can be planned, in a sentence."""
+    """Explain why nothing can be planned."""
     smallest = [Candidate(ray, tuple(range(NEEDED))) for ray in rays if len(ray.trials) >= NEEDED]
     if not smallest:
         at = ", ".join(f"{name}={value}" for name, value in fields.items())
@@ -212,11 +212,11 @@ def _too_little(
 
 
 def _planned(
-    found: Candidate, given: Sweep, fields: Mapping[str, int], rates: Sequence[Any]
+    chosen: Candidate, given: Sweep, fields: Mapping[str, int], rates: Sequence[Any]
 ) -> tuple[Sweep, tuple[Step, ...]]:
-    """A candidate as a sweep, and in steps."""
-    ray, start = found.ray, found.looks[0]
-    points = tuple(ray.points[i] for i in found.rungs)
+    """Convert a candidate into a sweep and its steps."""
+    ray, start = chosen.ray, chosen.looks[0]
+    points = tuple(ray.points[i] for i in chosen.rungs)
     fixed = {name: value for name, value in fields.items() if name not in points[0]}
     bases = {f"base_{name}": points[0][name] for name in ("width", "depth") if name in points[0]}
     base = given.base.replace(**fixed, **bases, parametrization=ray.rule)
@@ -224,8 +224,8 @@ def _planned(
     seeds = max(cell.seeds for cell in start)
     planned = Sweep(given.experiment, base, (ray.rule,), None, values, seeds, axis_of(points))
     steps = list[Step]()
-    for number, (i, look) in enumerate(zip(found.rungs, found.looks, strict=True)):
-        variance = replace(found, rungs=found.rungs[: number + 1]).variance
+    for number, (i, look) in enumerate(zip(chosen.rungs, chosen.looks, strict=True)):
+        variance = replace(chosen, rungs=chosen.rungs[: number + 1]).variance
         trial, runs = ray.trials[i], sum(cell.runs for cell in look)
         half_width, regret = 1.96 * math.sqrt(variance), ray.assumed.regret(variance)
         says, size = f"{runs} runs, {_in_words(look, number == 0)}", describe(trial, tuple(points[0]))
@@ -234,7 +234,6 @@ def _planned(
 
 
 def _in_words(look: Sequence[Cell], is_first: bool) -> str:
-    """Learning rates and seeds of a first look."""
     ends = [write("lr", 2.0**cell.x) for cell in (look[0], look[-1])]
     counts = sorted({cell.seeds for cell in look})
     seeds = "a seed each" if counts == [1] else f"{' or '.join(map(str, counts))} seeds each"
@@ -243,12 +242,12 @@ def _in_words(look: Sequence[Cell], is_first: bool) -> str:
     return f"within {(look[-1].x - look[0].x) / 2:g} octaves of the optimum so far, {seeds}"
 
 
-def _in_sp(found: Candidate, column: str) -> dict[str, float]:
-    """Expected regret of the same runs in SP, if SP has priors of its own; else empty."""
+def _in_sp(chosen: Candidate, column: str) -> dict[str, float]:
+    """Return the expected regret of the same runs in SP, if SP has priors of its own; else nothing."""
     sp = Assumed.usual(column, "sp")
-    if found.ray.rule == "sp" or sp.priors == found.ray.assumed.priors:
+    if chosen.ray.rule == "sp" or sp.priors == chosen.ray.assumed.priors:
         return {}
-    return {"sp": replace(found, ray=replace(found.ray, assumed=sp)).regret}
+    return {"sp": replace(chosen, ray=replace(chosen.ray, assumed=sp)).regret}
 
 
 @dataclass(frozen=True)
@@ -289,12 +288,10 @@ class Plan:
 
     @property
     def rule(self) -> str:
-        """Name of the rule."""
         return self.chosen.ray.rule
 
     @property
     def assumed(self) -> Assumed:
-        """Drift, scatter and valleys that are assumed."""
         return self.chosen.ray.assumed
 
     @property
@@ -305,7 +302,7 @@ class Plan:
 
     @property
     def with_larger(self) -> Candidate | None:
-        """The proxies and the next larger one; None if that is the target itself."""
+        """Return the proxies and the next larger one; None if that is the target itself."""
         top = self.chosen.rungs[-1] + 1
         if top >= len(self.chosen.ray.trials):
             return None
@@ -313,7 +310,7 @@ class Plan:
 
     @property
     def larger(self) -> str:
-        """Reason why no larger proxy is run, in words."""
+        """Explain why no larger proxy is run."""
         more = self.with_larger
         if more is None:
             return "the next one is the target itself"
@@ -326,7 +323,7 @@ class Plan:
 
     @property
     def at_target(self) -> str:
-        """Sentence on a sweep of the target itself; "" where the budget does not pay it."""
+        """Compare with a sweep of the target itself; "" where the budget does not pay it."""
         look = [replace(cell, runs=1) for cell in self.chosen.looks[0]]
         cost = len(look) * self.target_flops
         if cost > self.budget:
@@ -343,7 +340,7 @@ class Plan:
 
     @property
     def left(self) -> str:
-        """Sentence on the rest of the budget."""
+        """Describe the rest of the budget."""
         rest = self.budget - self.flops
         if rest < self.target_flops:
             return f"left of the budget: {self.cost(rest)}; the target's own run costs more"
@@ -358,7 +355,7 @@ class Plan:
 
     @property
     def transfer(self) -> str:
-        """The target as `mup-tpu transfer --at` takes it: the fields that grow in the sweep."""
+        """Return the fields that grow in the sweep, as `mup-tpu transfer --at` takes them."""
         grown = self.sweep.scale_axis.fields
         return " ".join(text for text in self.goal if text.partition("=")[0] in grown)
 
@@ -379,7 +376,7 @@ class Plan:
 
     @property
     def checkpoint_every(self) -> int:
-        """Steps between checkpoints, about five minutes; 0 if runs are shorter or the machine is unknown."""
+        """Return the steps between checkpoints, about five minutes; 0 for shorter runs, or unknown times."""
         if self.flops_per_second is None:
             return 0
         # The runs of a size may train in one pack.
@@ -387,11 +384,10 @@ class Plan:
         return 0 if parts <= 1 else max(1, int(min(s.trial.train.steps for s in self.steps) / parts))
 
     def cost(self, flops: float) -> str:
-        """A cost in words: FLOP, and time where the machine is known."""
         return cost_in_words(flops, self.flops_per_second)
 
     def lines(self) -> list[str]:
-        """Steps, costs and expectations, a line each."""
+        """Return steps, costs and expectations, a line each."""
         numbered = [
             f"{i}. {s.size}, {self.rule}: {s.says}; {self.cost(s.flops)}; then lr at the target within "
             f"×{2**s.half_width:.2g} (95 %), expected regret {s.regret:.4f} nat"
@@ -424,14 +420,14 @@ class Plan:
         return "\n".join(self.lines())
 
     def toml(self) -> str:
-        """TOML for `mup-tpu sweep --until-settled --first-looks`; the lines are its comments."""
+        """Return TOML for `mup-tpu sweep --until-settled --first-looks`; the lines are its comments."""
         comments = "".join(f"# {line}\n" for line in self.lines())
         return f"{comments}{write_sweep(self.sweep)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        told = ("size", "runs", "says", "flops", "half_width", "regret")
-        steps = [{"rule": self.rule} | {name: getattr(s, name) for name in told} for s in self.steps]
+        """Return plain values."""
+        of_step = ("size", "runs", "says", "flops", "half_width", "regret")
+        steps = [{"rule": self.rule} | {name: getattr(s, name) for name in of_step} for s in self.steps]
         plain = ("target_flops", "budget", "flops_per_second", "rule", "flops", "half_width", "regret")
         words = ("copied", "others", "larger", "left", "at_target")
         return {
@@ -444,7 +440,6 @@ class Plan:
 
 
 def cost_in_words(flops: float, flops_per_second: float | None) -> str:
-    """A cost: FLOP, and time where the machine is known."""
     time = "" if flops_per_second is None else f", {_time(flops / flops_per_second)}"
     return f"{flops:.2g} FLOP{time}"
 

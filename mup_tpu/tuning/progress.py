@@ -39,13 +39,13 @@ class _Running:
     report: Any = None
 
     def trained(self, seconds: float) -> float:
-        """Share that is done, by its steps, or where they are not known by the usual seconds."""
+        """Return the share of the steps that is done; of the expected seconds if the steps are unknown."""
         if self.report is not None and self.report.steps:
             return min(self.report.step / self.report.steps, 1.0)
         return min((time.monotonic() - self.began) / seconds, 1.0)
 
     def spent(self, seconds: float) -> float:
-        """Share of its time that is spent, by the report's time left, else as `trained`.
+        """Return the share of a job's time that is spent, by the report's time left, else as `trained`.
 
         A GPU compiles for half a minute, and then trains for seconds.
         """
@@ -99,7 +99,6 @@ class TrialProgress(Generic[T]):
         self._all = self._bars.add_task("all", total=1.0, stored=f"0/{len(trials)} trials", note="")
 
     def __rich__(self) -> Progress:
-        """Bars as they are shown."""
         return self._bars
 
     def __enter__(self) -> Self:
@@ -110,12 +109,10 @@ class TrialProgress(Generic[T]):
         self._bars.stop()
 
     def started(self, job: Any) -> None:
-        """Show that a worker has a job."""
         self._running[job] = _Running(self._size(job.trials[0]), len(job.trials))
         self._refresh(self._running[job].size)
 
     def preparing(self, job: Any, doing: str) -> None:
-        """Show the work before the first report of a job."""
         self._running[job].doing = doing
         self._refresh(self._running[job].size)
 
@@ -125,7 +122,6 @@ class TrialProgress(Generic[T]):
         self._refresh(self._running[job].size)
 
     def split(self, job: Any) -> None:
-        """Forget a job that did not fit in memory; its parts start as jobs of their own."""
         self._refresh(self._running.pop(job).size)
 
     def ended(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -137,13 +133,13 @@ class TrialProgress(Generic[T]):
         self._ended[running.size] += statuses
         self._refresh(running.size)
         if not self.console.is_terminal:
-            at, said = running.size, counted(sorted(statuses.items()))
+            at, result = running.size, counted(sorted(statuses.items()))
             if len(rows) == 1:
                 (row,) = rows
                 at += f", seed {row['seed']}"
-                said = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
+                result = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
             total, done = self._total.total(), self._done()
-            self.console.print(f"{at}: {said}; {done} of {total} trials stored, {self._time_left()} left")
+            self.console.print(f"{at}: {result}; {done} of {total} trials stored, {self._time_left()} left")
 
     def _done(self) -> int:
         return sum(statuses.total() for statuses in self._ended.values())
@@ -152,12 +148,12 @@ class TrialProgress(Generic[T]):
         if not self.console.is_terminal:  # nobody sees the bars
             return
         jobs = [running for running in self._running.values() if running.size == size]
-        ended, total, usual = self._ended[size], self._total[size], self._usual(size)
+        ended, total, expected = self._ended[size], self._total[size], self._usual(size)
         notes = [self._state(jobs)] if ended.total() < total else []
         notes += [f"{n} {status}" for status, n in sorted(ended.items()) if status != "finished"]
         self._bars.update(
             self._tasks[size],
-            completed=ended.total() + sum(r.trials * r.trained(usual) for r in jobs if r.report),
+            completed=ended.total() + sum(r.trials * r.trained(expected) for r in jobs if r.report),
             stored=f"{ended.total()}/{total} trials",
             note=" · ".join(notes),
         )
@@ -170,14 +166,13 @@ class TrialProgress(Generic[T]):
         )
 
     def _state(self, jobs: Sequence[_Running]) -> str:
-        """Note about running jobs of a size, or the work that they do before their first reports."""
         if reports := [running.report for running in jobs if running.report is not None]:
             note: str = type(reports[0]).note(reports)
             return note
         return ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
 
     def _usual(self, size: str) -> float:
-        """Seconds of a trial: the mean of ended ones, or of those nearest in work; inf before any ended."""
+        """Return the seconds of a trial: the mean of ended ones of the nearest size; inf before any."""
         if not self._seconds:
             return math.inf
         near = min(self._seconds, key=lambda name: abs(math.log(self._work[name] / self._work[size])))
@@ -185,23 +180,22 @@ class TrialProgress(Generic[T]):
         return total / count * self._work[size] / self._work[near]
 
     def _share_spent(self) -> float:
-        """Share of the time of all work that is spent, by measured seconds, or before any by guessed work."""
-        usual = {size: self._usual(size) for size in self._work}
-        each = usual if self._seconds else self._work
+        """Return the share of all time that is spent, by measured seconds, or before any by guessed work."""
+        expected = {size: self._usual(size) for size in self._work}
+        each = expected if self._seconds else self._work
         done = sum(ended.total() * each[size] for size, ended in self._ended.items())
-        done += sum(r.trials * each[r.size] * r.spent(usual[r.size]) for r in self._running.values())
+        done += sum(r.trials * each[r.size] * r.spent(expected[r.size]) for r in self._running.values())
         return done / sum(n * each[size] for size, n in self._total.items())
 
     def _time_left(self) -> str | None:
-        """Time left by the share of all time that is spent; None before any work is done."""
+        """Estimate the time left from the share that is spent; None before any work is done."""
         share = self._share_spent()
         if share <= 0:
             return None
         return write_time((time.monotonic() - self._began) * (1 - share) / share)
 
 
-_SHOWN = 20
-"""Rows of the table."""
+_SHOWN = 20  # rows of the table
 
 
 class SearchProgress:
@@ -251,7 +245,6 @@ class SearchProgress:
         )
 
     def refused(self, key: int, reason: str) -> None:
-        """Count a proposal that is not allowed."""
         self._ended += 1
         self.update([key], "refused")
         self._line(f"trial {key} is left out: {reason}; {self._ended} of {self._total} ended")

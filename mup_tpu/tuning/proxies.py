@@ -22,23 +22,22 @@ from mup_tpu.config.columns import configured
 from mup_tpu.models import training_flops
 
 GROWING = ("width", "depth", "batch_size", "steps")
+# Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
 WORTH = 0.1
-"""Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP."""
+# Least useful sizes of a proxy, unless the base has smaller ones
 _LEAST = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
-"""Least useful sizes of a proxy, unless the base has smaller ones."""
 _MOST_RUNGS, _MOST_LEVELS = 5, 12
+# Best learning rates at the smallest scale of stored sweeps: medians, to an octave
 _USUAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
-"""Best learning rates at the smallest scale of stored sweeps: medians, to an octave."""
 
 
 def least_of(base: Trial) -> dict[str, int]:
-    """Least useful sizes of a proxy, none above the base's."""
-    own = base.flat() | {"width": base.model.base_width}
-    return {name: min(least, own[name]) for name, least in _LEAST.items()}
+    base_sizes = base.flat() | {"width": base.model.base_width}
+    return {name: min(least, base_sizes[name]) for name, least in _LEAST.items()}
 
 
 def levels_of(goal: Trial, base: Trial, fields: Mapping[str, int]) -> Iterator[list[dict[str, int]]]:
-    """Sizes on each ray below the target, ascending: a ray for every set of fields that shrink."""
+    """Yield the sizes on each ray below the target, ascending: a ray for every set of fields that shrink."""
     model = goal.model
     unit = model.head_size if model.growing_dimension == "heads" else model.base_width // model.head_size
     units = {"width": unit}
@@ -50,15 +49,15 @@ def levels_of(goal: Trial, base: Trial, fields: Mapping[str, int]) -> Iterator[l
         for names in itertools.combinations(can_shrink, count):
             ratios = {name: fields[name] / floors[name] for name in names}
             steps = min(_MOST_LEVELS, max(NEEDED, round(math.log2(max(ratios.values())))))
-            found = []
+            levels = []
             for i in range(steps):
                 point = dict(fields)
                 for name in names:
                     size = floors[name] * ratios[name] ** (i / steps)
                     point[name] = max(1, round(size / units.get(name, 1))) * units.get(name, 1)
-                if point not in found:
-                    found.append(point)
-            yield found
+                if point not in levels:
+                    levels.append(point)
+            yield levels
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Ray:
         analysis: TransferAnalysis | None,
         rates: Sequence[float],
     ) -> Ray:
-        """The ray through some sizes.
+        """Make the ray through some sizes.
 
         Args:
             levels: fields that grow, at each size.
@@ -129,7 +128,7 @@ class Ray:
         return cls(points, trials, costs, tuple(at), octaves, starts, rule, assumed)
 
     def candidates(self, budget: float) -> Iterator[Candidate]:
-        """Every choice of evenly spaced rungs that the budget pays."""
+        """Yield every choice of evenly spaced rungs that the budget pays."""
         for count, space, first in itertools.product(
             range(NEEDED, _MOST_RUNGS + 1), (1, 2, 3), range(len(self.trials))
         ):
@@ -149,19 +148,17 @@ class Candidate:
 
     @property
     def looks(self) -> list[Sequence[Cell]]:
-        """Cells that a sequence buys first at each rung, around its guess."""
+        """Return the cells that a sequence buys first at each rung, around its guess."""
         first, *wider = self.rungs
         start = self.ray.starts[first]
         return [start, *(look_around(self.ray.scales[i], start[len(start) // 2].x) for i in wider)]
 
     @property
     def runs(self) -> list[int]:
-        """Runs at each rung."""
         return [sum(cell.runs for cell in look) for look in self.looks]
 
     @property
     def flops(self) -> float:
-        """Cost of all runs."""
         return sum(n * self.ray.costs[i] for i, n in zip(self.rungs, self.runs, strict=True))
 
     @property
@@ -176,24 +173,24 @@ class Candidate:
         return self.ray.assumed.regret(self.variance)
 
     def score(self, whole: float) -> float:
-        """Expected regret and price, nat, where a run of the target costs `whole`."""
+        """Return expected regret plus price, nat, where a run of the target costs `whole`."""
         return self.regret + WORTH * self.flops / whole
 
 
 def _guess(goal: Trial, rule: str, scale: float, analysis: TransferAnalysis | None) -> float:
-    """A learning rate: the optimum of the table's nearest scale, the trial's own rate, or a usual one."""
+    """Guess a learning rate: the optimum of the table's nearest scale, the trial's rate, or a typical one."""
     if analysis is not None and analysis.hyperparameter == "lr":
         results = {result.compared: result for result in analysis.results}
         known = [o for o in results.get(rule, analysis.results[0]).optima if o.is_bracketed]
         if known:
             return 2.0 ** round(min(known, key=lambda o: abs(math.log2(o.scale / scale))).x)
-    usual, rate = type(goal.optimizer)().learning_rate, goal.optimizer.learning_rate
-    rate = _USUAL_RATES.get(goal.optimizer.optimizer, rate) if rate == usual else rate
+    default, rate = type(goal.optimizer)().learning_rate, goal.optimizer.learning_rate
+    rate = _USUAL_RATES.get(goal.optimizer.optimizer, rate) if rate == default else rate
     return 2.0 ** round(math.log2(rate))
 
 
 def axis_of(points: Sequence[dict[str, int]]) -> Axis | Ladder:
-    """The scale of a sweep over some points: an axis where one field changes, else a ladder by FLOPs."""
+    """Return the scale of a sweep over points: an axis where one field changes, else a ladder by FLOPs."""
     if len(points[0]) == 1:
         ((name, _),) = points[0].items()
         return Axis(name, tuple(point[name] for point in points))

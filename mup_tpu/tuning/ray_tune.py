@@ -23,8 +23,7 @@ from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.tuning.search_log import SearchLog
 
 LOSS, _SHARE = "loss", "share"
-_ALL = 100
-"""Share of a trial's steps at its end, per cent."""
+_ALL = 100  # share of a trial's steps at its end, per cent
 
 
 class Chooser:

@@ -196,7 +196,6 @@ class _Proposals:
         return trials
 
     def keys(self, job: PackJob) -> list[int]:
-        """Return the numbers of a pack's proposals."""
         return [key for trial in job.trials for key in self._keys[self._corpora.trial_id(trial)]]
 
     def decide(self, job: PackJob, question: Evaluated) -> set[str] | None:
@@ -229,7 +228,6 @@ class _Proposals:
 
 
 def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bool) -> SearchLog:
-    """Open the log of a new search, or of the one that is resumed."""
     log = SearchLog(folder)
     if log.events and not resume:
         raise ConfigError(

@@ -25,8 +25,7 @@ from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 from mup_tpu.files import Folder, open_own, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 
-_AT_ONCE = 16
-"""Objects of a log to read in parallel."""
+_AT_ONCE = 16  # objects of a log to read in parallel
 
 
 class SearchLog:
@@ -75,7 +74,7 @@ class SearchLog:
         self.events.append(event)
 
     def begin(self, search: Search, options: SearchOptions) -> None:
-        """Note the space and the algorithm of a search, or compare them with the log."""
+        """Log the space and the algorithm of a search, or compare them with the log."""
         for key, point in self.proposals.items():
             if set(point) != set(search.space):
                 raise StoreError(
@@ -83,31 +82,30 @@ class SearchLog:
                     f"{', '.join(search.space)}"
                 )
         space = {name: asdict(domain) for name, domain in search.space.items()}
-        own: dict[str, Any] = {"space": space, "algorithm": options.algorithm, "seed": options.seed}
-        own["base"] = search.base.to_dict()
+        identity: dict[str, Any] = {"space": space, "algorithm": options.algorithm, "seed": options.seed}
+        identity["base"] = search.base.to_dict()
         begun = next((e for e in self.events if e["event"] == "begun"), None)
         if begun is None:
-            self._add({"event": "begun", **own})
+            self._add({"event": "begun", **identity})
             return
         misfits = (ConfigError, TypeError, ValueError, AttributeError, KeyError)
         with raised_as(StoreError, f"search log {self.path} cannot be read: its base", misfits):
             base = stored_trial(begun["base"]).to_dict()  # new fields have their defaults
         begun = begun | {"base": base}
-        for name, value in own.items():
+        for name, value in identity.items():
             if begun[name] != json.loads(json.dumps(value)):
                 raise ConfigError(
                     f"{name} of the search differs from {self.path}; a search is resumed as it was begun"
                 )
 
     def propose(self, point: dict[str, float]) -> int:
-        """Note a new proposal; returns its number."""
+        """Log a new proposal; return its number."""
         key = len(self.proposals)
         self.proposals[key] = point
         self._add({"event": "proposed", "key": key, "point": point})
         return key
 
     def end(self, key: int, loss: float) -> None:
-        """Note the end of a proposal."""
         self.ended.add(key)
         self._add({"event": "ended", "key": key, "loss": loss})
 
@@ -132,10 +130,10 @@ class SearchLog:
             patiently(lambda: self._folder.create(name, json.dumps(event).encode()))
         except OSError as error:
             try:
-                found = json.loads(self._folder.read(name))
+                written = json.loads(self._folder.read(name))
             except FileNotFoundError:
                 raise error from None
-            if found["writer"] != self._writer:
+            if written["writer"] != self._writer:
                 self.error = StoreError(
                     f"results folder {self._folder} is being written by another search; wait for it, "
                     "or stop it"

@@ -39,8 +39,7 @@ from mup_tpu.words.names import exponent
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import look_verdict, price
 
-_SAME_X = 1e-6
-"""Octaves within which two values count as the same."""
+_SAME_X = 1e-6  # octaves within which two values count as the same
 
 
 def run_until_settled(
@@ -137,7 +136,6 @@ class Grid(Generic[T]):
 
 
 def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
-    """Grid of a sweep. Raises ConfigError and DataError as `run_until_settled` does."""
     base, tuned = sweep.base, sweep.tune_axis
     points = measured(sweep, corpora)
     start = base.replace(**points[min(points)])
@@ -257,7 +255,7 @@ class Buyer(Generic[T]):
     def _next(
         self, name: str, table: RunTable, looks: Sequence[LookTaken], question: Question
     ) -> Batch | None:
-        """Batch after some looks; None if the last one settled the verdict."""
+        """Return the batch after some looks; None if the last one settled the verdict."""
         if not looks:
             return self._first(name)
         if looks[-1].decision != "INCONCLUSIVE":
@@ -267,7 +265,7 @@ class Buyer(Generic[T]):
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: Reason | None, purchase: int
     ) -> Plan[T]:
-        """Plan with the trials of a batch; a value that trials do not allow ends the sequence."""
+        """Plan the trials of a batch; a value that trials do not allow ends the sequence."""
         trials: list[T] = []
         if batch is not None and not stops:
             try:
@@ -285,13 +283,12 @@ class Buyer(Generic[T]):
         return [grid.trial(at, grid.compared[name], value, seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
-        """Rest of the budget at the pace of this call, in units of cost; inf before the first purchase."""
+        """Return the rest of the budget in units of cost, at this call's pace; inf before any purchase."""
         new = stored.loc[~stored["trial_id"].isin(self._before), self._grid.columns.scale]
         bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
 
     def _known_values(self, stored: pd.DataFrame) -> np.ndarray:
-        """Values of the hyperparameter above 0, from the grid and the rows."""
         values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
         return np.array([value for value in values if value > 0], dtype=float)
 
@@ -299,18 +296,17 @@ class Buyer(Generic[T]):
 def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:
     """Refuse scales that the folder's stored conditions exclude: their rows would never be analysed."""
     column = sweep.scale_axis.column
-    asked = [condition for condition in load_header(results).where if condition.column == column]
-    if lacking := sorted(set(points) - set(selected_scales(points, column, asked))):
+    conditions = [condition for condition in load_header(results).where if condition.column == column]
+    if lacking := sorted(set(points) - set(selected_scales(points, column, conditions))):
         at = ", ".join(write_scale(column, scale) for scale in lacking)
         raise StoreError(
-            f"results folder {results} asks about {', '.join(c.words for c in asked)}, and this sweep has "
-            f"{label(column)} {at} too: give scales that it asks about, or have it ask about all "
+            f"results folder {results} asks about {', '.join(c.words for c in conditions)}, and this sweep "
+            f"has {label(column)} {at} too: give scales that it asks about, or have it ask about all "
             f"(mup-tpu analyze {results} --keep)"
         )
 
 
 def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> None:
-    """Print the last look at each parametrization, and its next purchase."""
     title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
     texts = (label(columns.parametrization), "verdict")
     headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])

@@ -66,7 +66,6 @@ class Trained:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Row of the run table."""
         return self.result.rows[0]
 
 
@@ -99,7 +98,7 @@ def train_one(
 
 
 def _folder_of(trial: Trial, root: str, shorter: Trial | None, console: Console) -> str:
-    """Folder of a trial in the folder of all checkpoints, with the checkpoint of `shorter` to go on from.
+    """Return a trial's folder of checkpoints, with the checkpoint of `shorter` to go on from.
 
     Earlier versions wrote into the folder of all checkpoints itself.
     """
@@ -107,9 +106,9 @@ def _folder_of(trial: Trial, root: str, shorter: Trial | None, console: Console)
     from mup_tpu.files import Folder
     from mup_tpu.training.checkpoint import begin, load_latest
 
-    fingerprint, found = data.load(trial.data).fingerprint, load_latest(root)
+    fingerprint, latest = data.load(trial.data).fingerprint, load_latest(root)
     trial_id = trial.trial_id(fingerprint)
-    is_old = found is not None and found.meta.get("trial_ids") == [trial_id]
+    is_old = latest is not None and latest.meta.get("trial_ids") == [trial_id]
     folder = root if is_old else f"{root.rstrip('/')}/{trial_id}"
     if shorter and not begin(Folder(root), [trial], [shorter], lambda t: t.trial_id(fingerprint), folder):
         console.print(f"no checkpoint in {root} to go on from: it trains from the start")
@@ -119,7 +118,6 @@ def _folder_of(trial: Trial, root: str, shorter: Trial | None, console: Console)
 def _train(
     trial: Trial, run: RunOptions, kept: Kept, checkpoints: str | None, console: Console
 ) -> PackResult:
-    """Train under a live line of progress, and store the row."""
     with console.status("importing torch"):
         from mup_tpu import data
         from mup_tpu.jobs.this_machine import unused_gpus

@@ -65,7 +65,6 @@ def run_sweep(
 
 
 def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
-    """Check that trials can go on to more steps, besides the checks of `longer`."""
     if any("steps" in axis.fields for axis in sweep.axes):
         raise ConfigError("continue_to sets the steps of all trials, and an axis of the sweep does so too")
     if not run.checkpoint_every:
@@ -75,7 +74,7 @@ def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
 
 
 def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
-    """Missing trials of a sweep, and their data; nothing is written. Raises the errors of `run_sweep`."""
+    """Return missing trials of a sweep, and their data; write nothing. Raises the errors of `run_sweep`."""
     trials = sweep.trials()
     corpora, done = Corpora(trials), set[str]()
     measured(sweep, corpora)
@@ -102,33 +101,35 @@ def run_trials(
 
 
 def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
-    """Points of the scale by their measure; an analysis would join two of the same, so they are refused."""
-    axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
+    """Return the points of the scale by their measure; refuse two of the same: an analysis joins them."""
+    axis, by_size = sweep.scale_axis, dict[float, dict[str, Any]]()
     for point in axis.points:
         trial = sweep.base.replace(**point)
         # The vocabulary as in rows: bytes have 256, and the trial's vocab_size is not read.
         values = configured(trial) | sizes(trial, corpora.of(trial).vocab_size)
         at = describe(trial, axis.fields)
         size = float(values[axis.column])
-        if size in found:
-            before = describe(sweep.base.replace(**found[size]), axis.fields)
+        if size in by_size:
+            before = describe(sweep.base.replace(**by_size[size]), axis.fields)
             raise ConfigError(
                 f"scale: {before} and {at} have the same {label(axis.column)} "
                 f"({write(axis.column, values[axis.column])}), by which the sweep is measured; "
                 "give a measured_by that tells them apart"
             )
-        found[size] = point
-    return found
+        by_size[size] = point
+    return by_size
 
 
 def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
     """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ."""
     fields = [*but, *(field for axis in sweep.axes for field in axis.fields)]
     changing = {field_column(field) for field in fields} | {"seed", "corpus"}
-    own = {c: value for c, value in configured(sweep.base).items() if c in CONFIGURED and c not in changing}
-    for column, other in store.others(own):
+    settings = {
+        c: value for c, value in configured(sweep.base).items() if c in CONFIGURED and c not in changing
+    }
+    for column, other in store.others(settings):
         raise StoreError(
             f"results folder {store.folder} holds runs with {label(column)} {write(column, other)}, and this "
-            f"sweep has {write(column, own[column])}; an analysis compares runs of one kind: give another "
-            f"--results, or analyse the stored runs with --where {column}={other}"
+            f"sweep has {write(column, settings[column])}; an analysis compares runs of one kind: give "
+            f"another --results, or analyse the stored runs with --where {column}={other}"
         )

@@ -28,18 +28,18 @@ from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.store import FINAL, Store, load_curves
 
+# Form of our names of trials. A store that somebody else has written may hold others, such as `../x`.
 _TRIAL_ID = re.compile("[0-9a-f]{16}")
-"""Form of our names of trials. A store that somebody else has written may hold others, such as `../x`."""
 
+# Points of a trial: tag (`train/loss`, `validation/loss`), step, and nat per token
 Curve = Sequence[tuple[str, int, float]]
-"""Points of a trial: tag (`train/loss`, `validation/loss`), step, and nat per token."""
 
 
 class Tracker(Protocol):
     """Tracker of experiments."""
 
     def known(self) -> set[str]:
-        """trial_ids of the trials in the tracker."""
+        """Return the trial_ids of the trials in the tracker."""
 
     def forget(self, trial_id: str) -> None:
         """Remove a trial before it is sent again."""
@@ -55,11 +55,9 @@ class TensorBoard:
         self._folder = folder / "tensorboard"
 
     def known(self) -> set[str]:
-        """Folders of trials."""
         return {name for name in self._folder.names() if (self._folder / name).names()}
 
     def forget(self, trial_id: str) -> None:
-        """Remove the trial's folder."""
         self._folder.remove(trial_id)
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
@@ -91,7 +89,7 @@ class WandB:
         self._experiment = experiment
 
     def known(self) -> set[str]:
-        """Trials with a folder here; sent runs have one too."""
+        """Return the trials with a folder here; sent runs have one too."""
         return {path.name.rpartition("-")[2] for path in self._where.glob("wandb/*run-*-*")}
 
     def forget(self, trial_id: str) -> None:
@@ -136,16 +134,14 @@ class MLflow:
         self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
 
     def known(self) -> set[str]:
-        """Tags of the experiment's runs."""
-        told, page = set[str](), None
+        sent, page = set[str](), None
         while page is None or page:
             runs = self._client.search_runs([self._experiment], page_token=page)
-            told |= {run.data.tags["trial_id"] for run in runs if "trial_id" in run.data.tags}
+            sent |= {run.data.tags["trial_id"] for run in runs if "trial_id" in run.data.tags}
             page = runs.token or ""
-        return told
+        return sent
 
     def forget(self, trial_id: str) -> None:
-        """Delete the trial's runs."""
         for run in self._client.search_runs([self._experiment], f"tags.trial_id = '{trial_id}'"):
             self._client.delete_run(run.info.run_id)
 
@@ -196,7 +192,6 @@ class Tracking:
         self._tell(rows, curves, again=True)
 
     def _tell_untold(self, store: Store) -> None:
-        """Send stored trials to each tracker that lacks them."""
         told_by_all = set[str].intersection(*(self._told[name] for name in self._trackers))
         table = store.results()
         untold = table[~table["trial_id"].isin(told_by_all)] if len(table) else table
@@ -249,21 +244,18 @@ class Tracking:
 
 
 def require_packages(names: Sequence[str]) -> None:
-    """Refuse a tracker whose package is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"track {name!r} needs its package: pip install '.[{name}]'")
 
 
 def _name(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """A trial's name for people; of a study's, all of its settings."""
     if {"parametrization", "width", "lr"} <= settings.keys():
         return f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}"
     return " ".join(f"{key} {value}" for key, value in settings.items())
 
 
 def _with_loss(curve: Curve, row: Mapping[str, Any]) -> Curve:
-    """The curve, and the result as a point `loss` at the last step."""
     return [*curve, ("loss", int(row["steps_done"]), _loss(row))]
 
 
@@ -273,6 +265,5 @@ def _loss(row: Mapping[str, Any]) -> float:
 
 
 def _without_nothing(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A table's row with plain Python values, and None in empty cells."""
     plain = {str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()}
     return {k: None if pd.isna(v) else v for k, v in plain.items()}

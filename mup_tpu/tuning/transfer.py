@@ -51,16 +51,16 @@ _MOVES = {
 
 
 def target_trials(
-    found: Sequence[KnownTrial],
+    sources: Sequence[KnownTrial],
     target: Mapping[str, Any],
     parametrizations: Sequence[str],
     num_seeds: int = 1,
     **changes: int | str | None,
 ) -> list[Trial]:
-    """Trials with the same hyperparameters at the target.
+    """Return trials with the same hyperparameters at the target.
 
     Args:
-        found: trials to transfer from.
+        sources: trials to transfer from.
         target: growing fields with their values at the target, such as {"width": 256} or {"depth": 8}.
         parametrizations: "mup" for the transfer; others, with the same hyperparameters, for comparison.
         num_seeds: seeds of each trial.
@@ -70,25 +70,25 @@ def target_trials(
         ConfigError: the target is not larger than the source, or not allowed.
     """
     for name, value in target.items():
-        found[0].trial.replace(**{name: value})  # checks name and value
-        small = max(f.trial.flat()[name] for f in found)
+        sources[0].trial.replace(**{name: value})  # checks name and value
+        small = max(f.trial.flat()[name] for f in sources)
         if not value > small:
             raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give a larger one")
-    if (count := len(found) * len(parametrizations) * num_seeds) > MOST_TRIALS:
+    if (count := len(sources) * len(parametrizations) * num_seeds) > MOST_TRIALS:
         raise ConfigError(
             f"num_seeds {num_seeds} makes {count:,} trials; at most {MOST_TRIALS:,} are planned"
         )
     changed = {name: value for name, value in changes.items() if value is not None}
     return [
         f.trial.replace(parametrization=p, seed=seed, **_bases(f.trial, p), **changed, **target)
-        for f in found
+        for f in sources
         for p in parametrizations
         for seed in range(num_seeds)
     ]
 
 
 def _bases(source: Trial, parametrization: str) -> dict[str, int]:
-    """Missing bases for rules of depth, batch size and steps: the source's own values.
+    """Return missing bases for rules of depth, batch size and steps: the source's own values.
 
     Without them the target would be its own base, and nothing would be scaled.
     """
@@ -98,12 +98,12 @@ def _bases(source: Trial, parametrization: str) -> dict[str, int]:
         "base_batch_size": rules.decay == "timescale",
         "base_steps": rules.decay == "timescale",
     }
-    own = {"base_depth": "depth", "base_batch_size": "batch_size", "base_steps": "steps"}
-    return {base: fields[own[base]] for base, has in follows.items() if has and not fields[base]}
+    field_of = {"base_depth": "depth", "base_batch_size": "batch_size", "base_steps": "steps"}
+    return {base: fields[field_of[base]] for base, has in follows.items() if has and not fields[base]}
 
 
 def transfer_warnings(source: Trial, target: Trial, is_predicted: bool = False) -> list[str]:
-    """Sentences about changes from source to target that the parametrization does not cover.
+    """Warn of changes from source to target that the parametrization does not cover.
 
     Where the source is a prediction, its rule need not keep the optimum in place.
     """
@@ -132,7 +132,7 @@ def transfer_warnings(source: Trial, target: Trial, is_predicted: bool = False) 
 
 
 def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]:
-    """Regret of transferred trials: loss minus the best of a sweep at the same scale and parametrization.
+    """Return loss minus the best of a sweep at the same scale and parametrization.
 
     A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
     """
@@ -143,7 +143,7 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
 
 def best_of_sweep(sweep: str) -> pd.Series:
-    """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale."""
+    """Return the mean loss at the best tuned value (nat per token), by parametrization and scale."""
     known, axes = load_runs(sweep), _axes(sweep)
     cell = ["parametrization", axes.scale.column]
     finished = known[known["status"] == "finished"]
@@ -182,13 +182,13 @@ class Transfer:
         self._name = f"{Path(path).name}_transfer"
         self.chosen: list[Choice] = []
         if target.top > 1 or is_search(path):
-            found = {rule: best_trials(path, target.top, rule) for rule in target.rules(("mup", "sp"))}
+            best_of_rule = {rule: best_trials(path, target.top, rule) for rule in target.rules(("mup", "sp"))}
             self.trials = [
                 trial
-                for rule, best in found.items()
+                for rule, best in best_of_rule.items()
                 for trial in target_trials(best, self._fields, (rule,), target.num_seeds, **changes)
             ]
-            self.source = next(iter(found.values()))[0]
+            self.source = next(iter(best_of_rule.values()))[0]
         else:
             self.chosen = choices(path, target)
             self.trials = [
@@ -208,7 +208,7 @@ class Transfer:
 
     @property
     def warnings(self) -> list[str]:
-        """Changes that neither the parametrization nor the prediction covers."""
+        """Return warnings of changes that neither the parametrization nor the prediction covers."""
         source, is_predicted = self.source.trial, bool(self.chosen) and self.chosen[0].is_predicted
         if is_predicted:
             source = source.replace(**self._fields)
@@ -216,55 +216,51 @@ class Transfer:
 
     @property
     def sizes(self) -> tuple[str, str]:
-        """Sizes of source and target, for people."""
         return describe(self.source.trial, tuple(self._fields)), describe(self.trials[0], tuple(self._fields))
 
     @property
     def origin(self) -> list[str]:
-        """Sentences that say where the hyperparameters at the target come from."""
         if not self.chosen:
             return [f"{self.sizes[0]}, searched: loss {self.source.loss:.4f} nat/token"]
-        return [choice.said for choice in self.chosen]
+        return [choice.sentence for choice in self.chosen]
 
     def keep(self, results: str) -> None:
         """Keep the predictions in a results folder, to be scored when their scale is run."""
         keep_predictions(results, [c.prediction for c in self.chosen if c.prediction is not None])
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
-        """Run missing trials; returns their number by status."""
         from mup_tpu.tuning.sweep import run_trials
 
         return run_trials(self._name, self.trials, tuple(self._fields), results, where, run, console)
 
     def reached(self, results: str) -> pd.DataFrame:
-        """Rows of the trials at the target, the least loss first."""
-        own = map(Corpora(self.trials).trial_id, self.trials)
+        ids = map(Corpora(self.trials).trial_id, self.trials)
         runs = load_runs(results)
-        return runs[runs["trial_id"].isin([*own])].sort_values("loss")
+        return runs[runs["trial_id"].isin([*ids])].sort_values("loss")
 
     def outcomes(self, runs: pd.DataFrame) -> list[str]:
-        """Sentences on each prediction: the expectation at the target, and the result.
+        """Compare each prediction with its result, in a sentence each.
 
         The loss is of the runs at the predicted value; the optimum is of the sweep at the target, where one
         is given.
         """
-        said = []
+        sentences = []
         for choice in self.chosen:
             prediction = choice.prediction
             if prediction is None:
                 continue
             rule, column = choice.source.trial.model.parametrization, field_column("parametrization")
-            own = runs[(runs[column] == rule) & (runs["status"] == "finished")]
-            own = own[np.isclose(own[self.tuned], 2**prediction.x, rtol=1e-6)]
+            rows = runs[(runs[column] == rule) & (runs["status"] == "finished")]
+            rows = rows[np.isclose(rows[self.tuned], 2**prediction.x, rtol=1e-6)]
             known = self._optimum_at(prediction)
-            if len(own) or known is not None:
+            if len(rows) or known is not None:
                 x, error = known or (math.nan, math.nan)
-                loss = float(own["loss"].mean()) if len(own) else math.nan
-                said.append(score_sentence(Score(prediction, x, error, loss)))
-        return said
+                loss = float(rows["loss"].mean()) if len(rows) else math.nan
+                sentences.append(score_sentence(Score(prediction, x, error, loss)))
+        return sentences
 
     def _optimum_at(self, prediction: KeptPrediction) -> tuple[float, float] | None:
-        """Optimum (log2) and standard error that the sweep at the target has for a prediction's rule."""
+        """Return the optimum (log2) and standard error of the sweep at the target for a prediction's rule."""
         if self.sweep is None:
             return None
         try:
@@ -274,7 +270,6 @@ class Transfer:
         return next(((s.x, s.error) for s in scores if math.isfinite(s.x)), None)
 
     def regrets(self, runs: pd.DataFrame) -> list[dict[Any, Any]]:
-        """Regret of each parametrization against the sweep, if there is one."""
         return [] if self.sweep is None else regret_against_sweep(runs, self.sweep)
 
 
@@ -283,7 +278,7 @@ class Choice:
     """A sweep's trial to be trained at the target, with the value for the target."""
 
     source: KnownTrial
-    said: str
+    sentence: str
     """Sentence on where its value comes from."""
     is_predicted: bool = False
     """Whether its value is its rule's predicted optimum at the target; else it is its own best value."""
@@ -292,37 +287,36 @@ class Choice:
 
 
 def choices(path: str, target: TransferOptions) -> list[Choice]:
-    """A choice for each rule of the target, with its predicted optimum there.
+    """Choose a trial for each rule of the target, with its predicted optimum there.
 
     If nothing can be predicted (one scale, or a target along another one), the rule's best trial at the
     sweep's largest scale is taken.
     """
     axes, finished = load_axes(path), finished_runs(path)
     rule_column = field_column("parametrization")
-    there = sorted(finished[rule_column].dropna().unique())
-    rules = target.rules(there if len(there) == 1 else ("mup",))
-    lender = next((rule for rule in (*rules, "mup") if rule in there), there[0])
-    if lender not in rules and (lender != "mup" and len(there) > 1 or target.compare is None):
+    stored_rules = sorted(finished[rule_column].dropna().unique())
+    rules = target.rules(stored_rules if len(stored_rules) == 1 else ("mup",))
+    lender = next((rule for rule in (*rules, "mup") if rule in stored_rules), stored_rules[0])
+    if lender not in rules and (lender != "mup" and len(stored_rules) > 1 or target.compare is None):
         raise ConfigError(
-            f"results folder {path} has no trial of {rules[0]}: give --compare {' or '.join(there)}"
+            f"results folder {path} has no trial of {rules[0]}: give --compare {' or '.join(stored_rules)}"
         )
     analysis, table, why = _analysis(path)
-    found = []
+    chosen = []
     for rule in rules:
-        own = finished[finished[rule_column] == (rule if rule in there else lender)]
-        source = known_trial(_best_row(own, axes), path)
+        rows = finished[finished[rule_column] == (rule if rule in stored_rules else lender)]
+        source = known_trial(_best_row(rows, axes), path)
         choice = Choice(source, _best_said(source, axes, why))
         if analysis is not None and table is not None:
             choice = _predicted(source, target, axes, analysis, table)
-        if rule not in there:  # its result does not score the lender's prediction
+        if rule not in stored_rules:  # its result does not score the lender's prediction
             trial = choice.source.trial.replace(parametrization=rule)
-            choice = Choice(KnownTrial(trial, source.loss), f"{rule} takes the value of {choice.said}")
-        found.append(choice)
-    return found
+            choice = Choice(KnownTrial(trial, source.loss), f"{rule} takes the value of {choice.sentence}")
+        chosen.append(choice)
+    return chosen
 
 
 def _analysis(path: str) -> tuple[TransferAnalysis | None, RunTable | None, str]:
-    """Analysis of a sweep, or the reason why there is none."""
     try:
         table = load_table(path)
         return analyze(table), table, ""
@@ -331,7 +325,7 @@ def _analysis(path: str) -> tuple[TransferAnalysis | None, RunTable | None, str]
 
 
 def _best_row(rows: pd.DataFrame, axes: StoredAxes) -> dict[Any, Any]:
-    """Row of the best tuned value at the largest scale, by its mean over seeds."""
+    """Return the row of the best tuned value at the largest scale, by its mean over seeds."""
     scale, tuned = axes.scale.column, axes.tune.column
     largest = rows[rows[scale] == rows[scale].max()]
     cells = [axes.compare.column, tuned]
@@ -356,7 +350,7 @@ def _best_said(source: KnownTrial, axes: StoredAxes, why: str) -> str:
 def _predicted(
     source: KnownTrial, target: TransferOptions, axes: StoredAxes, analysis: TransferAnalysis, table: RunTable
 ) -> Choice:
-    """Choice of a rule by its prediction at the target; without one, its best trial."""
+    """Choose a rule's predicted value at the target; without a prediction, its best trial."""
     fields, changes = target.split(axes.scale.fields)
     compared = str(configured(source.trial)[axes.compare.column])
     only = [result for result in analysis.results if result.compared == compared]
@@ -373,12 +367,12 @@ def _predicted(
             why = str(error)
         else:
             (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
-            own = source.trial.flat()
-            is_scored = all(own[n] == v for n, v in changes.items())
+            source_values = source.trial.flat()
+            is_scored = all(source_values[n] == v for n, v in changes.items())
             (field,) = axes.tune.fields
             trial = source.trial.replace(**{field: made.value})
-            said = "\n  ".join([prediction(made, predictions), *prediction_details(made, predictions)])
-            return Choice(KnownTrial(trial, source.loss), said, True, kept if is_scored else None)
+            sentence = "\n  ".join([prediction(made, predictions), *prediction_details(made, predictions)])
+            return Choice(KnownTrial(trial, source.loss), sentence, True, kept if is_scored else None)
     return Choice(source, _best_said(source, axes, why))
 
 

@@ -23,8 +23,8 @@ from mup_tpu.tuning.progress import TrialProgress
 from mup_tpu.tuning.tracking import Tracking, require_packages
 
 T = TypeVar("T", bound=Hashable)
+# Rows of trials, and points of their curves, as the store takes them
 Rows = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-"""Rows of trials, and points of their curves, as the store takes them."""
 
 
 class TrialKind(ABC, Generic[T]):
@@ -45,7 +45,7 @@ class TrialKind(ABC, Generic[T]):
 
     @abstractmethod
     def trial_id(self, trial: T) -> str:
-        """Return the name of a trial in the store."""
+        """Return the trial_id in the store."""
 
     @abstractmethod
     def size(self, trial: T) -> str:

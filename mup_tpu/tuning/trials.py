@@ -31,13 +31,11 @@ class Corpora:
             self.of(trial)
 
     def of(self, trial: Trial) -> data.TokenDataset:
-        """Return the dataset of a trial, loaded if it is new."""
         if trial.data not in self._datasets:
             self._datasets[trial.data] = data.load(trial.data)
         return self._datasets[trial.data]
 
     def trial_id(self, trial: Trial) -> str:
-        """Return the name of a trial's row."""
         return trial.trial_id(self.of(trial).fingerprint)
 
 
@@ -66,7 +64,7 @@ def sweep_with_precision(sweep: Sweep, results: str, run: RunOptions, console: C
 
 
 def precision_of(run: RunOptions) -> tuple[str, str]:
-    """Precision that "auto" means on this machine's device, and why."""
+    """Return the precision that "auto" means on this machine's device, and why."""
     has, why = bfloat16_units("xla" if run.device == "xla" else "cpu" if is_cpu(run) else "cuda")
     return ("bf16" if has else "float32"), why
 
@@ -80,7 +78,7 @@ class KnownTrial:
 
 
 def finished_runs(results: str) -> pd.DataFrame:
-    """Rows of finished trials in a results folder.
+    """Return the rows of finished trials in a results folder.
 
     Raises:
         StoreError: there are none.
@@ -93,15 +91,14 @@ def finished_runs(results: str) -> pd.DataFrame:
 
 
 def best_trials(results: str, count: int = 1, rule: str | None = None) -> list[KnownTrial]:
-    """Finished trials of least loss in a results folder, of one rule if the folder has any of it."""
+    """Return finished trials of least loss in a results folder, of one rule if the folder has any of it."""
     finished = finished_runs(results)
-    own = finished[finished[field_column("parametrization")] == rule]
-    best = (finished if own.empty else own).nsmallest(count, "loss")
+    of_rule = finished[finished[field_column("parametrization")] == rule]
+    best = (finished if of_rule.empty else of_rule).nsmallest(count, "loss")
     return [known_trial(row, results) for row in best.to_dict("records")]
 
 
 def known_trial(row: Mapping[Any, Any], results: str) -> KnownTrial:
-    """Trial of a row of a results folder."""
-    said = f"results folder {results} has a row whose config is no JSON of a trial"
-    with raised_as(StoreError, said, (TypeError, ValueError)):
+    misfit = f"results folder {results} has a row whose config is no JSON of a trial"
+    with raised_as(StoreError, misfit, (TypeError, ValueError)):
         return KnownTrial(stored_trial(json.loads(row["config"])), float(row["loss"]))

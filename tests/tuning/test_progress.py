@@ -97,11 +97,11 @@ def test_the_time_left_is_that_of_training_and_not_of_compiling(monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("mup_tpu.tuning.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
     job = PackJob([Trial(), Trial()], RunOptions())
-    rates = SimpleNamespace(seconds_left=3.0)
+    rates = SimpleNamespace(seconds_left=3.0, tokens_per_second=1e3)
     progress = TrialProgress(job.trials, lambda t: "width 64", lambda t: 1.0, terminal())
     progress.started(job)
     clock.now += 30.0
-    progress.reported(job, SimpleNamespace(step=10, steps=500, rates=rates))
+    progress.reported(job, Report(10, 500, (2.0, 2.0), None, (0.1, 0.1), ("running",) * 2, rates))
     with progress.console.capture() as captured:
         progress.console.print(progress)
     assert captured.get().splitlines()[-1].rstrip().endswith("30 s, 3 s left")
