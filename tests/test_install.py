@@ -121,19 +121,9 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
     assert replay_python.parents[1].resolve() in installed.resolve().parents
     assert "analyze" in run(replay_python.parent / "mup-tpu", "--help")
     assert "DRIFTS" in run(replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "quickstart")
-    reported = [
-        replay_python.parent / "mup-tpu",
-        "analyze",
-        "--report",
-        ROOT / "results" / "quickstart",
-        "--out",
-        "x.html",
-    ]
-    done = subprocess.run(reported, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and done.stderr.endswith("pip install '.[report]'\n"), done.stderr
-    assert "were spent" in run(
-        replay_python.parent / "mup-tpu", "analyze", "--next", ROOT / "results" / "muon_transfer"
-    )
+    command = [replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "muon_transfer"]
+    assert "spent so far" in run(*command, "--next", "--report", "--out", "x.html")
+    assert (tmp_path / "x.html").stat().st_size > 100_000
     names = {path.relative_to(ROOT) for path in (ROOT / "mup_tpu").rglob("*") if path.is_file()}
     wanted = {name for name in names if "__pycache__" not in name.parts}
     missing = sorted(str(name) for name in wanted if not (installed.parent / name).exists())
