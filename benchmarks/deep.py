@@ -42,7 +42,7 @@ def trials(depth: int, members: int) -> list[Trial]:
 
 
 def on_this_machine(device_name: str, depth: int, scan: bool) -> dict[str, float]:
-    """A member's first stretch, then steps; in a process of its own."""
+    """A member's first chunk, then steps; in a process of its own."""
     import torch
 
     from mup_tpu.devices import get_device
@@ -71,7 +71,7 @@ def on_this_machine(device_name: str, depth: int, scan: bool) -> dict[str, float
 
 
 def by_tpu_compiler(depth: int, scan: bool, members: int) -> dict[str, float]:
-    """Numbers of the compiler for a stretch of steps on one chip."""
+    """Numbers of the compiler for a chunk of steps on one chip."""
     program = trace_pack(trials(depth, members), VOCABULARY, 1, scan=scan)
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     compiled = compile_program(program, TPU_TYPES["v5litepod-1"])

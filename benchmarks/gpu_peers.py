@@ -76,7 +76,7 @@ def wait(device: str) -> None:
 
 
 def measure_pack(case: Case, seconds: float) -> dict[str, float]:
-    """A pack of ours, by stretches as long as its device takes."""
+    """A pack of ours, by chunks as long as its device takes."""
     import torch
 
     from mup_tpu.config import Trial
@@ -89,16 +89,16 @@ def measure_pack(case: Case, seconds: float) -> dict[str, float]:
     )  # fmt: skip
     trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
     device = get_device(case.device).arrange(case.members, BATCH)
-    stretch = min(20, device.longest_stretch(1))
+    chunk = min(20, device.longest_chunk(1))
     execution: Execution = "loop" if case.peer == "in turns" else "vmap"
     pack = Pack(trials, VOCABULARY, device, execution, compile=case.compile)
     stream = batches("cpu")
 
     def step() -> None:
-        tokens_SBT1 = torch.stack([next(stream) for _ in range(stretch)])
-        pack.train(device.place_stack(tokens_SBT1, "data", stretch), stretch)
+        tokens_SBT1 = torch.stack([next(stream) for _ in range(chunk)])
+        pack.train(device.place_stack(tokens_SBT1, "data", chunk), chunk)
 
-    return timed(step, stretch * case.members, case.device, seconds)
+    return timed(step, chunk * case.members, case.device, seconds)
 
 
 def measure_nanogpt(case: Case, seconds: float) -> dict[str, float]:

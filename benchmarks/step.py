@@ -47,7 +47,7 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     """Train a pack on one batch for about so long, and evaluate it.
 
     Returns:
-        The case and: first_step_s (compilation included; on XLA of a stretch of steps), tokens_per_s of all
+        The case and: first_step_s (compilation included; on XLA of a chunk of steps), tokens_per_s of all
         members together, share of the matrix-product peak (FLOPs as in `mup_tpu.models.base`), peak_mib
         and what of it the pack added, estimate_mib, and evaluate_share, one evaluation batch over one
         training step.
@@ -67,9 +67,9 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     )  # fmt: skip
     trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
     device = get_device(case.device).arrange(case.members, 16)
-    stretch = min(_MOST_STEPS, device.longest_stretch(1))
-    tokens_SBT1 = torch.randint(0, 256, (stretch, 16, case.sequence_length + 1))
-    tokens_SBT1 = device.place_stack(tokens_SBT1, "data", stretch)
+    chunk = min(_MOST_STEPS, device.longest_chunk(1))
+    tokens_SBT1 = torch.randint(0, 256, (chunk, 16, case.sequence_length + 1))
+    tokens_SBT1 = device.place_stack(tokens_SBT1, "data", chunk)
     one_batch = device.place_stack(torch.randint(0, 256, (1, 16, case.sequence_length + 1)), "data", 1)
     peak = peak_flops(device, case.precision)
     before = device.peak_memory_bytes()
@@ -82,11 +82,11 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
         device.synchronize()
         return time.perf_counter() - began
 
-    first = timed(lambda: pack.train(tokens_SBT1, stretch))
-    timed(lambda: pack.train(tokens_SBT1, stretch))
+    first = timed(lambda: pack.train(tokens_SBT1, chunk))
+    timed(lambda: pack.train(tokens_SBT1, chunk))
     steps: list[float] = []
-    while len(steps) < 3 or stretch * sum(steps) < seconds:
-        steps.append(timed(lambda: pack.train(tokens_SBT1, stretch)) / stretch)
+    while len(steps) < 3 or chunk * sum(steps) < seconds:
+        steps.append(timed(lambda: pack.train(tokens_SBT1, chunk)) / chunk)
     after = device.peak_memory_bytes()
     timed(lambda: pack.evaluate(one_batch))
     evaluation = median(timed(lambda: pack.evaluate(one_batch)) for _ in range(3))

@@ -6,7 +6,7 @@
 
 The chip's part is the sum of the cycles that the TPU's compiler estimates for each operation of a step: no
 measurement, and nobody has held it to a chip's time here. The host's part is measured, with XLA's CPU client
-in the place of a TPU's: how long handing a stretch over takes.
+in the place of a TPU's: how long handing a chunk over takes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TRIAL = Trial().replace(
     base_width=64, head_size=32, depth=2, sequence_length=128, batch_size=16, grad_clip=1.0, steps=1000
 )
 _VOCAB_SIZE = 256
-_STRETCH = 100
+_CHUNK = 100
 
 
 def packs() -> Iterator[tuple[int, int, str]]:
@@ -92,11 +92,11 @@ def chip(out: Path = Path("benchmarks/tpu_on_paper.csv")) -> None:
 
 
 def host(out: Path = Path("benchmarks/tpu_on_paper_host.csv"), repeats: int = 30) -> None:
-    """Time handing stretches over; the packs are tiny, since what they compute is not looked at.
+    """Time handing chunks over; the packs are tiny, since what they compute is not looked at.
 
     Args:
         out: CSV file for the table.
-        repeats: stretches timed of each pack; the least counts, since on XLA's CPU client the steps run
+        repeats: chunks timed of each pack; the least counts, since on XLA's CPU client the steps run
             beside, on the same cores.
     """
     rows = []
@@ -119,16 +119,16 @@ def one_host(depth: int, members: int, repeats: int) -> None:
     from mup_tpu.training.pack import Pack
 
     trial = _TRIAL.replace(width=16, base_width=16, head_size=8, depth=depth, sequence_length=8, batch_size=1)
-    trial = trial.replace(steps=_STRETCH * (repeats + 3))
+    trial = trial.replace(steps=_CHUNK * (repeats + 3))
     device = get_device("xla")
     pack = Pack([trial.replace(seed=k) for k in range(members)], 16, device)
-    tokens_SBT1 = device.place_stack(torch.randint(0, 16, (_STRETCH, 1, 9)), "data", _STRETCH)
+    tokens_SBT1 = device.place_stack(torch.randint(0, 16, (_CHUNK, 1, 9)), "data", _CHUNK)
     times = []
     for _ in range(repeats + 2):
         device.synchronize()
         began = time.perf_counter()
-        losses_SR = pack.train(tokens_SBT1, _STRETCH)
-        times.append(1e3 * (time.perf_counter() - began) / _STRETCH)
+        losses_SR = pack.train(tokens_SBT1, _CHUNK)
+        times.append(1e3 * (time.perf_counter() - began) / _CHUNK)
         pack.read(losses_SR)
     print(json.dumps({"ms_per_step": min(times[2:])}))
 

@@ -97,8 +97,8 @@ class Device(ABC):
         """Place a stacked tensor (K, ...), its members spread over the mesh's trial axis."""
         return tensor.to(self.torch_device)
 
-    def longest_stretch(self, batch_bytes: int) -> int:
-        """Return the most steps to hand over at once, by a batch's bytes; losses are read between stretches.
+    def longest_chunk(self, batch_bytes: int) -> int:
+        """Return the most steps to hand over at once, by a batch's bytes; losses are read between chunks.
 
         By default 1, so that an interrupt takes effect after each step.
         """

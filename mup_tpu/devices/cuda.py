@@ -14,8 +14,8 @@ from mup_tpu.devices.base import Device, Execution, Repeated, Step, why_no_gpu
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, as_traced, inductor, without_advice_on_tf32
 from mup_tpu.errors import ConfigError
 
-_LONGEST_STRETCH = 100
-_STRETCH_BYTES = 2**26
+_LONGEST_CHUNK = 100
+_CHUNK_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class CudaDevice(Device):
     compiles: bool = True
     recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
-    def longest_stretch(self, batch_bytes: int) -> int:
-        """Return the most steps of a stretch: 100, about a second; fewer above 64 MiB of tokens."""
-        return max(1, min(_LONGEST_STRETCH, _STRETCH_BYTES // batch_bytes))
+    def longest_chunk(self, batch_bytes: int) -> int:
+        """Return the most steps of a chunk: 100, about a second; fewer above 64 MiB of tokens."""
+        return max(1, min(_LONGEST_CHUNK, _CHUNK_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Place a stack, padded with its last item to `length`: graphs have one shape."""

@@ -1,12 +1,12 @@
-"""A stretch of steps as replays of one graph: the host hands over each step with one call.
+"""A chunk of steps as replays of one graph: the host hands over each step with one call.
 
 A step of stacked members is some hundreds of kernels behind Python's vmap: several milliseconds of host time
 for a tenth of a millisecond of a narrow model's arithmetic. So the step is traced to plain operations once
 (`make_fx`), fused by inductor if there is a compiler, and recorded as one graph. Tokens and per-step numbers
 lie in buffers that never move. A counter on the device selects the item that a replay reads and the place of
-its losses. Nothing waits for the host inside a stretch.
+its losses. Nothing waits for the host inside a chunk.
 
-Shapes: S steps of a stretch.
+Shapes: S steps of a chunk.
 """
 
 from __future__ import annotations

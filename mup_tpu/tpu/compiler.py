@@ -25,7 +25,7 @@ from mup_tpu.devices.peak import TpuType
 from mup_tpu.errors import ConfigError
 from mup_tpu.files.leftovers import scratch_folder
 
-STEPS = 100  # steps of the compiled stretch; they are a loop in the program
+STEPS = 100  # steps of the compiled chunk; they are a loop in the program
 _TIMEOUT_S = 1800.0  # longest time of each process
 
 _VOCAB_SIZE = 4096
@@ -162,7 +162,7 @@ def compile_pack(trials: Sequence[Trial], vocab_size: int, tpu: TpuType, mesh: s
 def trace_pack(
     trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", scan: bool | None = None
 ) -> str:
-    """Return the program of a stretch of a pack's training, as torch_xla hands it over to XLA.
+    """Return the program of a chunk of a pack's training, as torch_xla hands it over to XLA.
 
     Takes the arguments of `compile_pack`; `scan` makes the blocks one loop, by default if they are many.
     """
@@ -246,7 +246,7 @@ def _last_error(printed: str) -> str:
 
 
 def main() -> None:
-    """Train one stretch of a pack on tokens that are all 0: XLA dumps the program (`trace_pack`)."""
+    """Train one chunk of a pack on tokens that are all 0: XLA dumps the program (`trace_pack`)."""
     import torch
 
     from mup_tpu.devices import get_device

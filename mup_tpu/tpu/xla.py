@@ -32,9 +32,9 @@ from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 from mup_tpu.tpu import private
 from mup_tpu.tpu.xla_loop import XlaLoop
 
-_STRETCH = 100  # most steps of a stretch
+_CHUNK = 100  # most steps of a chunk
 
-_STRETCH_BYTES = 64 * 2**20  # most bytes of a stretch's batches, on the host and on each device
+_CHUNK_BYTES = 64 * 2**20  # most bytes of a chunk's batches, on the host and on each device
 
 _USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
 
@@ -112,9 +112,9 @@ class XlaDevice(Device):
     def place_members(self, tensor: Tensor) -> Tensor:
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
-    def longest_stretch(self, batch_bytes: int) -> int:
-        """Return the steps of a stretch: 100, handed over as fast as one; fewer if batches are large."""
-        return min(_STRETCH, max(1, _STRETCH_BYTES // batch_bytes))
+    def longest_chunk(self, batch_bytes: int) -> int:
+        """Return the steps of a chunk: 100, handed over as fast as one; fewer if batches are large."""
+        return min(_CHUNK, max(1, _CHUNK_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Place items (S, ...), spread over an axis of the mesh, padded with zeros to `length` items."""

@@ -198,7 +198,7 @@ class PackRun:
     def _chunks(self, meter: Meter) -> list[range]:
         """Divide the steps that are left into chunks dispatched together; losses are read between them."""
         data = self.dataset.config
-        longest = self.pack.longest_stretch(data.batch_size * (data.sequence_length + 1) * _TOKEN_BYTES)
+        longest = self.pack.longest_chunk(data.batch_size * (data.sequence_length + 1) * _TOKEN_BYTES)
         step_s = len(self.pack.trials) * meter.seconds_a_step(_LIKELY_MFU)  # nan if unknown
         if step_s * longest > _LONGEST_CHUNK_S:
             longest = max(1, int(_LONGEST_CHUNK_S / step_s))

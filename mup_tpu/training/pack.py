@@ -188,8 +188,8 @@ class Pack:
         """Return mean losses_R over N batches (`Device.place_stack`), without training; for `read`."""
         return self._running.evaluate(tokens_NBT1, self._live_rows())
 
-    def longest_stretch(self, batch_bytes: int) -> int:
-        return self.device.longest_stretch(batch_bytes) if self._execution.is_stacked else 1
+    def longest_chunk(self, batch_bytes: int) -> int:
+        return self.device.longest_chunk(batch_bytes) if self._execution.is_stacked else 1
 
     def read(self, losses_R: Tensor) -> Tensor:
         """Read losses (..., R) as (..., K) on the CPU: nan for members that have left the stack."""

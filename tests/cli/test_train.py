@@ -185,7 +185,7 @@ def slowly(*arguments):
 Pack.train = slowly
 main(sys.argv[1:])
 """
-"""The command, with a second before each stretch of steps, so that a signal comes in time."""
+"""The command, with a second before each chunk of steps, so that a signal comes in time."""
 
 
 @pytest.mark.slow

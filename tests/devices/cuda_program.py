@@ -58,9 +58,9 @@ class Counting(CudaRecorder):
 def trained(
     device: Device, execution: Any, trials: list[Trial], compile: bool = False
 ) -> tuple[list[float], float]:
-    """Losses of the second of three members in four stretches and an evaluation; the others end after two.
+    """Losses of the second of three members in four chunks and an evaluation; the others end after two.
 
-    And kernels of each step of the last stretch.
+    And kernels of each step of the last chunk.
     """
     pack = Pack(trials, VOCAB, device, execution, compile)
     generator = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from xla_trials import STEPS, STRETCH, micro_batches, trials
+from xla_trials import CHUNK, STEPS, micro_batches, trials
 
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
@@ -115,11 +115,11 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
 ):
     name, _, optimizer = architecture.partition(" with ")
     found, _, _ = run(mesh, architecture=name, optimizer=optimizer or "adamw")
-    assert found["first stretch"]["compilations"] == 1
-    assert found["stretches"]["compilations"] == 0
+    assert found["first chunk"]["compilations"] == 1
+    assert found["chunks"]["compilations"] == 0
     # XLA counts an execution some time after its values are there, so that the first may count here, and the
     # last not yet.
-    assert abs(found["stretches"]["executions"] - (math.ceil(STEPS / STRETCH) - 1)) <= 1
+    assert abs(found["chunks"]["executions"] - (math.ceil(STEPS / CHUNK) - 1)) <= 1
     assert found["second evaluation"]["compilations"] == 0
     assert found["fallbacks"] == 0
     # Another thread would now and then hold a gradient at the end of a step: another program to compile.
@@ -238,8 +238,8 @@ def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mes
     # Of another order of sums alone, as two threads have, steps make 1e-4 in the third member's loss.
     for losses in (*found["evaluations"], *([] if optimizer == "muon" else [found["rows"]])):
         assert losses == pytest.approx(expected, abs=2e-4)
-    assert found["first stretch"]["compilations"] == 1
-    assert found["stretches"]["compilations"] == found["fallbacks"] == 0
+    assert found["first chunk"]["compilations"] == 1
+    assert found["chunks"]["compilations"] == found["fallbacks"] == 0
     assert found["backward_threads"] == ["MainThread"]
     assert collectives(programs) == {"trials": [], "data": ["all-reduce"]}[mesh]
     assert max(programs, key=len).count(" while(") == 3  # steps; and in each blocks, forward and backward

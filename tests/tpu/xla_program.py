@@ -38,7 +38,7 @@ from mup_tpu.training.loop import PackRun, run_to_end
 from mup_tpu.training.pack import Pack
 
 sys.path.insert(0, str(Path(__file__).parent))
-from xla_trials import STEPS, STRETCH, micro_batches, trials
+from xla_trials import CHUNK, STEPS, micro_batches, trials
 
 NORMS = (OnePassLayerNorm, OnePassRMSNorm)
 
@@ -150,14 +150,14 @@ def main(
     device = get_device("xla").arrange(len(members), members[0].data.batch_size, mesh)
     pack = Pack(members, dataset.vocab_size, device)
     batches_SBT1 = torch.from_numpy(np.stack([dataset.train_batch(s) for s in range(STEPS)]))
-    stretches = [device.place_stack(part, "data", STRETCH) for part in batches_SBT1.split(STRETCH)]
+    chunks = [device.place_stack(part, "data", CHUNK) for part in batches_SBT1.split(CHUNK)]
     validation = torch.from_numpy(dataset.validation_batches(2))
     held_out = device.place_stack(validation, "data", len(validation))
     losses, counts = [], []
     with backward_threads() as threads:
-        for stretch in stretches:  # the last one is shorter than the others
+        for chunk in chunks:  # the last one is shorter than the others
             left = STEPS - len(losses)
-            losses += pack.read(pack.train(stretch, min(STRETCH, left)))[:left].tolist()
+            losses += pack.read(pack.train(chunk, min(CHUNK, left)))[:left].tolist()
             counts.append(xla.report())
     first = pack.read(pack.evaluate(held_out)).tolist()
     after_evaluation = xla.report()
@@ -179,8 +179,8 @@ def main(
                 "mesh": [device.mesh.trial, device.mesh.data],
                 "losses": losses,
                 "evaluations": [first, again],
-                "first stretch": counts[0],
-                "stretches": {name: counts[-1][name] - counts[0][name] for name in counts[0]},
+                "first chunk": counts[0],
+                "chunks": {name: counts[-1][name] - counts[0][name] for name in counts[0]},
                 "second evaluation": {n: after_second[n] - after_evaluation[n] for n in after_second},
                 "fallbacks": after_second["fallbacks"],
                 "backward_threads": sorted(set(threads)),

@@ -7,7 +7,7 @@ from mup_tpu.devices.base import Device
 from mup_tpu.training.pack import Pack
 
 STEPS = 26
-STRETCH = 12
+CHUNK = 12
 
 
 def trials(

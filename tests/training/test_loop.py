@@ -49,7 +49,7 @@ def test_train_mean_is_the_mean_of_every_steps_loss(tiny, dataset):
     assert run([trial], dataset).rows[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
 
 
-def test_curves_hold_means_of_stretches_and_evaluations(tiny, dataset):
+def test_curves_hold_means_of_chunks_and_evaluations(tiny, dataset):
     result = run([tiny], dataset, log_every=12, eval_every=10)
     train = [(p["step"], p["tokens"]) for p in result.curves if p["split"] == "train"]
     assert train == [(12, 12 * 128), (24, 24 * 128), (30, 30 * 128)]
@@ -169,7 +169,7 @@ def test_reports_come_at_every_log_point(tiny, dataset):
 
 
 def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, dataset, tmp_path):
-    """At once is after a step on a CPU, and at the next log point where a device gets a stretch of steps."""
+    """At once is after a step on a CPU, and at the next log point where a device gets a chunk of steps."""
     uninterrupted = run_to_end(PackRun([tiny], dataset, RunOptions(log_every=7)).steps())
     first = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
     for event in first.steps():
@@ -177,7 +177,7 @@ def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, 
             first.preempt()
     assert isinstance(event, PackResult)
     assert event.rows[0]["status"] == "preempted"
-    done = 7 + min(7, first.pack.longest_stretch(1))
+    done = 7 + min(7, first.pack.longest_chunk(1))
     assert event.rows[0]["steps_done"] == done
     second = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
     assert second.pack.steps_done == done
