@@ -7,7 +7,7 @@ import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data import load
-from mup_tpu.data.corpus import is_held_out, read_documents
+from mup_tpu.data.corpus import grouped, is_held_out, read_documents
 from mup_tpu.errors import DataError
 
 
@@ -36,6 +36,11 @@ def test_single_file_is_cut_at_blank_lines_and_loses_nothing(tmp_path):
     documents = list(read_documents(DataConfig(corpus=str(tmp_path / "book.txt"))))
     assert len(documents) > 5
     assert "\n\n".join(d.text for d in documents) == text
+
+
+def test_items_are_grouped_up_to_the_first_that_makes_the_size():
+    assert list(grouped("abcdefg", lambda letter: 2, 4)) == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+    assert list(grouped([9, 1, 2], lambda size: size, 3)) == [[9], [1, 2]]
 
 
 def test_split_is_by_document_and_adding_documents_moves_none(corpus, tmp_path):

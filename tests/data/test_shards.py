@@ -165,6 +165,19 @@ def test_what_cannot_be_prepared(config, prepared, tmp_path):
         prepare(config, "nope://out", progress=False)
 
 
+def test_a_shard_that_is_corrupted_on_its_way_is_read_again(prepared, monkeypatch):
+    shards = ShardFolder(str(prepared[0]))
+    reads, read = [], shards._read
+
+    def corrupt_once(name, size=None):
+        reads.append(name)
+        return b"\0" * size if len(reads) == 1 else read(name, size)
+
+    monkeypatch.setattr(shards, "_read", corrupt_once)
+    assert len(shards.samples(shards.index.train.shards[0])) == shards.index.train.samples_per_shard
+    assert len(reads) == 2
+
+
 def test_an_index_that_is_none(tmp_path):
     for content, sentence in {
         b"no json": "is not the index of prepared shards",

@@ -1,6 +1,7 @@
 """Streaming: order by (seed, epoch, world) alone, equal shares, exact resume, and a server's faults."""
 
 import functools
+import hashlib
 import itertools
 import logging
 import shutil
@@ -67,6 +68,21 @@ def test_batches_are_a_function_of_seed_and_step_alone(config, shards):
         assert np.array_equal(other.train_batch(step), in_order[step])
     seeded = load(DataConfig(**(vars(config) | {"data_seed": 1})))
     assert not np.array_equal(seeded.train_batch(0), in_order[0])
+
+
+@pytest.mark.parametrize(
+    ("world", "digest"),
+    [(World(), "3985eeecfb7a"), (World(2, 1), "70cf8059aed6")],
+)
+def test_batches_of_today_are_those_of_stored_results(world, digest, tmp_path):
+    """Text, tokens and order are made here, so that the bytes are the same everywhere."""
+    for i in range(40):
+        (tmp_path / f"{i}.txt").write_text(" ".join(str(i * j) for j in range(200)))
+    text = DataConfig(corpus=str(tmp_path), sequence_length=16, validation_fraction=0.2)
+    prepare(text, "memory://fixed", shard_samples=40, workers=1, progress=False)
+    dataset = load(DataConfig(corpus="memory://fixed", sequence_length=16, batch_size=8), world=world)
+    batches = np.concatenate([dataset.train_batch(step) for step in range(60)])
+    assert hashlib.sha256(batches.tobytes()).hexdigest()[:12] == digest
 
 
 def test_an_epoch_is_every_sequence_at_most_once_and_epochs_differ(config, shards):

@@ -1,11 +1,12 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from mup_tpu.devices import get_device
+from mup_tpu.devices import cpu, get_device
 from mup_tpu.devices.cpu import memory_left_by_groups
 
 
@@ -23,12 +24,28 @@ def test_memory_that_was_kept_for_the_next_step_is_handed_back_before_free_memor
     assert kept - process.memory_info().rss > (12 * 16 - 64) * 2**20
 
 
+@pytest.mark.parametrize(("threads", "free"), [(2, 100), (6, 200)])
+def test_a_pack_gets_the_memory_of_the_cores_that_it_uses(threads, free, monkeypatch):
+    """Of 800 bytes on 8 cores and 200 left by a group of 4 of them, a core has 50."""
+    monkeypatch.setattr(cpu.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(cpu.psutil, "virtual_memory", lambda: SimpleNamespace(available=800))
+    monkeypatch.setattr(cpu, "memory_left_by_groups", lambda: 200)
+    monkeypatch.setattr(cpu.torch, "get_num_threads", lambda: threads)
+    assert get_device("cpu").free_memory_bytes() == free
+
+
+def test_peak_memory_is_in_bytes():
+    resident = psutil.Process().memory_info().rss
+    assert resident * 0.9 < get_device("cpu").peak_memory_bytes() < resident * 100
+
+
 V1 = "30 1 0:30 / {at} rw - cgroup cgroup rw,memory\n31 1 0:31 / /elsewhere rw - cgroup cgroup rw,cpu\n"
 V2 = "30 1 0:30 {root} {at} rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 NO_LIMIT = 9223372036854771712  # as version 1 writes it
 
 
-def process_in(tmp_path, mounts, own, groups):
+def process_in(tmp_path, mounts, cgroup, groups):
     """Folder of a process as in /proc, and its groups: path -> {file: content}."""
     at = tmp_path / "groups"
     for path, files in groups.items():
@@ -36,7 +53,7 @@ def process_in(tmp_path, mounts, own, groups):
         for name, content in files.items():
             (at / path / name).write_text(f"{content}\n")
     (tmp_path / "mountinfo").write_text(mounts.replace("{at}", str(at)))
-    (tmp_path / "cgroup").write_text(own)
+    (tmp_path / "cgroup").write_text(cgroup)
     return tmp_path
 
 
@@ -51,7 +68,7 @@ def v2(limit, used, cache=0, high="max"):
 
 
 @pytest.mark.parametrize(
-    ("mounts", "own", "groups", "expected"),
+    ("mounts", "cgroup", "groups", "expected"),
     [
         (V1, "4:memory:/job/step\n1:cpu:/",
          {"": v1(NO_LIMIT, 9), "job": v1(900, 300), "job/step": v1(700, 50)}, 600),
@@ -65,7 +82,7 @@ def v2(limit, used, cache=0, high="max"):
         (V2, "0::/user.slice/run.scope\n",
          {"user.slice": v2("max", 8), "user.slice/run.scope": v2(900, 100, 50)}, 850),
         (V2, "0::/user.slice/run.scope\n", {"user.slice/run.scope": v2(900, 100, high=600)}, 500),
-        # A container sees its own group as the root, with or without a namespace of its own.
+        # A container sees its group as the root, with or without a namespace.
         (V2, "0::/\n", {"": v2(800, 100)}, 700),
         (V2.replace("{root}", "/docker"), "0::/docker\n", {"": v2(800, 300)}, 500),
         (V2.replace("{root}", "/docker"), "0::/docker/inner\n",
@@ -77,8 +94,8 @@ def v2(limit, used, cache=0, high="max"):
         ("", "", {}, float("inf")),
     ],
 )  # fmt: skip
-def test_the_smallest_of_all_limits_above_a_process_counts(tmp_path, mounts, own, groups, expected):
-    process = process_in(tmp_path, mounts.replace("{root}", "/"), own, groups)
+def test_the_smallest_of_all_limits_above_a_process_counts(tmp_path, mounts, cgroup, groups, expected):
+    process = process_in(tmp_path, mounts.replace("{root}", "/"), cgroup, groups)
     assert memory_left_by_groups(process) == expected
 
 
@@ -90,7 +107,7 @@ FREE = """
 import os, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from mup_tpu.devices import get_device
+from mup_tpu.devices import cpu, get_device
 print(get_device("cpu").free_memory_bytes())
 """
 

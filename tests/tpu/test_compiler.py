@@ -104,6 +104,21 @@ def test_what_is_not_as_promised_is_said():
     assert reduces == "passes data between chips by nothing, not by 1 all-reduce"
 
 
+@pytest.mark.parametrize(("copied", "is_fault"), [(66_000, False), (68_000, True)])
+def test_results_may_be_copied_up_to_the_size_of_losses(copied, is_fault):
+    """64 KiB, and 2 % of all results."""
+    compiled = Compiled(1.0, 0, copied, 0, 0, "")
+    assert bool(list(faults(APART, compiled, tpu_type("v4-8")))) == is_fault
+
+
+def test_memory_that_is_updated_in_place_counts_once_and_one_device_passes_nothing_on():
+    """13 GiB on a chip of 16: with the outputs counted again they would be 23."""
+    gib = 2**30
+    compiled = Compiled(1.0, 10 * gib, 10 * gib, 3 * gib, 10 * gib, "")
+    assert compiled.needed_bytes == 13 * gib
+    assert list(faults(SPLIT, compiled, tpu_type("v5litepod-1"))) == []
+
+
 def test_cycles_are_those_of_the_loop_s_body_by_kind():
     text = """
 %fused_dot (p: f32[8,8]) -> f32[8,8] {
@@ -113,6 +128,8 @@ def test_cycles_are_those_of_the_loop_s_body_by_kind():
 
 %body (q: f32[8,8]) -> f32[8,8] {
   %f = f32[8,8]{1,0} fusion(%q), kind=kOutput, calls=%fused_dot, backend_config={"estimated_cycles":"70"}
+  %sum = f32[8]{0} reduce(%f), backend_config={"estimated_cycles":"3"}
+  %exp = f32[8,8]{1,0} exponential(%f), backend_config={"estimated_cycles":"5"}
   ROOT %copy.1 = f32[8,8]{0,1} copy(%f), backend_config={"estimated_cycles":"20"}
 }
 
@@ -121,7 +138,9 @@ ENTRY %main (a: f32[8,8]) -> f32[8,8] {
   ROOT %w = f32[8,8]{1,0} while(%b), condition=%unused, body=%body
 }
 """
-    assert Compiled(1.0, 0, 0, 0, 0, text).cycles == Counter({"products": 70, "copies": 20})
+    assert Compiled(1.0, 0, 0, 0, 0, text).cycles == Counter(
+        {"products": 70, "reductions": 3, "copies": 20, "other": 5}
+    )
 
 
 def test_donated_parameters_are_read_from_the_header():
