@@ -24,7 +24,9 @@ def because(reason: Reason, columns: Columns = Columns()) -> str:
         reason: code and values.
         columns: names of the table's columns.
     """
-    values = {name: because(v, columns) if isinstance(v, Reason) else v for name, v in reason.values.items()}
+    values: dict[str, Any] = {
+        name: because(v, columns) if isinstance(v, Reason) else v for name, v in reason.values.items()
+    }
     values |= {"scale": label(columns.scale), "tuned": label(columns.hyperparameter)}
     for name in ("column", "tuned_column"):
         if name in values:

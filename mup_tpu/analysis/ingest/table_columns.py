@@ -194,8 +194,8 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
             both = " and ".join(map(on_one_line, [column, same[0]]))
             raise TableError(f"columns {both} may both be the {called}: say which with {flag}")
         if differ:
-            others = [name for _, name in differ]
-            notes.append(Reason.of("column chosen", meaning=called, name=column, others=others, flag=flag))
+            rest = [name for _, name in differ]
+            notes.append(Reason.of("column chosen", meaning=called, name=column, others=rest, flag=flag))
     return str(column)
 
 
@@ -225,7 +225,7 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
         return None
     rates = {name: rough_numbers(table[name]) for name in names}
     peaks = [name for name in names if _PEAK.search(plain_name(name))]
-    best = (peaks or sorted(names, key=lambda name: -rates[name].sum().round(12)))[0]
+    best = (peaks or sorted(names, key=lambda name: -round(float(rates[name].sum()), 12)))[0]
     rivals = [
         name for name in names if name != best and not _may_be_share(rates[name] / rates[best], bool(peaks))
     ]

@@ -171,7 +171,7 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
     known = {means(name) for name in table} - {""}
     known |= {what for what, axis in AXES.items() if getattr(columns, axis) in table}
     known |= {"parametrization"} if columns.parametrization in table else set()
-    texts_only = [name for name in table if table[name].dtype.kind not in "iufb"]
+    texts_only = [str(name) for name in table if table[name].dtype.kind not in "iufb"]
     plain = {plain_name(name): name for name in reversed(texts_only)}
     names = [plain[name_of_run] for name_of_run in _NAMES if name_of_run in plain]
     table, notes = _with_set_rates(table, names, columns)
@@ -199,7 +199,7 @@ def _with_set_rates(
     Raises:
         TableError: either the column or the names may be meant.
     """
-    logged = [name for name in table if means(name) == "lr"]
+    logged = [str(name) for name in table if means(name) == "lr"]
     if len(logged) != 1 or not names or columns.hyperparameter in (*set(table) - {"lr"},):
         return table, []
     rate = rough_numbers(table[logged[0]])

@@ -139,7 +139,7 @@ def mlflow_run(file: Path) -> pd.DataFrame:
         if values:
             name = metric.relative_to(folder / "metrics").as_posix()
             row[f"metrics.{name}"] = float(values[-1][1])  # type: ignore[assignment]
-    return pd.DataFrame([{"status": states.get(meta.get("status"), "unknown"), **row}])
+    return pd.DataFrame([{"status": states.get(int(meta.get("status", 0)), "unknown"), **row}])
 
 
 def _yaml(file: Path) -> dict[str, Any]:
@@ -159,13 +159,11 @@ def aim_export(file: Path) -> pd.DataFrame:
     if "metric.name" in table:
         subset = table.get("metric.context.subset", pd.Series("", table.index)).fillna("")
         table = table.assign(metric=(subset + "/" + table["metric.name"]).str.strip("/"))
-        names = [name for name in table if name.startswith(("run.", "hparams."))]
-        keys = [*names, "step"]
-        table = table.pivot_table("value", keys, "metric", aggfunc="last", dropna=False).reset_index()
-        table = table.dropna(how="all", subset=[name for name in table if name not in keys])
+        keys = [*(name for name in map(str, table) if name.startswith(("run.", "hparams."))), "step"]
+        values = table.groupby([*keys, "metric"], dropna=False)["value"].last()
+        table = values.unstack("metric").reset_index()
     # A context stands behind the metric: loss subset="val" is val/loss.
-    names = {name: _CONTEXT.sub(r"\2/\1", str(name)) for name in table}
-    return table.rename(columns=names)
+    return table.rename(columns=lambda name: _CONTEXT.sub(r"\2/\1", str(name)))
 
 
 _CONTEXT = re.compile(r"^(\S+) \{?\"?subset\"?\s*[=:]\s*\"?(\w+)\"?\}?$")
