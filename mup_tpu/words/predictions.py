@@ -49,8 +49,8 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     low, high = made.unclaimed
     if made.claimed:
         lines.append(
-            f"{made.compared} claims to keep the optimum: steady with a probability of {made.steady:.2f}, "
-            f"{made.steady_before:.2f} by the prior alone; without it 95 % {plain(low)} to {plain(high)}"
+            f"{made.compared} claims that the optimum stays: probability {made.steady:.2f}, before the runs "
+            f"{made.steady_before:.2f}; without the claim 95 % {plain(low)} to {plain(high)}"
         )
     lines.append(f"expected cost over the best value there: {_nat(made.taking)}")
     small, large = (f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest))

@@ -197,9 +197,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(tiny, tmp_path
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     sweep = Sweep("told", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
     options = SweepOptions(track=("mlflow",))
-    with pytest.raises(
-        ConfigError, match=r"track 'mlflow' needs its package: pip install '.\[mlflow\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"track 'mlflow' needs its package: pip install '.\[mlflow\]'"):
         run_sweep(sweep, str(tmp_path / "c"), options, RunOptions(threads=1), Console(quiet=True))
 
 

@@ -294,7 +294,7 @@ def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
 MADE = RulePrediction(
     "mup", "width=1024", 1024.0, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5), (64.0, -8.2), (256.0, -8.1),
     Regretted(0.002, 0.01), Regretted(0.2, 0.5), Regretted(0.003, 0.02), Prediction(2.0, 1.9, 2.1), None,
-    True, 4.0,
+    True, 4.0, False, 0.0, 0.0, (-9.0, -7.0),
 )  # fmt: skip
 
 
@@ -313,6 +313,13 @@ MADE = RulePrediction(
         ),
         ({"bears": False, "furthest": 1.0}, ["extrapolated too far: beyond width 512 the expected cost "
         "exceeds 0.01 nat"]),
+        (
+            {"claimed": True, "steady": 0.912, "steady_before": 0.75},
+            [
+                "mup claims that the optimum stays: probability 0.91, before the runs 0.75; without the "
+                "claim 95 % 0.00195 to 0.00781"
+            ],
+        ),
         ({"bears": False, "furthest": 0.0}, ["extrapolated too far: at any distance the expected cost "
         "exceeds 0.01 nat"]),
     ],
