@@ -44,7 +44,7 @@ def ensure_server(preload: Sequence[str]) -> None:
 
 
 def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
-    """Process forked from the server; it ends when this process does.
+    """Start a process forked from the server; it ends when this process does.
 
     Raises:
         EOFError, OSError: the server died before it forked.

@@ -50,7 +50,7 @@ _PYTHON = "_build_python_executable_command_memory_profileable"
 
 
 def _python_with_parent(build: Callable[..., list[str]], *args: Any, **options: Any) -> list[str]:
-    """Beginning of a command of Ray, such that Linux kills the process when its parent ends."""
+    """Return the beginning of a command of Ray, such that Linux kills the process when its parent ends."""
     first = [sys.executable, "-ISu", str(Path(__file__).with_name("with_parent.py"))]
     return [*(first if sys.platform == "linux" else []), *build(*args, **options)]
 
@@ -64,12 +64,12 @@ class _WithoutWorkingFolder(list[str]):
 
 
 def safe_job() -> JobConfig:
-    """Settings of a driver whose workers look for no module in its working folder."""
+    """Return settings of a driver whose workers look for no module in its working folder."""
     settings = JobConfig()
     settings._py_driver_sys_path = _WithoutWorkingFolder()
     return settings
 
 
 def actor_id(actor: Any) -> str:
-    """Id of an actor, as the actor itself finds it in its runtime context."""
+    """Return the id of an actor, as the actor itself finds it in its runtime context."""
     return str(actor._actor_id.hex())

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def compile_function(function: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
-    """The function through torch's compiler, a program each shape; `whole` refuses more than one."""
+    """Put a function through torch's compiler, a program each shape; `whole` refuses more than one."""
     compiled = torch.compile(function, dynamic=False, fullgraph=whole)
 
     @functools.wraps(function)
@@ -82,7 +82,7 @@ class GraphMemory:
 
 
 def changed_by(node: Node) -> list[Node]:
-    """Tensors that a traced operation changes; none for what is no operation of torch's dispatcher."""
+    """Return tensors that a traced operation changes; none for what is no operation of torch's dispatcher."""
     schema = getattr(node.target, "_schema", None)
     places = zip(node.args, schema.arguments if schema else (), strict=False)
     changed = [given for given, place in places if place.alias_info is not None and place.alias_info.is_write]
@@ -90,7 +90,7 @@ def changed_by(node: Node) -> list[Node]:
 
 
 def compiler_error() -> type[RuntimeError]:
-    """Base class of the errors by which `torch.compile` refuses a function."""
+    """Return the base class of the errors by which `torch.compile` refuses a function."""
     from torch._dynamo.exc import TorchDynamoException
 
     base: type[RuntimeError] = TorchDynamoException
@@ -98,7 +98,7 @@ def compiler_error() -> type[RuntimeError]:
 
 
 def compiler_lacks() -> str:
-    """Program that is missing for inductor to compile for this GPU, in words; "" for none."""
+    """Return the program that is missing for inductor to compile for this GPU, in words; "" for none."""
     if not has_triton():
         return "Triton for this GPU"
     has = os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang")))

@@ -23,12 +23,12 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
 
 
 def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:
-    """The update rule of a parameter: the configured one, or AdamW if that does not take it."""
+    """Return the update rule of a parameter: the configured one, or AdamW if that does not take it."""
     rule = UPDATE_RULES[config.optimizer]
     return rule if rule.takes(parameter) else _ADAMW
 
 
 def constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, Any]:
-    """Constants of each update rule in a trial, by the rule's name, with all factors."""
+    """Return the constants of each update rule in a trial, by the rule's name, with all factors."""
     moments = trial.optimizer.rules.moments(trial.growth)
     return {rule.name: rule.constants(trial.optimizer, moments) for rule in rules}

@@ -24,20 +24,17 @@ class AdamW(UpdateRule):
     name = "adamw"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """Both moments."""
         return ("exp_avg", "exp_avg_sq")
 
     def learning_rate(self, config: OptimizerConfig) -> float:
-        """The configured one; beside another rule, times `adamw_lr_ratio`."""
+        """Return the configured one; beside another rule, times `adamw_lr_ratio`."""
         ratio = 1.0 if config.optimizer == self.name else config.adamw_lr_ratio
         return config.learning_rate * ratio
 
     def constants(self, config: OptimizerConfig, moments: float) -> Betas:
-        """β₁ and β₂ with the rule's factors."""
         return Betas(_scaled(config, "beta1", moments), _scaled(config, "beta2", moments))
 
     def applied(self, config: OptimizerConfig, constants: Betas, scaling: Scaling) -> dict[str, float]:
-        """β₁, β₂ and ε."""
         return {"beta1": constants.first, "beta2": constants.second, "eps": config.eps * scaling.eps}
 
     def update_member(self, group: Group, constants: Betas, learning_rate: float) -> None:
@@ -52,7 +49,7 @@ class AdamW(UpdateRule):
         )  # fmt: skip
 
     def step_numbers(self, constants: Betas, step: int, learning_rate: float) -> tuple[float, ...]:
-        """The learning rate η, η/(1 - β₁ᵗ) and √(1 - β₂ᵗ), at update t = step + 1."""
+        """Return the learning rate η, η/(1 - β₁ᵗ) and √(1 - β₂ᵗ), at update t = step + 1."""
         first, second = (1 - beta ** (step + 1) for beta in constants)
         return learning_rate, learning_rate / first, second**0.5
 
@@ -68,7 +65,7 @@ class AdamW(UpdateRule):
 
 
 def _scaled(config: OptimizerConfig, name: str, factor: float) -> float:
-    """β with 1 - β multiplied by a factor; for a factor of 1, β itself to the last bit."""
+    """Return β with 1 - β multiplied by a factor; for a factor of 1, β itself to the last bit."""
     beta: float = getattr(config, name)
     scaled = beta if factor == 1 else 1 - (1 - beta) * factor
     if scaled < 0:

@@ -59,22 +59,22 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """Names of a parameter's state, as in torch.optim."""
+        """Return names of a parameter's state, as in torch.optim."""
 
     def scaled_as(self, config: OptimizerConfig) -> str:
-        """Name of its factors in parametrizations: one for each way that its updates grow with a matrix."""
+        """Return the name of its factors in parametrizations, one for each way that its updates grow."""
         return self.name
 
     def takes(self, parameter: Parameter) -> bool:
-        """Whether it trains this parameter; AdamW trains the others."""
+        """Return whether it trains this parameter; AdamW trains the others."""
         return True
 
     def learning_rate(self, config: OptimizerConfig) -> float:
-        """Peak learning rate of its parameters, before the parametrization's factors."""
+        """Return the peak learning rate of its parameters, before the parametrization's factors."""
         return config.learning_rate
 
     def weight_decay(self, config: OptimizerConfig, parameter: Parameter, scaling: Scaling) -> float:
-        """λ of one parameter for torch's update rules: a step shrinks a weight by learning rate · λ.
+        """Return λ of one parameter for torch's update rules: a step shrinks a weight by learning rate · λ.
 
         Coupled: the parametrization's factor times the configured λ. Independent (Loshchilov & Hutter 2019;
         Wortsman et al. 2023, section 3.2.2): a step shrinks every matrix by schedule·λ, so λ is divided by
@@ -88,10 +88,10 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def constants(self, config: OptimizerConfig, moments: float) -> Any:
-        """Numbers of its program, equal for all members of a pack; `moments` multiplies 1 - β of averages."""
+        """Return numbers of its program, equal in a pack; `moments` multiplies 1 - β of running averages."""
 
     def applied(self, config: OptimizerConfig, constants: Any, scaling: Scaling) -> dict[str, float]:
-        """Scaled hyperparameters other than learning rate and decay, as applied to a parameter."""
+        """Return scaled hyperparameters other than learning rate and decay, as applied to a parameter."""
         return {}
 
     @abstractmethod
@@ -99,7 +99,7 @@ class UpdateRule(ABC):
         """Apply the leaves' gradients in place; the learning rate comes without the group's factor."""
 
     def step_numbers(self, constants: Any, step: int, learning_rate: float) -> tuple[float, ...]:
-        """Numbers of a member's update that change with the step (from 0), for `update_stack`."""
+        """Return numbers of a member's update that change with the step (from 0), for `update_stack`."""
         return (learning_rate,)
 
     @abstractmethod
@@ -108,7 +108,7 @@ class UpdateRule(ABC):
 
 
 def matrices_of(parameter: Parameter, values: Tensor) -> tuple[Tensor, ...]:
-    """Views of each matrix in a parameter, in order: the whole, or the parts of a fused one."""
+    """Return views of each matrix in a parameter, in order: the whole, or the parts of a fused one."""
     if not parameter.slices:
         return (values,)
     parts = sorted(parameter.slices.values(), key=lambda part: part.start)

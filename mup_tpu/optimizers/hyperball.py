@@ -35,23 +35,18 @@ class Hyperball(UpdateRule):
         self._inner = inner
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """The inner rule's."""
         return self._inner.slots(config)
 
     def takes(self, parameter: Parameter) -> bool:
-        """Whether the parameter is a hidden matrix; AdamW trains the others."""
         return parameter.role == "hidden"
 
     def weight_decay(self, config: OptimizerConfig, parameter: Parameter, scaling: Scaling) -> float:
-        """0: the norm is constant."""
         return 0.0
 
     def constants(self, config: OptimizerConfig, moments: float) -> Any:
-        """The inner rule's."""
         return self._inner.constants(config, moments)
 
     def applied(self, config: OptimizerConfig, constants: Any, scaling: Scaling) -> dict[str, float]:
-        """The inner rule's."""
         return self._inner.applied(config, constants, scaling)
 
     def update_member(self, group: Group, constants: Any, learning_rate: float) -> None:
@@ -68,7 +63,7 @@ class Hyperball(UpdateRule):
             leaf.copy_(_turned(parameter, leaf, step, angle))
 
     def step_numbers(self, constants: Any, step: int, learning_rate: float) -> tuple[float, ...]:
-        """The learning rate, and the inner rule's numbers at learning rate 1."""
+        """Return the learning rate, and the inner rule's numbers at learning rate 1."""
         return learning_rate, *self._inner.step_numbers(constants, step, 1.0)
 
     def update_stack(self, stack: StackedParameter, constants: Any) -> None:
@@ -85,7 +80,7 @@ class Hyperball(UpdateRule):
 
 
 def _turned(parameter: Parameter, values: Tensor, steps: Tensor, angle: float | Tensor) -> Tensor:
-    """Matrices moved along `steps` by `angle` times their norm, and brought back to that norm."""
+    """Move matrices along `steps` by `angle` times their norm, and bring them back to that norm."""
     import torch
 
     turned = []
@@ -97,7 +92,7 @@ def _turned(parameter: Parameter, values: Tensor, steps: Tensor, angle: float | 
 
 
 def _norm(matrices: Tensor) -> Tensor:
-    """Frobenius norm of each matrix, (..., 1, 1)."""
+    """Return the Frobenius norm of each matrix, (..., 1, 1)."""
     import torch
 
     norm = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)

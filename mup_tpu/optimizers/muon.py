@@ -56,19 +56,17 @@ class Muon(UpdateRule):
         self._scale = scale
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """The momentum's buffer."""
         return ("momentum_buffer",)
 
     def scaled_as(self, config: OptimizerConfig) -> str:
-        """Name by the convention of scale: updates grow differently with width."""
+        """Return a name by the convention of scale: updates grow differently with width."""
         return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
 
     def takes(self, parameter: Parameter) -> bool:
-        """Whether the parameter is a hidden matrix; AdamW trains the others."""
         return parameter.role == "hidden"
 
     def constants(self, config: OptimizerConfig, moments: float) -> MuonConstants:
-        """Momentum and Newton-Schulz steps. Rules for Adam's β do not change the momentum."""
+        """Return momentum and Newton-Schulz steps. Rules for Adam's β do not change the momentum."""
         return MuonConstants(
             float(config.muon_momentum),
             config.muon_nesterov,
@@ -111,13 +109,13 @@ class Muon(UpdateRule):
 
 
 def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Tensor:
-    """The running average of gradients after one more; optionally with Nesterov's look ahead."""
+    """Return the running average of gradients after one more; optionally with Nesterov's look ahead."""
     buffer.lerp_(gradient, 1 - constants.momentum)
     return gradient.lerp(buffer, constants.momentum) if constants.nesterov else buffer
 
 
 def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
-    """The nearest matrices (R, C) or (N, R, C) with singular values of 1, to about ±0.3.
+    """Return the nearest matrices (R, C) or (N, R, C) with singular values of 1, to about ±0.3.
 
     By a quintic Newton-Schulz iteration, in "bfloat16", as torch.optim.Muon, or in the matrices' own dtype.
     Five steps bring singular values of a hundredth of the norm near 1.
@@ -141,7 +139,7 @@ def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
 
 
 def scale_of(parameter: Parameter, size: int, convention: str) -> float:
-    """Factor on an orthogonalised matrix of a parameter, stored (in, out) or (out, in).
+    """Return the factor on an orthogonalised matrix of a parameter, stored (in, out) or (out, in).
 
     `size` is the matrix's along the axis of slices.
     """

@@ -17,11 +17,9 @@ class SGD(UpdateRule):
     name = "sgd"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """The momentum's buffer; none without momentum."""
         return ("momentum_buffer",) if config.momentum else ()
 
     def constants(self, config: OptimizerConfig, moments: float) -> float:
-        """The momentum."""
         return config.momentum
 
     def update_member(self, group: Group, constants: float, learning_rate: float) -> None:

@@ -72,7 +72,6 @@ class CoordinateCheck:
 
     @property
     def failures(self) -> dict[str, LayerTrend]:
-        """Layer that grows or dies, by rule."""
         return {**self.growing, **self.dying}
 
     def to_dict(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class GrownModel:
     mup: ModuleParametrization = field(repr=False)
 
     def model(self) -> Any:
-        """Fresh model with the rule's init and forward factors."""
+        """Build a fresh model with the rule's init and forward factors."""
         return self.mup.init_(self.build(self.mup.width))
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ def from_config(
     model_class: Any = None,
     **options: Any,
 ) -> GrownModel:
-    """Model of `transformers` at a width, grown from its configuration at the base width.
+    """Build a model of `transformers` at a width, grown from its configuration at the base width.
 
     Hidden and intermediate sizes grow, and heads in number or in size. All other fields stay.
 

@@ -164,9 +164,9 @@ def _axes(modules: Mapping[int, nn.Module], base_width: int, width: int) -> dict
     for at, other in built.items():
         if other.keys() != built[width].keys():
             name = sorted(other.keys() ^ built[width].keys())[0]
-            there, missing = (width, at) if name in built[width] else (at, width)
+            present, missing = (width, at) if name in built[width] else (at, width)
             raise ConfigError(
-                f"parameter {name!r} exists at width {there}, but not at {missing}; the names of "
+                f"parameter {name!r} exists at width {present}, but not at {missing}; the names of "
                 "parameters must not change with width"
             )
     shapes = [

@@ -64,7 +64,7 @@ class DecayRule:
 
 
 def _of_hidden(power: float) -> Callable[[Parameter, float, Scaling, Growth], float]:
-    """Power of m for hidden matrices; other parameters keep their factor."""
+    """Return a power of m for hidden matrices; other parameters keep their factor."""
 
     def factor(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
         return m**power if parameter.role == "hidden" else scaling.weight_decay
@@ -73,7 +73,7 @@ def _of_hidden(power: float) -> Callable[[Parameter, float, Scaling, Growth], fl
 
 
 def _timescale(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
-    """Factor that keeps τ = B/(η·λ·D), the share of the training that weights average over."""
+    """Return the factor that keeps τ = B/(η·λ·D), the share of the training that weights average over."""
     return growth.batch_size / (growth.tokens * scaling.learning_rate)
 
 
@@ -96,7 +96,7 @@ class Choice:
     decay: str = "parametrization"
 
     def scaling(self, parametrization: Scaling, parameter: Parameter, m: float, growth: Growth) -> Scaling:
-        """Factors of one parameter with width multiplier m: the parametrization's times these rules'."""
+        """Return the parametrization's factors of one parameter, of width multiplier m, times the rules'."""
         scaling = parametrization
         for rule, ratio in self._powers(growth):
             scaling = dataclasses.replace(
@@ -111,7 +111,7 @@ class Choice:
         return dataclasses.replace(scaling, weight_decay=decay)
 
     def moments(self, growth: Growth) -> float:
-        """Factor on 1 - β of running averages."""
+        """Return the factor on 1 - β of running averages."""
         return float(math.prod(ratio**rule.moments for rule, ratio in self._powers(growth)))
 
     def _powers(self, growth: Growth) -> tuple[tuple[PowerRule, float], tuple[PowerRule, float]]:

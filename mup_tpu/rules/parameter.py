@@ -60,5 +60,4 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Number of its elements."""
         return math.prod(self.shape)

@@ -140,7 +140,7 @@ def _lost_multipliers_adamw(parameter: Parameter, infshape: InfShape, growth: Gr
 
 
 def _in_blocks(rule: Rule, alpha: float) -> Rule:
-    """A rule for width, and in blocks learning rate × m_L^(α-1) and ε × 1/(m_N·m_L^α).
+    """Return a rule for width, and in blocks learning rate × m_L^(α-1) and ε × 1/(m_N·m_L^α).
 
     Dey et al. 2025, Table 1, for Adam. It needs steps whose size does not follow the gradient's, so it holds
     for Muon and Hyperball too: L branches, each × m_L^-α, change the stream by L·m_L^-α times one layer's
@@ -215,7 +215,7 @@ def _mup_by_norm(growth_of_update: float) -> Rule:
 
 
 def _by_norm(of: Callable[[float], Rule]) -> Mapping[str, Rule]:
-    """Rules of Muon, in both conventions of scale, and of Hyperball, from the growth of their updates."""
+    """Return rules of Muon, in both conventions of scale, and of Hyperball, by the growth of updates."""
     return {"muon": of(0.0), "muon_match_rms_adamw": of(0.5), "adamh": of(0.5), "muonh": of(0.0)}
 
 
@@ -304,7 +304,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def infer_infshapes(base: Shapes, delta: Shapes, target: Shapes) -> dict[str, InfShape]:
-    """InfShape (mup's) of each parameter of `target`, by name.
+    """Return the InfShape (mup's) of each parameter of `target`, by name.
 
     Args:
         base: parameter shapes at the base width.
@@ -327,7 +327,7 @@ def infer_infshapes(base: Shapes, delta: Shapes, target: Shapes) -> dict[str, In
 def scaling(
     parametrization: str, update_rule: str, parameter: Parameter, infshape: InfShape, growth: Growth
 ) -> Scaling:
-    """Factors of one parameter.
+    """Return the factors of one parameter.
 
     Args:
         parametrization: a key of `PARAMETRIZATIONS`.

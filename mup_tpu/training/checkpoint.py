@@ -150,7 +150,6 @@ class CheckpointWriter:
         )
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written; raise the error of writing it."""
         write, self._in_flight = self._in_flight, None
         if write is not None:
             write.result()

@@ -342,5 +342,4 @@ class PackRun:
 
 
 def _is_due(every: int, step: int) -> bool:
-    """Return whether a step ends a period of `every` steps; 0 is never."""
     return every > 0 and step % every == 0

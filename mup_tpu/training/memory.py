@@ -71,7 +71,7 @@ class _Counts:
         return self.declaration.heads * self.trial.data.sequence_length
 
     @property
-    def held(self) -> int:
+    def kept(self) -> int:
         """Parameters and optimizer state of a member."""
         parameters = self.declaration.parameters
         slots = state_slots(self.trial, parameters).values()
@@ -83,7 +83,7 @@ class _Counts:
         return self.declaration.total if self.micro_batches > 1 else 0
 
     def _activations(self, execution: Execution, in_parts: float) -> float:
-        """Activations of a member on a CPU; micro-batches fragment malloc's memory by `in_parts`."""
+        """Count activations of a member on a CPU; micro-batches fragment malloc's memory by `in_parts`."""
         kept = self.declaration.activations
         a_layer = kept.vectors[execution] * self.declaration.width + kept.scores[execution] * self.pairs
         a_token = self.declaration.layers * a_layer + kept.logits * self.vocab_size
@@ -97,15 +97,14 @@ class _Counts:
         float32, and both copies of a cast are alive for a while.
         """
         at_once = self._activations("loop", in_parts=1.3)
-        return self.members * self.held + (self.sums + self.declaration.total + at_once)
+        return self.members * self.kept + (self.sums + self.declaration.total + at_once)
 
     def stacked(self) -> float:
-        """Gradients and activations of all members."""
         at_once = self._activations("vmap", in_parts=1.1)
-        return self.members * self.held + self.members * (self.sums + self.declaration.total + at_once)
+        return self.members * self.kept + self.members * (self.sums + self.declaration.total + at_once)
 
     def on_cuda(self, execution: Execution) -> float:
-        """Gradients and activations of all members, or of one in turns, by torch's caching allocator."""
+        """Count gradients and activations of all members, or of one in turns, in torch's allocator."""
         declaration, precision = self.declaration, "bf16" if self.bf16 else "float32"
         # In turns, torch pads the heads to a size that a kernel takes.
         takes_heads = execution == "loop" or has_kernel(declaration.head_size)
@@ -118,10 +117,10 @@ class _Counts:
         activations = self.tokens * (declaration.layers * a_layer + at_once + evaluation)
         gradients = self.sums + _CUDA_GRADIENTS[precision] * declaration.total
         training = self.members if execution == "vmap" else 1
-        return _FROM_CUDA * (self.members * self.held + training * (gradients + activations))
+        return _FROM_CUDA * (self.members * self.kept + training * (gradients + activations))
 
     def stacked_by_xla(self) -> float:
-        """`stacked`, compiled by XLA. Gradients are allocated as activations are freed: take the larger."""
+        """Count as `stacked` what XLA compiles: it allocates gradients as it frees activations."""
         declaration, kept = self.declaration, self.declaration.activations
         form = choose_form(True, False, self.trial.data.sequence_length)
         if declaration.layers >= SCANNED_FROM:
@@ -132,7 +131,7 @@ class _Counts:
             a_layer = kept.xla_vectors[form] * declaration.width + kept.xla_scores[form] * self.pairs
             share = kept.xla_bf16 if self.bf16 else 1.0
             at_once = self.tokens * (share * declaration.layers * a_layer + kept.xla_logits * self.vocab_size)
-        return self.members * (self.held + self.sums + max(at_once, declaration.total))
+        return self.members * (self.kept + self.sums + max(at_once, declaration.total))
 
 
 def estimate_pack_bytes(
@@ -144,7 +143,7 @@ def estimate_pack_bytes(
     kind: str = "cpu",
     micro_batches: int = 1,
 ) -> int:
-    """Peak memory of training a pack, in bytes on each device, beside the process's own.
+    """Estimate the peak memory of training a pack, in bytes on each device, beside the process's own.
 
     `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda" or "xla".
     """
@@ -199,14 +198,16 @@ def device_errors(members: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        said = reason(error)
+        message = reason(error)
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS):
             trials = f"{members} trials" if members > 1 else "a trial"
             hint = "" if members > 1 else "; --micro-batches may help"
-            why = said.partition(" Of the allocated memory")[0].rstrip(".")  # then come torch's own options
+            why = message.partition(" Of the allocated memory")[0].rstrip(
+                "."
+            )  # then come torch's own options
             raise PackTooLarge(f"{trials} ran out of memory ({why}){hint}", members // 2) from None
-        if any(sign in said for sign in _FAILURES):
-            raise DeviceFailed(f"the GPU failed ({said})") from None
+        if any(sign in message for sign in _FAILURES):
+            raise DeviceFailed(f"the GPU failed ({message})") from None
         raise
 
 

@@ -24,7 +24,7 @@ State = dict[str, dict[str, Tensor]]
 
 
 def state_slots(trial: Trial, parameters: Mapping[str, Parameter]) -> dict[str, list[str]]:
-    """Slot name -> names of the parameters with this slot."""
+    """Return the names of the parameters with each slot, by its name."""
     slots: dict[str, list[str]] = {}
     for name, parameter in parameters.items():
         for slot in update_rule_of(trial.optimizer, parameter).slots(trial.optimizer):
@@ -113,7 +113,7 @@ class StackedOptimizer:
         """Factor on the learning rate, weight decay, and ε of each of P parameters."""
 
     def step_numbers(self, steps: range) -> Tensor:
-        """Numbers of the updates that change with the step (S, K, X), float64 on the CPU, for `update`.
+        """Return numbers of updates that change with the step (S, K, X), float64 on the CPU, for `update`.
 
         In a tensor, since Python's numbers would be constants of the program.
         """
@@ -169,7 +169,7 @@ class StackedOptimizer:
 
 
 def clip_factors(gradients: Mapping[str, Tensor], limits_K: Tensor) -> Tensor:
-    """Factors (K,) that clip each member's gradient norm to its limit, as torch's clip_grad_norm_."""
+    """Return factors (K,) that clip each member's gradient norm to its limit, as torch's clip_grad_norm_."""
     matrices = [g.flatten(1) for g in gradients.values() if g.dim() > 2]
     vectors = torch.cat([g for g in gradients.values() if g.dim() == 2], 1)  # one sum for all
     squares = [g.square().sum(1) for g in (*matrices, vectors)]

@@ -87,16 +87,16 @@ def attached(
     One message reports lines that it cannot write; they are lost, and `lost` hears of the first error.
     """
     handler.handleError = _say_once(lost)  # type: ignore[assignment, method-assign]
-    found = [logging.getLogger(name) for name in loggers]
-    before = [(logger.level, logger.propagate) for logger in found]
-    for logger in found:
+    attached_to = [logging.getLogger(name) for name in loggers]
+    before = [(logger.level, logger.propagate) for logger in attached_to]
+    for logger in attached_to:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False  # a handler at the root logger would repeat all lines
     try:
         yield
     finally:
-        for logger, (level, propagates) in zip(found, before, strict=True):
+        for logger, (level, propagates) in zip(attached_to, before, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagates
@@ -105,15 +105,15 @@ def attached(
 
 
 def _say_once(lost: Callable[[OSError], None] | None) -> Callable[[logging.LogRecord], None]:
-    """Error handler of a log: one message in all, not a traceback a line as logging's."""
-    said: list[str] = []
+    """Make an error handler of a log: one message in all, not a traceback a line as logging's."""
+    messages: list[str] = []
 
     def say(record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        if not said and error is not None:
-            said.append(reason(error))
+        if not messages and error is not None:
+            messages.append(reason(error))
             with contextlib.suppress(OSError):
-                print(f"warning: lines of the log are lost: {said[0]}", file=sys.stderr)
+                print(f"warning: lines of the log are lost: {messages[0]}", file=sys.stderr)
             if lost is not None and isinstance(error, OSError):
                 lost(error)
 

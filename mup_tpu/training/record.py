@@ -156,7 +156,7 @@ class Records:
         return ended
 
     def evaluated(self, done: int, losses: Sequence[float]) -> None:
-        """Note held-out losses after a step."""
+        """Record held-out losses after a step."""
         tokens = done * self._dataset.tokens_per_step
         for member, loss in zip(self.members, losses, strict=True):
             if member.runs:

@@ -78,17 +78,17 @@ def longer(trial: Trial, steps: int) -> Trial:
     Raises:
         ConfigError: the steps are no more, or the schedule or a rule follows the length of the run.
     """
-    train, optimizer, asked = trial.train, trial.optimizer, f"continue_to {steps}"
+    train, optimizer, option = trial.train, trial.optimizer, f"continue_to {steps}"
     if steps <= train.steps:
-        raise ConfigError(f"{asked} is not allowed: it must be above the trial's steps, {train.steps}")
+        raise ConfigError(f"{option} is not allowed: it must be above the trial's steps, {train.steps}")
     if train.schedule not in ("constant", "wsd"):
         raise ConfigError(
-            f"{asked} needs schedule 'constant' or 'wsd': {train.schedule!r} falls over all of the steps, so "
-            "that a longer run differs from the first on"
+            f"{option} needs schedule 'constant' or 'wsd': {train.schedule!r} falls over all of the steps, "
+            "so that a longer run differs from the first on"
         )
     if 0 < train.warmup < 1:
         raise ConfigError(
-            f"{asked} needs a warmup in steps: {train.warmup:g} is a share, {train.warmup_steps} steps of "
+            f"{option} needs a warmup in steps: {train.warmup:g} is a share, {train.warmup_steps} steps of "
             f"{train.steps} but more of a longer run"
         )
     more = trial.replace(steps=steps)
@@ -97,7 +97,7 @@ def longer(trial: Trial, steps: int) -> Trial:
     ):
         name = "token_rule" if optimizer.token_rule != "none" else "decay_rule"
         raise ConfigError(
-            f"{asked} needs {name} without tokens: {getattr(optimizer, name)!r} sets hyperparameters by the "
+            f"{option} needs {name} without tokens: {getattr(optimizer, name)!r} sets hyperparameters by the "
             "number of steps, so that a longer run differs from the first on"
         )
     return more
