@@ -27,7 +27,7 @@ from mup_tpu.analysis import check_table
 from mup_tpu.analysis.drift import fit_drift
 from mup_tpu.analysis.loss_curve import loss_curve
 from mup_tpu.analysis.noise import pooled_noise
-from mup_tpu.analysis.optimum import estimate
+from mup_tpu.analysis.optimum import estimates
 from mup_tpu.analysis.regret import regret
 
 FAMILIES = (
@@ -166,16 +166,16 @@ def simulate(
         ]
     curves = [loss_curve(group) for _, group in check_table(pd.DataFrame(rows)).runs.groupby("scale")]
     noise = pooled_noise(curves)
-    estimates = [estimate(curve, noise, generator) for curve in curves]
+    made = estimates(curves, noise, generator)
     found = []
-    for estimated, valley in zip(estimates, valleys, strict=True):
+    for estimated, valley in zip(made, valleys, strict=True):
         low, high = estimated.optimum.low, estimated.optimum.high
         found.append({"of": "optimum", "held": low <= valley.optimum <= high, "width": high - low})
-    drift = fit_drift([e.optimum for e in estimates])
+    drift = fit_drift([e.optimum for e in made], "width", valleys=[e.valley for e in made])
     if drift.is_known:
         held = drift.low <= alpha <= drift.high
         found.append({"of": "alpha", "held": held, "width": drift.high - drift.low})
-    lost = regret(estimates[0], estimates[-1])
+    lost = regret(made[0], made[-1])
     if lost.status == "estimated":
         at_W = valleys[-1].loss(np.array([valleys[0].optimum, valleys[-1].optimum]))
         held = lost.low - 1e-9 <= at_W[0] - at_W[1] <= lost.high

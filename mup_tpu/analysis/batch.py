@@ -1,12 +1,29 @@
-"""Batches of runs to add: cells of a grid, their purpose and their cost."""
+"""Batches of runs to add, and the cells of a grid where further runs say most: beside an optimum, beyond an
+edge, in a hole, at a new scale.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from mup_tpu.analysis.cost import Cost
+from mup_tpu.analysis.drift import Drift
+from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
+
+_FIRST_LOOK = (-2, -1, 0, 1, 2)
+"""Octaves from a new scale's predicted optimum, a seed each: a pack."""
+PACK = len(_FIRST_LOOK)
+"""Runs of a first look."""
+REACH = 2.3
+"""Octaves from an optimum within which a run tells where it lies."""
+_EDGE_STEP = 0.3
+"""Octaves between an optimum and lost runs below which no value in between is bought."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +62,93 @@ class Batch:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def replicates(estimate: Estimate, runs: int) -> list[Cell]:
+    """Seeds for the cells of one scale an octave apart beside its optimum."""
+    optimum, curve = estimate.optimum, estimate.curve
+    step = max(1.0, curve.step)
+    before: dict[float, int] = {}
+    for at in (optimum.best_x + k * step for k in range(-3, 4)):
+        matching = np.flatnonzero(np.abs(curve.x_G - at) < 1e-6)
+        if abs(at - optimum.x) > max(REACH, step):
+            continue
+        if not len(matching):
+            before[at] = 0
+        elif np.isfinite(curve.mean_G[matching[0]]):
+            before[float(curve.x_G[matching[0]])] = int(curve.count_G[matching[0]])
+    seeds = dict(before)
+    fill(seeds, runs, optimum.x)
+    return [Cell(optimum.scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
+
+
+def to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[float]:
+    """Planned scales that were not looked at yet, those between others too: any may be added at any time."""
+    return sorted(set(planned) - {e.optimum.scale for e in estimates})
+
+
+def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[float] = ()) -> list[Cell]:
+    """A first look at the next planned scale, or twice the largest, around where its optimum is expected."""
+    last = estimates[-1].optimum
+    scale = min(to_come(estimates, planned), default=2 * last.scale)
+    x = drift.intercept + drift.alpha * math.log2(scale) if drift.is_known else last.x
+    if not drift.is_known and len(estimates) == 2:
+        first = estimates[0].optimum
+        slope = (last.x - first.x) / math.log2(last.scale / first.scale)
+        x = last.x + slope * math.log2(scale / last.scale)
+    return first_look(estimates[-1], scale, x)
+
+
+def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
+    """A first look at a new scale around an expected optimum, on the grid of another scale."""
+    step = max(1.0, beside.curve.step)
+    origin = beside.optimum.best_x
+    centre = origin + round((x - origin) / step) * step
+    return look_around(scale, centre, step)
+
+
+def look_around(scale: float, centre: float, step: float = 1.0) -> list[Cell]:
+    """Cells of a first look around a value, some octaves apart."""
+    return [Cell(scale, centre + k * step, 1, 1) for k in _FIRST_LOOK]
+
+
+def between(estimate: Estimate) -> list[Cell]:
+    """Values beside the best one, with as many seeds: halfway to a lost one, or where the grid has a hole."""
+    curve = estimate.curve
+    best, found = int(np.argmin(curve.mean_G)), []
+    for beside in (best - 1, best + 1):
+        if not 0 <= beside < len(curve.x_G):
+            continue
+        gap = float(curve.x_G[beside] - curve.x_G[best])
+        if np.isinf(curve.mean_G[beside]) and abs(gap) > _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + gap / 2)
+        elif round(abs(gap) / curve.step) >= 2 and curve.step >= _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + math.copysign(curve.step, gap))
+    seeds = int(curve.count_G[best])
+    return [Cell(estimate.optimum.scale, x, seeds, seeds) for x in found]
+
+
+def beyond(estimate: Estimate) -> list[Cell]:
+    """Two more values beyond the edge of an optimum, with the curve's number of seeds."""
+    optimum, curve = estimate.optimum, estimate.curve
+    seeds = int(curve.count_G.max())
+    if optimum.status == "one value":
+        grid = [optimum.x + k for k in (-2, -1, 1, 2)]
+    else:
+        upwards = optimum.status == "at upper edge"
+        edge = float(curve.x_G[-1] if upwards else curve.x_G[0])
+        grid = [edge + (1 if upwards else -1) * k * curve.step for k in (1, 2)]
+    return [Cell(optimum.scale, x, seeds, seeds) for x in sorted(grid)]
+
+
+def runs_beside(estimate: Estimate) -> int:
+    """Number of finite runs near an optimum."""
+    curve = estimate.curve
+    beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= REACH)
+    return int(curve.count_G[beside_G].sum())
+
+
+def fill(seeds: dict[float, int], runs: int, x: float = 0.0) -> None:
+    """Add runs to cells one by one: the fewest first, then the nearest to x."""
+    for _ in range(runs):
+        seeds[min(seeds, key=lambda at: (seeds[at], abs(at - x)))] += 1

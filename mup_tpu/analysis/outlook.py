@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mup_tpu.analysis.batch import Cell
-from mup_tpu.analysis.cells import REACH
+from mup_tpu.analysis.batch import REACH, Cell
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, kind_of, priors_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mup_tpu.analysis import TransferAnalysis
-from mup_tpu.analysis.cells import look_around
+from mup_tpu.analysis.batch import look_around
 from mup_tpu.analysis.design import Cell, first_batch
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.outlook import Assumed, runs_within_reach
