@@ -164,8 +164,8 @@ def prediction_figure(predictions: Predictions) -> Figure:
         fan = [trend.optimum(scale, measured=False) for scale in along]
         ax.plot(along, [optimum.mean for optimum in fan], color=color, lw=1.4)
         for low, high, opacity in _FAN:
-            edges = [[optimum.quantile(q) for optimum in fan] for q in (low, high)]
-            ax.fill_between(along, *edges, color=color, alpha=opacity, lw=0)
+            below, above = ([optimum.quantile(q) for optimum in fan] for q in (low, high))
+            ax.fill_between(along, below, above, color=color, alpha=opacity, lw=0)
         for o in optima:
             if o.is_bracketed:
                 reach = np.clip([[o.x - o.low], [o.high - o.x]], 0, 2)
