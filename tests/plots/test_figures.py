@@ -43,7 +43,7 @@ def test_every_figure_is_registered_with_title_and_caption():
 
 def test_figures_of_a_sweep_are_those_for_which_it_has_data(quickstart):
     kinds = "transfer", "optimum", "collapse", "best_loss", "learning_curves", "regret", "sequence"
-    assert sorted(plots.drawings(quickstart[1])) == sorted(kinds)
+    assert set(plots.drawings(quickstart[1])) >= set(kinds)
 
 
 def test_a_saved_figure_has_the_same_bytes_in_both_files(analysis, tmp_path):
