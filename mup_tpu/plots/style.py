@@ -49,7 +49,7 @@ LOSS = "loss (nat per token)"
 BAR = 1.0  # width of a bar of colours with its numbers, inches
 _ACROSS = 3  # largest number of panels beside each other; further ones go below
 _TALL_KEY = 0.85  # height from which a single panel's key goes to its right, inches: more than four lines
-_WIDEST = 8.0  # most inches of a panel with its key at the right
+_WIDEST = 9.2  # most inches of a panel with its key at the right
 # Inches that panels beside each other may take.
 _ROOM: ContextVar[float] = ContextVar("room", default=math.inf)
 

@@ -206,3 +206,31 @@ def test_the_exponent_of_a_flat_valley_is_not_known():
     optima = plots.optimum_figure(analysis)
     assert [text.get_text() for text in optima.legends[0].get_texts()] == ["no token rule, α not known"]
     assert not [line for line in optima.axes[0].lines if len(line.get_xdata()) == 2]
+
+
+def test_the_best_of_a_grid_at_its_edge_is_an_arrow_that_points_beyond_it():
+    analysis = analysis_of(rows_of("none", {100: -13.0, 200: -7.2, 400: 0.0}, range(-12, -2)))
+    ax = plots.transfer_figure(analysis).axes[0]
+    marks = {
+        line.get_marker(): line.get_xdata()[0] for line in ax.lines if line.get_marker() in ("<", ">", "*")
+    }
+    assert marks == {"<": -12, ">": -3, "*": pytest.approx(-7.2, abs=0.1)}
+    figure = plots.optimum_figure(analysis)
+    marks = {
+        line.get_marker(): line.get_ydata()[0] for line in figure.axes[0].lines if line.get_marker() in "v^"
+    }
+    assert marks == {"v": -12, "^": -3}
+    assert "best of the grid, at its edge" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_star_is_hollow_where_the_fit_misses_its_runs():
+    analysis = analysis_of(rows_of("none", dict.fromkeys((100, 200), -7.2)))
+    (result,) = analysis.results
+    first, second = result.optima
+    missed = replace(result, optima=(replace(first, missed_x=-5.0, missed_by=9.0), second))
+    assert not missed.optima[0].is_fitted and missed.optima[1].is_fitted
+    figure = plots.transfer_figure(replace(analysis, results=(missed,)))
+    stars = [line for line in figure.axes[0].lines if line.get_marker() == "*"]
+    assert [star.get_markerfacecolor() == "white" for star in stars] == [True, False]
+    key = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"optimum, fit off its runs", "optimum, below its 95 % interval"} <= key

@@ -108,3 +108,24 @@ def test_sweeps_beside_each_other_have_their_baseline_on_top_and_names():
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == ["μP", "SP", "lost multipliers", "warmup 0.9"]
     assert [(text.get_text(), text.xy[1]) for text in figure.axes[0].texts] == [("not known", 0)]
+
+
+def test_what_has_no_number_or_no_bound_says_so_beside_other_sweeps():
+    known = {"alpha": 0.0, "low": -0.1, "high": 0.1, "verdict": "DRIFTS"}
+    table = pd.DataFrame(
+        {"name": name, "regret": regret, "regret_low": 0.01, "regret_high": high, **known}
+        for name, regret, high in (
+            ("a", np.inf, np.inf),
+            ("b", np.nan, np.nan),
+            ("c", 0.04, np.inf),
+            ("d", 0.05, 0.07),
+        )
+    )
+    ax = plots.ablations_figure(table).axes[1]
+    assert {(text.get_text(), text.xy[1]) for text in ax.texts} == {
+        ("∞", 3),
+        ("not known", 2),
+        ("0.040, no bound", 1),
+    }
+    (bar,) = [c for c in ax.containers if len(c[0].get_xdata())]
+    assert bar[0].get_xdata().tolist() == [0.05] and bar[0].get_color() == "#d55e00"

@@ -1,0 +1,112 @@
+"""Figures of searches and coordinate checks."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu import plots
+from mup_tpu.analysis.rows import ranked, varied
+from mup_tpu.store import load_runs
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def key_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_the_best():
+    runs = load_runs(RESULTS / "tune_small")
+    figure = plots.search_figure(ranked(runs), varied(runs))
+    labels = [ax.get_xlabel() for ax in figure.axes]
+    assert labels[:3] == ["learning rate", "warm-up (share of the steps, or steps)", "init σ"]
+    assert len(labels) == 6
+    drawn = {line.get_marker(): line.get_ydata() for line in figure.axes[0].get_lines()}
+    assert drawn["*"][0] == drawn["o"].min()
+
+
+def test_trials_that_were_stopped_or_diverged_are_marked_as_such():
+    trials = pd.DataFrame(
+        {"status": ["finished", "finished", "stopped", "diverged"], "steps_done": [9, 9, 3, 1],
+         "loss": [2.0, 2.5, 1.9, np.inf], "init_std": [0.1, 0.2, 0.3, 0.4]}
+    )  # fmt: skip
+    figure = plots.search_figure(trials, ["init_std"])
+    (ax,) = figure.axes
+    drawn = {line.get_marker(): line.get_xydata().tolist() for line in ax.get_lines()}
+    assert drawn["*"] == [[0.1, 2.0]] and drawn["s"] == [[0.3, 1.9]]
+    assert drawn["x"][0][0] == 0.4 and 2.5 < drawn["x"][0][1] < ax.get_ylim()[1]
+    assert key_of(figure) == [
+        "best", "finished (2)", "stopped early, loss at its last step (1)", "diverged (1)",
+    ]  # fmt: skip
+
+
+def measured(
+    rules=("mup", "sp"), layers=("embedding", "logits"), scale="width", points=(64, 128), **exponents
+):
+    """Sizes that grow by an exponent, by quantity; 1 for activations and updates by default."""
+    return pd.DataFrame(
+        {
+            "parametrization": rule, scale: point, "seed": seed, "step": 1, "layer": layer,
+            "quantity": quantity, "rms": float(point) ** exponent,
+        }
+        for rule in rules
+        for point in points
+        for seed in (0, 1)
+        for layer in layers
+        for quantity, exponent in (exponents or {"activation": 1, "update": 1}).items()
+    )  # fmt: skip
+
+
+def slopes_in_keys(figure):
+    return [[text.get_text() for text in ax.get_legend().get_texts()] for ax in figure.axes]
+
+
+def test_each_panel_of_a_coordinate_check_names_the_slopes_of_its_layers():
+    figure = plots.coordinate_check_figure(measured(activation=0.5, update=-0.001))
+    assert (
+        slopes_in_keys(figure)
+        == [["embedding: +0.50", "logits: +0.50"]] * 2 + [["embedding: +0.00", "logits: +0.00"]] * 2
+    )
+
+
+def test_a_coordinate_check_along_the_depth_has_a_row_for_linearization():
+    table = measured(
+        layers=["block"], scale="depth", points=(2, 4, 8), activation=-0.5, update=0.25, linearization=-1.0
+    )
+    figure = plots.coordinate_check_figure(table)
+    assert [ax.get_title() for ax in figure.axes[1::2]] == [
+        "SP: activation size", "SP: update size", "SP: distance from linearization"
+    ]  # fmt: skip
+    assert slopes_in_keys(figure)[1::2] == [["block: -0.50"], ["block: +0.25"], ["block: -1.00"]]
+    assert figure.axes[-1].get_xlabel() == "depth (layers)"
+
+
+@pytest.mark.parametrize("rules", [("sp", "mup"), ("completep", "mup", "sp"), ("mup",)])
+def test_mup_comes_first_and_sp_second_whatever_else_is_checked(rules):
+    figure = plots.coordinate_check_figure(measured(rules, ["logits"]))
+    titles = [ax.get_title().partition(":")[0] for ax in figure.axes[: len(rules)]]
+    assert titles == ["μP", "SP", "CompleteP"][: len(rules)]
+
+
+def test_lines_of_a_coordinate_check_are_all_different():
+    figure = plots.coordinate_check_figure(measured(("mup",), [f"layer {i}" for i in range(40)]))
+    lines = figure.axes[0].get_lines()
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(lines) == len(looks) == 40
+
+
+def test_on_a_phone_the_panels_of_a_coordinate_check_stand_below_each_other_in_one_range_a_quantity():
+    table = measured()
+    table.loc[table["parametrization"] == "sp", "rms"] *= 16
+    with plots.beside(3.7):
+        figure = plots.coordinate_check_figure(table)
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles == ["μP: activation size", "SP: activation size", "μP: update size", "SP: update size"]
+    assert len({ax.get_position().x0 for ax in figure.axes}) == 1 and figure.get_figwidth() == 3.7
+    names = [ax.get_ylabel() for ax in figure.axes]
+    assert names == ["rms of activation after 1 steps"] * 2 + ["rms of update after 1 steps"] * 2
+    first, second, *_ = (ax.get_ylim() for ax in figure.axes)
+    assert first == second and first[1] > 16 * 128
+    assert [ax.get_xlabel() for ax in figure.axes] == ["", "", "", "width"]
