@@ -151,7 +151,7 @@ class _Run:
 
     def _take(self, worker: Worker, event: Any) -> Iterator[tuple[Job, Any]]:
         job = self._busy[worker]
-        if isinstance(event, Question):
+        if isinstance(event, Question):  # answered at once: the job's device is idle until then
             self._heartbeats.heard(worker)
             self._pool.answer(worker, self._decide(job, event.content))
             return

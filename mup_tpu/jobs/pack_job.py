@@ -191,6 +191,7 @@ class PackJob(Job):
                     losses = {row["trial_id"]: row["loss"] for row, status in rows if status == "running"}
                     decision = yield Question(Evaluated(event.step, losses))
                     if decision is None:
+                        # The loop writes the checkpoint of this step only when it goes on.
                         training.save()
                         return training.so_far("preempted")
                     training.stop(decision)

@@ -41,6 +41,8 @@ class Chooser:
                 grace_period=max(1, int(_ALL * options.grace)),
                 reduction_factor=options.reduction_factor,
             )
+        # The same seed and the same ends give the same proposals. ASHA's rungs begin anew: the log has no
+        # losses from within a trial.
         for event in log.events:
             if event["event"] == "proposed":
                 self._algorithm.suggest(str(event["key"]))
@@ -89,6 +91,7 @@ def algorithm(search: Search, options: SearchOptions) -> Searcher:
     if options.algorithm == "hyperopt":
         from ray.tune.search.hyperopt import HyperOptSearch
 
+        # HyperOpt draws its first points at random, 20 by default: more than half of a small search.
         return HyperOptSearch(
             space=space, metric=LOSS, mode="min", random_state_seed=options.seed, n_initial_points=8
         )

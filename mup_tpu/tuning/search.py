@@ -91,6 +91,7 @@ def run_search(
             place = pools.place(left, run, options.max_concurrent or left)
 
             def make_job(pack: list[Trial]) -> PackJob:
+                # A checkpoint at each evaluation, since a trial may be paused at any of them.
                 every = max(1, pack[0].train.steps // options.evaluations)
                 run_and_ask = replace(place.run, eval_every=every, checkpoint_every=every, halving=False)
                 return PackJob(pack, run_and_ask, folders.of, asks=True)
@@ -119,6 +120,8 @@ def run_search(
                             raise Preempted(f"preempted in {job}; go on with --resume")
                         case Finished() | Failed():
                             rows, curves = rows_of_pack(job, event, corpora, run.device)
+                            # The row before the log: a kill between them costs no trial, since a resumed
+                            # search takes the end of a proposal from its row.
                             store.append(rows, curves)
                             tracking.add(rows, curves)
                             for row in rows:
@@ -168,6 +171,7 @@ class _Proposals:
     def __iter__(self) -> Iterator[PackJob]:
         while trials := self._draw():
             packs = defaultdict(list)
+            # Points of a space may differ in shape, and only trials of one shape train together.
             for trial in trials:
                 packs[pack_key(trial)].append(trial)
             yield from map(self._make_job, packs.values())
@@ -206,6 +210,7 @@ class _Proposals:
             self._progress.update([first], "running", question.step, loss)
             if self._chooser.stops(first, share, self._finite(loss, self.trials[trial_id])):
                 stopped.add(trial_id)
+        # ASHA hears of the loss even if the trial pauses: its next evaluation has another share.
         return None if self._is_pausing() else stopped
 
     def end(self, row: Mapping[Any, Any]) -> None:

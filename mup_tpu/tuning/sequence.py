@@ -185,12 +185,13 @@ def buy(
             return outcome
         ended = run(list(trials), trials.__getitem__)
         outcome += ended
+        # Failed trials would be bought again without end; nothing ended where the deadline came first.
         if ended["failed"] or not ended:
             return outcome
 
 
 @dataclass(frozen=True)
-class Plan(Generic[T]):
+class PurchasePlan(Generic[T]):
     """Looks at one parametrization so far, and its next purchase."""
 
     name: str
@@ -220,7 +221,7 @@ class Buyer(Generic[T]):
         """Values of the hyperparameter above 0, from the grid and the rows."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
-    def plans(self) -> list[Plan[T]]:
+    def plans(self) -> list[PurchasePlan[T]]:
         """Plan of each parametrization."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
@@ -228,7 +229,9 @@ class Buyer(Generic[T]):
         done = done_of(stored, stopped=self._halving)
         return [self._plan(name, table, stored, done) for name in self._grid.compared]
 
-    def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> Plan[T]:
+    def _plan(
+        self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]
+    ) -> PurchasePlan[T]:
         runs = table.runs[table.runs["compared"] == name] if table is not None else pd.DataFrame()
         if not len(runs):
             return self._bought(name, (), self._first(name), None, 1)
@@ -237,6 +240,8 @@ class Buyer(Generic[T]):
         looks = tuple(take_looks(runs, question))
         last = looks[-1].purchase
         if last:
+            # A killed call may have run a part of the last purchase: plan it again from the rows before it,
+            # so that the same trials are bought, and a look at half a purchase does not count.
             before = runs[runs["purchase"] < last]
             batch = self._next(name, replace(table, runs=before), looks[:-1], question)
             again = self._bought(name, looks[:-1], batch, None, last)
@@ -264,7 +269,7 @@ class Buyer(Generic[T]):
 
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: Reason | None, purchase: int
-    ) -> Plan[T]:
+    ) -> PurchasePlan[T]:
         """Plan the trials of a batch; a value that trials do not allow ends the sequence."""
         trials: list[T] = []
         if batch is not None and not stops:
@@ -272,7 +277,7 @@ class Buyer(Generic[T]):
                 trials = [t for cell in batch.cells for t in self._trials(name, cell)]
             except ConfigError as error:
                 stops, trials = Reason.of("not allowed", purpose=batch.reason, error=str(error)), []
-        return Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
+        return PurchasePlan(name, tuple(looks), batch, stops, purchase, tuple(trials))
 
     def _trials(self, name: str, cell: Cell) -> list[T]:
         grid = self._grid
@@ -306,7 +311,7 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
         )
 
 
-def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> None:
+def _show(plans: Sequence[PurchasePlan[Any]], columns: Columns, console: Console) -> None:
     title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
     texts = (label(columns.parametrization), "verdict")
     headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])

@@ -160,7 +160,7 @@ class TrialRunner(Generic[T]):
                         case Finished() | Failed():
                             rows, curves = kind.rows(job, event)
                             rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
-                            store.append(rows, curves)
+                            store.append(rows, curves)  # before trackers, which may fail
                             self._tracking.add(rows, curves)
                             progress.ended(job, rows)
                             outcome += (statuses := count_statuses(rows))
@@ -178,6 +178,7 @@ class TrialRunner(Generic[T]):
                         break
             if summary := kind.summary():
                 console.print(summary)
+        # The same command goes on from checkpoints of failed and unfinished trials.
         if not outcome["failed"] and time.monotonic() < deadline:
             kind.tidy(trials, store.done)
         return outcome
