@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "config": {"errors", "files", "rules"},
     "optimizers": CONFIGURATION,
     "models": CONFIGURATION | {"optimizers", "internals"},
-    "data": CONFIGURATION | {"files"},
+    "data": CONFIGURATION | {"files", "internals"},
     "internals": {"files"},
     "devices": {"errors", "config", "files", "internals"},
     "training": TRAINING,

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import multiprocessing
-import os
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -40,6 +39,7 @@ from mup_tpu.data.shards import (
 from mup_tpu.errors import ConfigError, DataError, raised_as
 from mup_tpu.files import Folder, short_hash
 from mup_tpu.files.safe_path import safe_path
+from mup_tpu.internals.control_groups import cores
 
 _PLAN = "preparing.json"
 
@@ -77,7 +77,7 @@ def prepare(
         content = cache.tokenizer.to_json()
         if content is not None:
             folder.write(TOKENIZER_FILE, content.encode())
-        made = _make_all(folder, jobs, workers or os.cpu_count() or 1, progress)
+        made = _make_all(folder, jobs, workers or cores(), progress)
         splits = {
             name: dataclasses.replace(
                 getattr(plan, name), shards=tuple(made[job.name] for job in jobs if job.split == name)

@@ -16,8 +16,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import psutil
+
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, reason
+from mup_tpu.internals.control_groups import cores, memory_left
 from mup_tpu.internals.multiprocessing import ensure_server, fork
 
 # Modules that the server imports for packs
@@ -27,11 +30,31 @@ _STARTS = 3  # tries to start a process
 
 _PAUSE_S = 0.5  # seconds until a dead server is known to be dead
 
+# Measured: torch's imports, which processes forked from the server share, and a small pack's own memory.
+SERVER_MB, PACK_MB = 400, 250
+
 CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def workers_that_fit(wanted: int, server_mb: float, worker_mb: float, what: str) -> int:
+    """Return how many workers fit the memory that is free here, at most the wanted number.
+
+    Args:
+        wanted: workers that the cores or the user ask for.
+        server_mb: memory of all workers' imports, which they share.
+        worker_mb: memory of a worker besides.
+        what: the work, for the error.
+
+    Raises:
+        ConfigError: not even one worker fits.
+    """
+    free_mb = min(psutil.virtual_memory().available, memory_left()) / 1e6
+    if free_mb < server_mb + worker_mb:
+        raise ConfigError(
+            f"memory: {free_mb:.0f} MB are free here, and {what} needs about {server_mb + worker_mb:.0f} MB; "
+            "raise the limit of the container, or end other processes"
+        )
+    return max(1, min(wanted, int((free_mb - server_mb) / worker_mb)))
 
 
 def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
@@ -136,7 +159,8 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
         packs = max(1, min(len(gpus(options)), trials))
         return packs, options.threads or max(1, cores() // packs)
     threads = options.threads or threads_per_pack(trials, cores())
-    return max(1, cores() // threads), threads
+    packs = workers_that_fit(max(1, cores() // threads), SERVER_MB, PACK_MB, "training")
+    return packs, threads
 
 
 def start_server(where: SweepOptions, options: RunOptions) -> None:

@@ -16,14 +16,18 @@ from rich.console import Console
 
 from mup_tpu.config.fields import require_above_zero, require_count
 from mup_tpu.files import Folder
+from mup_tpu.internals.control_groups import cores
 from mup_tpu.jobs.job import Failed, Finished, Pool
 from mup_tpu.jobs.processes import Forked
-from mup_tpu.jobs.this_machine import cores, visible_gpus
+from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.function_job import FunctionJob, How
 from mup_tpu.study.report import forget_rungs
 from mup_tpu.study.space import Space, Trial
 from mup_tpu.tuning.trial_runner import Rows, TrialKind
+
+# Measured, without what the function itself imports and needs, which nobody knows before it runs.
+_SERVER_MB, _WORKER_MB = 80, 60
 
 OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
@@ -122,7 +126,7 @@ def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
     if workers is not None:
         require_count("workers", workers)
     gpus = visible_gpus()
-    count = workers or len(gpus) or cores()
+    count = workers_that_fit(workers or len(gpus) or cores(), _SERVER_MB, _WORKER_MB, "a study")
     parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
     threads = max(1, cores() // count)
     return threads, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",), parts=parts)

@@ -8,11 +8,16 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from mup_tpu import words
+from mup_tpu.analysis import analyze, load_table, predict
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.prediction import Predictions
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import SequenceOptions, require_above_zero
 from mup_tpu.config.fields import require_count
 from mup_tpu.config.options import TrackerName
@@ -31,12 +36,28 @@ from mup_tpu.tuning.sequence import Buyer, Grid, buy
 from mup_tpu.tuning.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from matplotlib.figure import Figure
 
-    from mup_tpu.analysis import TransferAnalysis
-    from mup_tpu.analysis.prediction import Predictions
-
 FILE = "study.json"
+
+
+class PrintedAnalysis(TransferAnalysis):
+    """Analysis that is printed as its sentences."""
+
+    def __str__(self) -> str:
+        return words.verdicts.summary(self)
+
+
+class PrintedPredictions(Predictions):
+    """Predictions that are printed as their sentences."""
+
+    def __str__(self) -> str:
+        return words.predictions.summary(self)
+
+
+def _fields_of(result: DataclassInstance) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in fields(result)}
 
 
 class Study:
@@ -259,9 +280,7 @@ class Study:
             StoreError: nothing is stored yet.
             TableError: the stored trials cannot be analysed.
         """
-        from mup_tpu.analysis import analyze, load_table
-
-        return analyze(load_table(self.folder))
+        return PrintedAnalysis(**_fields_of(analyze(load_table(self.folder))))
 
     def predict(self, **target: float) -> Predictions:
         """Optimum, cost and loss at a scale that was not run, of everything compared: `predict(width=8192)`.
@@ -270,9 +289,8 @@ class Study:
             StoreError: nothing is stored yet.
             TableError: the target is not along the scale, or two scales have no known optimum.
         """
-        from mup_tpu.analysis import predict
-
-        return predict(self.folder, [f"{name}={value}" for name, value in target.items()])
+        made = predict(self.folder, [f"{name}={value}" for name, value in target.items()])
+        return PrintedPredictions(**_fields_of(made))
 
     def plot(self, name: str = "transfer") -> Figure:
         """Figure of stored trials.

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from mup_tpu.devices import cpu, get_device
-from mup_tpu.devices.cpu import memory_left_by_groups
+from mup_tpu.errors import ConfigError
+from mup_tpu.internals import control_groups
+from mup_tpu.internals.control_groups import cores, memory_left
+from mup_tpu.jobs import this_machine
+from mup_tpu.store import load_runs
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other C libraries give back as they see fit")
@@ -30,7 +34,7 @@ def test_a_pack_gets_the_memory_of_the_cores_that_it_uses(threads, free, monkeyp
     monkeypatch.setattr(cpu.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(cpu.psutil, "virtual_memory", lambda: SimpleNamespace(available=800))
-    monkeypatch.setattr(cpu, "memory_left_by_groups", lambda: 200)
+    monkeypatch.setattr(cpu, "memory_left", lambda: 200)
     monkeypatch.setattr(cpu.torch, "get_num_threads", lambda: threads)
     assert get_device("cpu").free_memory_bytes() == free
 
@@ -96,11 +100,52 @@ def v2(limit, used, cache=0, high="max"):
 )  # fmt: skip
 def test_the_smallest_of_all_limits_above_a_process_counts(tmp_path, mounts, cgroup, groups, expected):
     process = process_in(tmp_path, mounts.replace("{root}", "/"), cgroup, groups)
-    assert memory_left_by_groups(process) == expected
+    assert memory_left(process) == expected
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path):
-    assert memory_left_by_groups(tmp_path) == float("inf")
+    assert memory_left(tmp_path) == float("inf")
+
+
+V1_CPU = "30 1 0:30 / {at} rw - cgroup cgroup rw,cpu,cpuacct\n"
+
+
+def quota(microseconds, period=100_000):
+    return {"cpu.cfs_quota_us": microseconds, "cpu.cfs_period_us": period}
+
+
+@pytest.mark.parametrize(
+    ("mounts", "own", "groups", "expected"),
+    [
+        (V1_CPU, "4:cpu,cpuacct:/job\n", {"": quota(-1), "job": quota(300_000)}, 3),
+        (V1_CPU, "4:cpu,cpuacct:/job\n", {"": quota(400_000, 200_000), "job": quota(-1)}, 2),
+        (V1_CPU, "4:cpu,cpuacct:/job\n", {"job": quota(50_000)}, 1),
+        (V1, "4:memory:/job\n", {"job": quota(100_000)}, 8),
+        (
+            V2,
+            "0::/job/step\n",
+            {"job": {"cpu.max": "250000 100000"}, "job/step": {"cpu.max": "max 100000"}},
+            2,
+        ),
+        (V2, "0::/job\n", {"job": {"cpu.max": "50000 100000"}}, 1),
+        (V2, "0::/job\n", {"job": {"cpu.max": "9900000 100000"}}, 8),
+        (V2, "0::/job\n", {"job": {"cpu.max": "max 100000"}}, 8),
+        ("", "", {}, 8),
+    ],
+)
+def test_a_quota_of_cores_counts_where_it_is_smaller(tmp_path, mounts, own, groups, expected, monkeypatch):
+    monkeypatch.setattr(control_groups.os, "sched_getaffinity", lambda process: range(8), raising=False)
+    assert cores(process_in(tmp_path, mounts.replace("{root}", "/"), own, groups)) == expected
+
+
+def test_workers_are_as_many_as_the_memory_of_a_group_holds(monkeypatch):
+    def fit(free_mb):
+        monkeypatch.setattr(this_machine, "memory_left", lambda: free_mb * 1e6)
+        return this_machine.workers_that_fit(4, 400, 250, "training")
+
+    assert [fit(megabytes) for megabytes in (650, 899, 900, 1399, 1400, 10**6)] == [1, 1, 2, 3, 4, 4]
+    with pytest.raises(ConfigError, match="memory: 649 MB are free here, and training needs about 650 MB"):
+        fit(649)
 
 
 FREE = """
@@ -117,3 +162,33 @@ def test_a_real_group_inside_a_limited_one_has_what_its_limit_leaves(limited_gro
     done = subprocess.run([sys.executable, "-c", FREE, limited_group(900)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert 0 < int(done.stdout) < 900 * 10**6
+
+
+SWEEP_IN_A_GROUP = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from mup_tpu.cli import main
+main(["sweep", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+@pytest.mark.parametrize(("megabytes", "is_enough"), [(500, False), (900, True), (1400, True)])
+def test_a_sweep_in_a_limited_group_trains_all_or_says_why_not(
+    megabytes, is_enough, limited_group, tiny, tmp_path
+):
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        f'experiment = "small"\nwidths = [32]\nlearning_rates = [0.003, 0.01]\nnum_seeds = 2\n'
+        f'[base.data]\ncorpus = "{tiny.data.corpus}"\n[base.train]\nsteps = 4\n'
+        "[base.model]\nwidth = 32\nbase_width = 32\nhead_size = 16\n"
+    )
+    options = [file, "--results", tmp_path / "out"]
+    command = [sys.executable, "-c", SWEEP_IN_A_GROUP, limited_group(megabytes), *options]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if is_enough:
+        assert set(load_runs(tmp_path / "out")["status"]) == {"finished"}, ended.stderr
+    else:
+        assert ended.returncode == 2 and "error: memory: " in ended.stderr, ended.stderr

@@ -1,0 +1,89 @@
+"""Limits of Linux's control groups on memory and cores: containers, batch systems and systemd set them there.
+
+A process is in a group of each hierarchy, and every group from it up to the root may have a limit. Both
+versions are read: version 2, and version 1's controllers `memory` and `cpu`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+SELF = Path("/proc/self")
+
+# Type of file system -> files of limits, file of the memory in use, entries of `memory.stat` for the cache
+# of files. The cache counts as used, but Linux drops it when memory is needed.
+_MEMORY = {
+    "cgroup2": (("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")),
+    "cgroup": (
+        ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+    ),
+}  # fmt: skip
+
+
+def memory_left(process: Path = SELF) -> float:
+    """Return the least memory left under any limit of a process's groups, in bytes; inf without a limit."""
+    return min((_left(group, kind) for group, kind in _groups(process, "memory")), default=math.inf)
+
+
+def cores(process: Path = SELF) -> int:
+    """Return the CPU cores that a process may use, by its affinity and the quotas of its groups."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = min((_quota(group) for group, _ in _groups(process, "cpu")), default=math.inf)
+    return bound if quota == math.inf else max(1, min(bound, math.floor(quota + 0.01)))
+
+
+def _groups(process: Path, controller: str) -> Iterator[tuple[Path, str]]:
+    """Yield the folders of a process's groups and of all above them, each with its type of file system."""
+    try:
+        lines = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+    except OSError:  # no Linux
+        return
+    paths = {}
+    for number, controllers, path in lines:
+        if number == "0" or controller in controllers.split(","):
+            paths["cgroup2" if number == "0" else "cgroup"] = path
+    for fields in mounts:
+        root, mount_point, kind = fields[3], Path(fields[4]), fields[fields.index("-") + 1]
+        if kind not in paths or (kind == "cgroup" and controller not in fields[-1].split(",")):
+            continue
+        # A container may see its group alone, mounted as if it were the root.
+        group = PurePosixPath(paths[kind])
+        below = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
+        if ".." not in below.parts:
+            yield from ((mount_point / part, kind) for part in (below, *below.parents))
+
+
+def _left(group: Path, kind: str) -> float:
+    limit_files, used_file, cache_entries = _MEMORY[kind]
+    limit = min(_number(group / name) for name in limit_files)
+    in_use = _text(group / used_file).strip()
+    if limit == math.inf or not in_use.isdigit():
+        return limit
+    entries = (line.partition(" ") for line in _text(group / "memory.stat").splitlines())
+    cache = sum(int(size) for name, _, size in entries if name in cache_entries and size.isdigit())
+    return max(0.0, limit - max(0.0, int(in_use) - cache))
+
+
+def _quota(group: Path) -> float:
+    """Cores that a group's processes may use in all; inf without a quota."""
+    quota, _, period = _text(group / "cpu.max").strip().partition(" ")
+    if quota.isdigit() and period.isdigit():
+        return int(quota) / max(1, int(period))
+    return _number(group / "cpu.cfs_quota_us") / max(1.0, _number(group / "cpu.cfs_period_us", 100_000))
+
+
+def _number(file: Path, default: float = math.inf) -> float:
+    """A number in a file; the default if the file is missing, or says "max" or -1."""
+    text = _text(file).strip()
+    return int(text) if text.isdigit() else default
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
