@@ -123,8 +123,9 @@ def _keep_token_private() -> None:
     """Make the drivers' token readable by this user only; Ray makes it readable by all."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return
-    token = Path.home() / ".ray" / "auth_token"
-    with contextlib.suppress(OSError):  # Ray reports a home without write permission
+    # Ray reports a home without write permission, or none.
+    with contextlib.suppress(OSError, RuntimeError):
+        token = Path.home() / ".ray" / "auth_token"
         token.parent.mkdir(exist_ok=True)
         token.touch(0o600)  # Ray writes a token into an empty file
         token.chmod(0o600)

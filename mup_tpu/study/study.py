@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -270,7 +271,9 @@ class Study:
         with leases.alone():
             lease = leases.find(trial.id if isinstance(trial, Trial) else str(trial))
             store.append(*as_rows(lease.trial, outcome, lease.purchase))
-            leases.forget(lease.trial.id)
+            # The loss is stored: a lease that stays is ignored from now on.
+            with contextlib.suppress(OSError):
+                leases.forget(lease.trial.id)
         return lease.trial
 
     def verdict(self) -> TransferAnalysis:

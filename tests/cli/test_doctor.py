@@ -18,6 +18,8 @@ from mup_tpu.cli.doctor import (
 )
 from mup_tpu.files import Folder
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 
 def test_this_machine_is_examined(tmp_path):
     found = {finding.subject: finding for finding in examine(str(tmp_path))}
@@ -87,3 +89,35 @@ def test_a_results_url_is_asked_not_taken_for_a_folder_here():
     Folder("memory://doctor/results").write("store.json", b"{}")
     assert check_url("memory://doctor/results").state == "memory://doctor/results answers, with 1 entries"
     assert "Protocol not known" in check_url("nothing://x").problem
+
+
+NAMELESS = """
+import pwd, sys
+def unknown(number):
+    raise KeyError(f"getpwuid(): uid not found: {number}")
+pwd.getpwuid = unknown
+from mup_tpu.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--version"], 0, "mup-tpu "),
+        (["doctor"], 0, "MUP_TPU_CACHE is not set, and this user has no home folder"),
+        (["ask", "/nowhere"], 2, "error: results folder /nowhere holds no study"),
+        (["analyze", RESULTS / "quickstart"], 0, "sp: DRIFTS"),
+        (["train", "--steps", "1"], 2, "error: MUP_TPU_CACHE is not set, and this user has no home folder"),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
+)
+def test_a_user_without_a_home_and_a_name_gets_answers(words, code, sentence, tmp_path):
+    """As in a container that is started with a number for its user."""
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("HOME", "MUP_TPU_CACHE", "XDG_CACHE_HOME")
+    }
+    command = [sys.executable, "-c", NAMELESS, *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    said = " ".join((ended.stdout + ended.stderr).split())
+    assert ended.returncode == code and sentence in said and "Traceback" not in said, said
