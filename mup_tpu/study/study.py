@@ -115,7 +115,7 @@ class Study:
         root = results_folder(folder)
         if (content := read_if_there(root, FILE)) is None:
             raise StoreError(f"results folder {folder} holds no study (no {FILE} in it)")
-        misfits = (ValueError, TypeError, AttributeError)
+        misfits = (ValueError, TypeError, AttributeError, RecursionError)
         with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
             return cls(folder, **json.loads(content))
 

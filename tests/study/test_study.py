@@ -393,6 +393,12 @@ def test_what_is_appended_to_is_opened_only_if_it_is_ours(name, there, tmp_path)
     assert [*victim.parent.iterdir()] == [victim] and not list(folder.glob("runs/*"))
 
 
+def test_a_definition_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "study.json").write_text("[" * 100_000)
+    with pytest.raises(StoreError, match=r"study\.json cannot be read: maximum recursion depth"):
+        Study.load(tmp_path)
+
+
 def test_other_settings_are_refused(tmp_path):
     def study(steps):
         return valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1.0]}, settings={"steps": steps})

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -167,7 +168,7 @@ def _settings(events: Any, hparams: Any) -> dict[str, Any]:
 
 def database(file: Path) -> pd.DataFrame:
     """Runs in a SQLite database of MLflow or Optuna."""
-    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
+    with sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
     if {"trials", "studies"} <= tables:
         return optuna_trials(file)

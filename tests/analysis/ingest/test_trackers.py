@@ -181,3 +181,11 @@ def test_a_tracker_whose_package_is_not_there_says_what_to_install(path, monkeyp
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TableError, match=rf"needs the package {name} .*: pip install '\.\[{name}\]'"):
         load_table(path)
+
+
+def test_a_name_with_options_of_sqlite_creates_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a?mode=rwc&cache=shared#x.db").write_bytes(b"SQLite format 3\0")
+    with pytest.raises(TableError):
+        load_table("a?mode=rwc&cache=shared#x.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["a?mode=rwc&cache=shared#x.db"]
