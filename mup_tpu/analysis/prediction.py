@@ -144,9 +144,9 @@ def predict(
     """Predict the optimum of each rule at scales that were not run, with intervals, costs and losses.
 
     Examples:
-        >>> found = predict("results/quickstart", "width=768").of("mup")
+        >>> found = predict("results/lr_transfer", "width=1024").of("mup")
         >>> print(f"2^{found.x:.1f}, 95 % 2^{found.interval[0]:.1f} to 2^{found.interval[1]:.1f}")
-        2^-6.3, 95 % 2^-6.5 to 2^-6.0
+        2^-5.2, 95 % 2^-5.6 to 2^-4.8
 
     Args:
         table: runs, as for `analyze`.

@@ -208,10 +208,10 @@ def analyze(
     """Analyse a table: optima, drift, regret and verdict of every parametrization.
 
     Examples:
-        >>> for result in analyze("results/quickstart").results:
+        >>> for result in analyze("results/lr_transfer").results:
         ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
-        mup -0.05 TRANSFERS
-        sp -0.57 DRIFTS
+        mup 0.09 TRANSFERS
+        sp -0.97 DRIFTS
 
     Args:
         table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a

@@ -15,7 +15,7 @@ def summary(found: TransferAnalysis | Predictions) -> str:
 
     Examples:
         >>> from mup_tpu.analysis import predict
-        >>> print(summary(predict("results/quickstart", "width=768")).split(";")[0])
-        mup: learning rate 2^-6.27 = 0.013 at width 768 (1 octave beyond width 384)
+        >>> print(summary(predict("results/lr_transfer", "width=1024")).split(";")[0])
+        mup: learning rate 2^-5.16 = 0.028 at width 1024 (1 octave beyond width 512)
     """
     return predictions.summary(found) if isinstance(found, Predictions) else verdicts.summary(found)
