@@ -64,8 +64,9 @@ print(json.dumps([found, "torch" in sys.modules]))
 
 
 def printed(outputs) -> list[str]:
-    """What the cells printed, without numbers: these may differ in the last digit."""
-    text = ["".join(o["text"]) for cell in outputs for o in cell if o["output_type"] == "stream"]
+    """Return what the cells printed, without numbers: these may differ in the last digit."""
+    # A kernel may send what one cell prints in several pieces.
+    text = ["".join("".join(o["text"]) for o in cell if o["output_type"] == "stream") for cell in outputs]
     return [re.sub(r"[-\d.e+]+", "#", t) for t in text]
 
 

@@ -238,7 +238,7 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         folders = dict(zip(names, self._paths, strict=True))
-        root = Path(self.path) if len(names) > 1 and Path(self.path).is_dir() else None
+        root = Path(self.path) if Path(self.path).is_dir() else None
         return compare(folders, lambda path: self.options.load(str(path)), self.options.analyze, root)
 
     def show(self, console: Console) -> None:

@@ -48,7 +48,7 @@ def test_a_plan_is_swept_predicted_and_trained_as_it_is(tmp_path, outcome, monke
 
 def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ("plan", "--at", "width=4096", "tokens=1e9", "--budget", "1h", "--on")
+    arguments = ("plan", "--at", "width=4096", "tokens=1e9", "batch_size=1024", "--budget", "1h", "--on")
     code, out, err = outcome(*arguments, "8xH100", "--mfu", "0.5", "--json")
     assert code == 0, err
     found = json.loads(out)

@@ -66,7 +66,7 @@ def test_a_function_gets_its_verdicts_and_its_figures(whole):
     assert results["stays"].verdict.decision == "TRANSFERS"
     assert results["moves"].verdict.decision == "DRIFTS"
     assert results["moves"].drift.low < -1 < results["moves"].drift.high
-    assert str(study.verdict()).count(": TRANSFERS: best lr") == 1
+    assert str(study.verdict()).count(": TRANSFERS: best learning rate") == 1
     for rule, optimum in (("stays", -6), ("moves", -11)):
         low, high = study.predict(width=8192).of(rule).interval
         assert low < optimum < high < optimum + 5

@@ -103,9 +103,9 @@ def test_while_tensors_are_written_again_they_are_no_checkpoint(folder, monkeypa
         save(folder.path, step, {"w": torch.ones(3) * step}, {})
     writing, there = Folder.writing, []
 
-    def watched(self, name):
+    def watched(self, *arguments):
         there.extend((folder / "step-00000010").names())
-        return writing(self, name)
+        return writing(self, *arguments)
 
     monkeypatch.setattr(Folder, "writing", watched)
     save(folder.path, 10, {"w": torch.ones(3) * 11}, {})
@@ -132,9 +132,9 @@ def test_what_changes_after_saving_is_not_in_the_checkpoint(folder, monkeypatch)
     changed = threading.Event()
     write = Folder.writing
 
-    def late(self, name):
+    def late(self, *arguments):
         assert changed.wait(60)
-        return write(self, name)
+        return write(self, *arguments)
 
     monkeypatch.setattr(Folder, "writing", late)
     weights, meta, writer = torch.zeros(3), {"statuses": ["running"]}, CheckpointWriter(folder.path)

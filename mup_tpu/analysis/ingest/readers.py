@@ -109,7 +109,9 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         matches = [(reader, files) for reader in READERS if (files := reader.found_in(place))]
         if not matches:
             raise TableError(f"{path} holds no runs that are read")
-        if other := next((file for _, files in matches for file in files if not file.is_file()), None):
+        # A reader of a whole folder leaves a damaged run out, and says so.
+        alone = [file for reader, files in matches if not reader.of_folder for file in files]
+        if other := next((file for file in alone if not file.is_file()), None):
             raise TableError(f"{other} is not a regular file: take it away")
         reader, matching = matches[0]
         # Names with a star may be anybody's files.

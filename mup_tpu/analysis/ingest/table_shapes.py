@@ -205,7 +205,7 @@ def _with_set_rates(
     rate = rough_numbers(table[logged[0]])
     for name in names:
         by_text = {text: settings(text).get("lr") for text in table[name].astype(str).unique()}
-        if any(value is None for value in by_text.values()):
+        if not all(by_text.values()):  # Ray Tune's names round small rates to 0
             continue
         named = table[name].astype(str).map(by_text).astype(float)
         share = (rate / named).dropna()
