@@ -332,7 +332,8 @@ def test_a_function_has_time_to_save_once_more_when_its_machine_is_taken_away(tm
         [sys.executable, script, tmp_path / "one"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     deadline = time.monotonic() + 120
-    while not (steps := [*tmp_path.glob("one/work/*/step")]):
+    # The signal comes in the midst of steps: before the second one a busy machine may not have begun to save.
+    while not (steps := [f for f in tmp_path.glob("one/work/*/step") if f.read_text() not in ("", "0", "1")]):
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.05)
     driver.terminate()
