@@ -25,7 +25,7 @@ from mup_tpu.config.values import counted, write_time
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
 
 if TYPE_CHECKING:
-    from mup_tpu.tuning.forecast import Machine, SizeForecast
+    from mup_tpu.tuning.sweep import Machine, SizeForecast
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,8 @@ def run_either(
 
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
-    from mup_tpu.tuning import forecast
-    from mup_tpu.tuning.sweep import what_is_missing
-    from mup_tpu.tuning.trials import sweep_with_precision
+    from mup_tpu.tuning.runner import sweep_with_precision
+    from mup_tpu.tuning.sweep import forecast, what_is_missing
 
     console = Console()
     run = replace(how.run, device="xla") if how.dry.on else how.run
@@ -227,7 +226,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     if not missing:
         return
     machine = _machine(missing, how)
-    sizes = forecast.forecast(
+    sizes = forecast(
         missing,
         sweep.scale_axis.fields,
         lambda trial: corpora.of(trial).vocab_size,
@@ -251,13 +250,13 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
 
 
 def _machine(missing: Sequence[Trial], how: SweepRun) -> Machine:
-    from mup_tpu.tuning import forecast
+    from mup_tpu.tuning.sweep import this_machine, tpu
 
     if how.dry.on is None:
-        return forecast.this_machine(missing, how.run)
+        return this_machine(missing, how.run)
     from mup_tpu.devices.peak import tpu_type
 
-    return forecast.tpu(tpu_type(how.dry.on))
+    return tpu(tpu_type(how.dry.on))
 
 
 def _forecast_table(sizes: Sequence[SizeForecast], machine: Machine) -> Table:
@@ -296,7 +295,7 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
     console = Console()
     with console.status("importing ray"):
         from mup_tpu.tuning.search import run_search
-        from mup_tpu.tuning.trials import best_trials
+        from mup_tpu.tuning.transfer import best_trials
 
     folder = how.results or f"results/{search.experiment}"
     outcome = run_search(search, folder, how.options, how.where, how.run, how.resume, console)

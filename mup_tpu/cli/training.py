@@ -229,13 +229,13 @@ def _peak(on: str | None, base: Trial) -> float:
     Raises:
         ConfigError: the machine is unknown.
     """
-    from mup_tpu.tuning import forecast
-    from mup_tpu.tuning.trials import precision_of
+    from mup_tpu.tuning.runner import precision_of
+    from mup_tpu.tuning.sweep import this_machine, tpu
 
     if base.train.precision == "auto":
         base = base.replace(precision=precision_of(RunOptions())[0] if on is None else "bf16")
     if on is None:
-        machine = forecast.this_machine([base] * 8, RunOptions())
+        machine = this_machine([base] * 8, RunOptions())
         if math.isnan(machine.flops):
             raise ConfigError(
                 f"the peak of {machine.name} in {base.train.precision} is not known: give --budget as FLOP "
@@ -251,4 +251,4 @@ def _peak(on: str | None, base: Trial) -> float:
             return int(count or 1) * peak
     if not re.match(r"v\d", on):
         raise ConfigError(f"on {on!r} is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8")
-    return forecast.tpu(tpu_type(on)).flops
+    return tpu(tpu_type(on)).flops

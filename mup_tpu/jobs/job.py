@@ -44,6 +44,8 @@ class Job(ABC):
 
     members = 1
     """Trials of the job: one of several can be split."""
+    kept = "its checkpoints are kept"
+    """State of a preempted job, in words."""
 
     @abstractmethod
     def run(self, here: Surroundings) -> Generator[Any, None, Any]:

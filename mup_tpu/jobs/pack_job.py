@@ -141,6 +141,7 @@ class PackJob(Job):
     ) -> None:
         self.trials, self.options, self.checkpoints = trials, options, folder_of(trials)
         self.members, self._folder_of, self._asks, self._scale = len(trials), folder_of, asks, scale
+        self.kept = "its checkpoint is kept" if options.checkpoint_every else "without --checkpoint-every"
 
     def __str__(self) -> str:
         count = "a trial" if self.members == 1 else f"a pack of {self.members} trials"

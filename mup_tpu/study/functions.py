@@ -10,7 +10,7 @@ import math
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -24,7 +24,7 @@ from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.function_job import FunctionJob, How
 from mup_tpu.study.report import forget_rungs
 from mup_tpu.study.space import Space, Trial
-from mup_tpu.tuning.trial_runner import Rows, TrialKind
+from mup_tpu.tuning.runner import Rows
 
 # Measured, without what the function itself imports and needs, which nobody knows before it runs.
 _SERVER_MB, _WORKER_MB = 80, 60
@@ -32,13 +32,16 @@ _SERVER_MB, _WORKER_MB = 80, 60
 OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
 
-class Functions(TrialKind[Trial]):
+class Functions:
     """Trials of a study: calls of its function. `payload` is the pickled function."""
 
     def __init__(self, space: Space, payload: bytes, how: How, pool: OpensPool) -> None:
         self._space, self._payload, self._how, self._open_pool = space, payload, how, pool
         self._at_end = contextlib.ExitStack()
         self._pool: Pool[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
         with self._at_end:
@@ -84,6 +87,9 @@ class Functions(TrialKind[Trial]):
         work = Folder(self._how.folder) / "work"
         if names := work.names():
             work.remove(*{*names} & {*stored()})
+
+    def summary(self) -> str:
+        return ""
 
 
 def as_rows(trial: Trial, ended: Outcome, purchase: int | None = None) -> Rows:

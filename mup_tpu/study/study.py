@@ -33,8 +33,9 @@ from mup_tpu.study.functions import Functions, as_rows, place_here, place_on_ray
 from mup_tpu.study.program import trainer_of
 from mup_tpu.study.report import forget_rungs, number
 from mup_tpu.study.space import Points, Space, Trial
+from mup_tpu.tuning.runner import run_missing
 from mup_tpu.tuning.sequence import Buyer, Grid, buy
-from mup_tpu.tuning.trial_runner import TrialRunner
+from mup_tpu.tuning.tracking import Tracking
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -182,13 +183,13 @@ class Study:
         grid = _grid_of(self.space) if until_settled else None
         store, leases = self._open(grid)
         how = How(self.folder, threads, seconds, halving)
-        functions = Functions(self.space, pickled(function, by_value=on_ray), how, pool)
+        tracking = Tracking(track, store)
         purchase = store.next_purchase()
         busy = f"results folder {self.folder} is being run by {{who}}: wait for it, or let both ask and tell"
         try:
             with (
                 store.folder.locked("driver.lock", busy),
-                TrialRunner(store, functions, heartbeat, halving, track, console) as runner,
+                Functions(self.space, pickled(function, by_value=on_ray), how, pool) as functions,
             ):
                 # A killed call may have left losses of trials that failed, or of an earlier function.
                 done = store.done() if halving else set[str]()
@@ -197,7 +198,18 @@ class Study:
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     elsewhere = {lease.trial.id for lease in leases.running()}
-                    return runner.run(trials, of, deadline, elsewhere)
+                    return run_missing(
+                        functions,
+                        trials,
+                        store,
+                        tracking,
+                        console,
+                        heartbeat,
+                        halving,
+                        of,
+                        deadline,
+                        elsewhere,
+                    )
 
                 if grid is not None:
                     outcome = buy(grid, store, run, halving, deadline, console, first_looks)

@@ -28,7 +28,7 @@ from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import training_flops
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.proxies import GROWING, WORTH, Candidate, Ray, axis_of, least_of, levels_of
-from mup_tpu.tuning.trials import Corpora
+from mup_tpu.tuning.runner import Corpora
 from mup_tpu.words.reasons import because
 
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one

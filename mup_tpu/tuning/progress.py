@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -16,11 +17,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from mup_tpu.config.columns import write
 from mup_tpu.config.sweep import Search
 from mup_tpu.config.table import Table
+from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.store import Store
 from mup_tpu.training.report import count_statuses
-from mup_tpu.tuning.search_log import SearchLog
-from mup_tpu.tuning.trials import known_trial
+
+if TYPE_CHECKING:
+    from mup_tpu.tuning.chooser import SearchLog
 
 T = TypeVar("T")
 
@@ -208,8 +211,8 @@ class SearchProgress:
         self._best: tuple[float, str] | None = None
         finished = store.results().query("status == 'finished'").sort_values("loss")
         if len(finished):
-            best = known_trial(finished.to_dict("records")[0], str(store.folder))
-            self._best = best.loss, self._words(best.trial.flat())
+            row = finished.to_dict("records")[0]
+            self._best = row["loss"], self._words(stored_trial(json.loads(row["config"])).flat())
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
 
     def __enter__(self) -> SearchProgress:

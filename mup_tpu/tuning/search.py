@@ -1,6 +1,6 @@
-"""Searches: Ray Tune chooses trials (`ray_tune.py`), the driver runs them, and the store keeps their rows.
+"""Searches: Ray Tune chooses trials (`chooser.py`), the driver runs them, and the store keeps their rows.
 
-The memory of a search is its log (`search_log.py`). A resumed search replays the log, then goes on with
+The memory of a search is its log (`chooser.py`). A resumed search replays the log, then goes on with
 unfinished trials from their checkpoints.
 """
 
@@ -29,12 +29,10 @@ from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import FINAL, Store
 from mup_tpu.training.process import handling
 from mup_tpu.training.trials import pack_key
-from mup_tpu.tuning.packs import CheckpointFolders, rows_of_pack
+from mup_tpu.tuning.chooser import Chooser, SearchLog
 from mup_tpu.tuning.progress import SearchProgress
-from mup_tpu.tuning.ray_tune import Chooser
-from mup_tpu.tuning.search_log import SearchLog
+from mup_tpu.tuning.runner import CheckpointFolders, Corpora, rows_of_pack, with_precision
 from mup_tpu.tuning.tracking import Tracking, require_packages
-from mup_tpu.tuning.trials import Corpora, with_precision
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ from mup_tpu.config.table import Table
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_header
-from mup_tpu.tuning.packs import Packs
+from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 from mup_tpu.tuning.sweep import check_alike, measured
-from mup_tpu.tuning.trials import Corpora, sweep_with_precision
 from mup_tpu.words.names import exponent
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import look_verdict, price
@@ -78,11 +77,10 @@ def run_until_settled(
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
-    packs = Packs(store, corpora, sweep.scale_axis.fields, options, run, console)
-    with packs.runner() as runner:
+    with Packs(store, corpora, sweep.scale_axis.fields, options, run, console) as packs:
 
         def run_batch(trials: list[Trial], purchase: Callable[[Trial], int]) -> Counter[str]:
-            return runner.run(trials, purchase, deadline)
+            return packs.run(trials, purchase, deadline)
 
         outcome = buy(grid, store, run_batch, run.halving, deadline, console, until.first_looks)
     if time.monotonic() >= deadline:

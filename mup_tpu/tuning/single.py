@@ -80,7 +80,7 @@ def train_one(
         ConfigError: an export or a profile cannot be written, or the trial is not allowed.
         Preempted: SIGTERM ended training; the row is stored and checkpoints are kept.
     """
-    from mup_tpu.tuning.trials import with_precision
+    from mup_tpu.tuning.runner import with_precision
 
     kept.prepare()
     trial = with_precision(trial, kept.results, run, console)

@@ -130,8 +130,8 @@ class MLflow:
 
         hush_mlflow()
         self._client = mlflow.MlflowClient()
-        found = self._client.get_experiment_by_name(experiment)
-        self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
+        known = self._client.get_experiment_by_name(experiment)
+        self._experiment = known.experiment_id if known else self._client.create_experiment(experiment)
 
     def known(self) -> set[str]:
         sent, page = set[str](), None
@@ -173,10 +173,11 @@ class Tracking:
     """Sends trials of a store to trackers: first missing ones, then each that ends."""
 
     def __init__(self, names: Sequence[TrackerName], store: Store) -> None:
+        require_packages(names)
         self._trackers: dict[str, Tracker] = {}
         self._told: dict[str, set[str]] = {}
-        own = store.own_columns
-        self._settings = list(CONFIGURED) if own is None else [*own, "seed"]
+        columns = store.own_columns
+        self._settings = list(CONFIGURED) if columns is None else [*columns, "seed"]
         for name in dict.fromkeys(names):
             with self._or_without(name):
                 self._trackers[name] = _TRACKERS[name](store.folder, store.experiment)

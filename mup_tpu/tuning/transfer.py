@@ -7,6 +7,7 @@ Other parametrizations declare the scales along which their optimum stays.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,14 @@ from mup_tpu.analysis.targets import Target as At
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
 from mup_tpu.config.columns import configured, label
 from mup_tpu.config.options import TransferOptions
-from mup_tpu.errors import ConfigError, StoreError, TableError
+from mup_tpu.config.toml import stored_trial
+from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
 from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import sizes
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import StoredAxes, is_search, load_axes, load_runs
 from mup_tpu.store.predictions import KeptPrediction, keep_predictions
-from mup_tpu.tuning.trials import Corpora, KnownTrial, best_trials, finished_runs, known_trial
+from mup_tpu.tuning.runner import Corpora
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.verdicts import score as score_sentence
 
@@ -48,6 +50,36 @@ _MOVES = {
     "sequence_length": "the sequence length changes the batch in tokens",
     "corpus": "another corpus may have another optimum",
 }
+
+
+@dataclass(frozen=True)
+class KnownTrial:
+    """Trial of a search, and its loss (nat per token)."""
+
+    trial: Trial
+    loss: float
+
+
+def finished_runs(results: str) -> pd.DataFrame:
+    runs = load_runs(results)
+    finished = runs[runs["status"] == "finished"]
+    if finished.empty:
+        raise StoreError(f"results folder {results} holds no finished trial to transfer from")
+    return finished
+
+
+def best_trials(results: str, count: int = 1, rule: str | None = None) -> list[KnownTrial]:
+    """Return finished trials of least loss in a results folder, of one rule if the folder has any of it."""
+    finished = finished_runs(results)
+    of_rule = finished[finished[field_column("parametrization")] == rule]
+    best = (finished if of_rule.empty else of_rule).nsmallest(count, "loss")
+    return [known_trial(row, results) for row in best.to_dict("records")]
+
+
+def known_trial(row: Mapping[Any, Any], results: str) -> KnownTrial:
+    misfit = f"results folder {results} has a row whose config is no JSON of a trial"
+    with raised_as(StoreError, misfit, (TypeError, ValueError)):
+        return KnownTrial(stored_trial(json.loads(row["config"])), float(row["loss"]))
 
 
 def target_trials(

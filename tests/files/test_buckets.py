@@ -47,7 +47,7 @@ from mup_tpu.files import folder as files
 from mup_tpu.jobs import processes
 from mup_tpu.store import Store, is_search, load_curves, load_runs
 from mup_tpu.store.header import Header, create_header, read_header
-from mup_tpu.tuning.search_log import SearchLog
+from mup_tpu.tuning.chooser import SearchLog
 from mup_tpu.tuning.sweep import run_sweep
 
 NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "threads", "git_commit"]

@@ -19,7 +19,7 @@ from mup_tpu.jobs.ray_actors import RayActors
 from mup_tpu.store import load_runs
 from mup_tpu.tpu.hosts import SliceKind
 from mup_tpu.training.report import Report
-from mup_tpu.tuning import trial_runner
+from mup_tpu.tuning import runner
 from mup_tpu.tuning.sweep import run_sweep
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
             seen.append(event)
             yield job, event
 
-    monkeypatch.setattr(trial_runner, "run_jobs", recorded)
+    monkeypatch.setattr(runner, "run_jobs", recorded)
 
     def lose_one():
         deadline = time.monotonic() + 240

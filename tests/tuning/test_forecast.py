@@ -4,7 +4,7 @@ import pytest
 
 from mup_tpu.config import Sweep, SweepOptions, Trial
 from mup_tpu.devices.peak import TPU_TYPES
-from mup_tpu.tuning.forecast import Machine, forecast, tpu
+from mup_tpu.tuning.sweep import Machine, forecast, tpu
 
 BASE = Trial().replace(
     depth=3, head_size=32, sequence_length=64, batch_size=4, steps=50, corpus="x", optimizer="adamw"

@@ -19,8 +19,8 @@ from mup_tpu.config.toml import load_sweep
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.models import training_flops
 from mup_tpu.store import Store, StoredAxes
+from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sequence import _grid_of, buy
-from mup_tpu.tuning.trials import Corpora
 
 
 def test_the_expected_regret_is_that_of_predictions_of_drawn_optima():

@@ -15,9 +15,8 @@ from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.processes import InProcess
 from mup_tpu.store import Store
 from mup_tpu.training.report import Report
-from mup_tpu.tuning.packs import Packs
 from mup_tpu.tuning.progress import TrialProgress
-from mup_tpu.tuning.trials import Corpora
+from mup_tpu.tuning.runner import Corpora, Packs
 
 
 def terminal() -> Console:

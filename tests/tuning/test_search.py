@@ -31,9 +31,8 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
-from mup_tpu.tuning.ray_tune import Chooser
+from mup_tpu.tuning.chooser import Chooser, SearchLog
 from mup_tpu.tuning.search import run_search
-from mup_tpu.tuning.search_log import SearchLog
 
 SPACE = {
     "learning_rate": Domain("loguniform", 2.0**-12, 2.0**-3),

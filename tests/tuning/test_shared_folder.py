@@ -8,7 +8,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.files import Folder
 from mup_tpu.jobs.this_machine import start_process
 from mup_tpu.store import load_runs
-from mup_tpu.tuning.packs import CheckpointFolders
+from mup_tpu.tuning.runner import CheckpointFolders
 
 DRIVERS = 3
 

@@ -22,8 +22,8 @@ from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, StoredAxes, load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sweep import measured, run_sweep
-from mup_tpu.tuning.trials import Corpora
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
 """Options that give a pack all cores, so that packs run in this process."""

@@ -13,8 +13,13 @@ from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_runs
 from mup_tpu.tuning.sweep import run_sweep, run_trials
-from mup_tpu.tuning.transfer import Transfer, regret_against_sweep, target_trials, transfer_warnings
-from mup_tpu.tuning.trials import best_trials
+from mup_tpu.tuning.transfer import (
+    Transfer,
+    best_trials,
+    regret_against_sweep,
+    target_trials,
+    transfer_warnings,
+)
 
 QUIET = Console(quiet=True)
 ALONE = RunOptions(threads=os.cpu_count() or 1)

@@ -1,0 +1,355 @@
+"""Runner of missing trials, of our networks or of anyone's function; it stores each job's rows as it ends.
+
+Checkpoints of packs lie beside the rows until each trial of the pack has its row; those for longer runs
+(`--continue-to`) for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any, Protocol, Self, TypeVar
+
+from rich.console import Console
+
+from mup_tpu import data
+from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.devices.peak import bfloat16_units
+from mup_tpu.errors import Preempted
+from mup_tpu.files import Folder, short_hash
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.job import Failed, Finished, Pool, Preparing, Split, Started
+from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials, work
+from mup_tpu.jobs.pools import Pools
+from mup_tpu.jobs.this_machine import is_cpu
+from mup_tpu.store import Store, load_precisions
+from mup_tpu.training.record import failed_row
+from mup_tpu.training.report import PackResult, Rates, count_statuses
+from mup_tpu.tuning.progress import TrialProgress
+from mup_tpu.tuning.tracking import Tracking
+
+T = TypeVar("T", bound=Hashable)
+# Rows of trials, and points of their curves, as the store takes them
+Rows = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+
+
+class Kind(Protocol[T]):
+    """How trials of one kind become jobs, and results of jobs become rows.
+
+    Jobs have `trials`, and their reports a static method `note`.
+    """
+
+    def trial_id(self, trial: T) -> str: ...
+
+    def size(self, trial: T) -> str:
+        """Return a trial's point of the scale, in words."""
+
+    def work(self, trial: T) -> float:
+        """Return the expected time of a trial in any unit."""
+
+    def jobs(self, missing: list[T]) -> tuple[Sequence[Any], Pool[Any]]:
+        """Return jobs in the order of their start, and their open pool, which stays for the next call."""
+
+    def rows(self, job: Any, ended: Finished | Failed) -> Rows: ...
+
+    def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remove checkpoints of a job after its rows are stored."""
+
+    def tidy(self, trials: Sequence[T], stored: Callable[[], Collection[str]]) -> None:
+        """Remove checkpoints that a killed call left; `stored` gives the trial_ids with a row."""
+
+    def summary(self) -> str:
+        """Return a line about all jobs of a run; "" for none."""
+
+
+def run_missing(
+    kind: Kind[T],
+    trials: Sequence[T],
+    store: Store,
+    tracking: Tracking,
+    console: Console,
+    heartbeat: float,
+    halving: bool,
+    purchase: Callable[[T], int | None] = lambda trial: None,
+    deadline: float = math.inf,
+    elsewhere: Collection[str] = (),
+) -> Counter[str]:
+    """Run trials without a row; return the number of this call's trials by status.
+
+    Args:
+        kind: of the trials.
+        trials: in any order.
+        store: place of the rows; `tracking` gets a copy of each.
+        tracking: trackers.
+        console: for progress.
+        heartbeat: seconds without a report after which a worker counts as hung.
+        halving: whether stopped trials count as run.
+        purchase: function from a trial to the number of its purchase in a sequence, or None.
+        deadline: time by `time.monotonic` at which unfinished jobs are given up.
+        elsewhere: ids of trials that somebody else runs.
+
+    Raises:
+        Preempted: SIGTERM ended the run.
+        ConfigError: an option does not fit the trials, or the device or cluster is not there.
+    """
+    lacking = missing_trials(trials, store.done(stopped=halving), kind.trial_id)
+    missing = [trial for trial in lacking if kind.trial_id(trial) not in elsewhere]
+    awaited = len(lacking) - len(missing)
+    console.print(
+        f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
+        f"{len(missing)} to run" + (f", {awaited} asked for elsewhere" if awaited else "")
+    )
+    outcome: Counter[str] = Counter()
+    if missing:
+        purchases = {kind.trial_id(trial): purchase(trial) for trial in missing}
+        jobs, pool = kind.jobs(missing)
+        with (
+            contextlib.closing(run_jobs(jobs, pool, heartbeat)) as events,
+            TrialProgress(missing, kind.size, kind.work, console) as progress,
+        ):
+            for job, event in events:
+                match event:
+                    case Started():
+                        progress.started(job)
+                    case Preparing(doing):
+                        progress.preparing(job, doing)
+                    case Split(parts, reason):
+                        progress.split(job)
+                        console.print(f"{reason}: split into {len(parts)} packs")
+                    case Finished() | Failed():
+                        rows, curves = kind.rows(job, event)
+                        rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
+                        store.append(rows, curves)  # before trackers, which may fail
+                        tracking.add(rows, curves)
+                        progress.ended(job, rows)
+                        outcome += (statuses := count_statuses(rows))
+                        if statuses["preempted"]:
+                            raise Preempted(
+                                f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, and "
+                                "the same command goes on"
+                            )
+                        for reason in dict.fromkeys(r["reason"] for r in rows if r["status"] == "failed"):
+                            console.print(f"{job} failed: {reason}", style="red")
+                        kind.stored(job, rows)
+                    case report:
+                        progress.reported(job, report)
+                if time.monotonic() >= deadline:
+                    break
+        if summary := kind.summary():
+            console.print(summary)
+    # The same command goes on from checkpoints of failed and unfinished trials.
+    if not outcome["failed"] and time.monotonic() < deadline:
+        kind.tidy(trials, store.done)
+    return outcome
+
+
+class Corpora:
+    """Datasets of trials, which may differ in batches or in text; each is loaded once.
+
+    Data of the given trials is loaded at once, so that errors come first.
+    """
+
+    def __init__(self, trials: Sequence[Trial] = ()) -> None:
+        self._datasets: dict[DataConfig, data.TokenDataset] = {}
+        for trial in trials:
+            self.of(trial)
+
+    def of(self, trial: Trial) -> data.TokenDataset:
+        if trial.data not in self._datasets:
+            self._datasets[trial.data] = data.load(trial.data)
+        return self._datasets[trial.data]
+
+    def trial_id(self, trial: Trial) -> str:
+        return trial.trial_id(self.of(trial).fingerprint)
+
+
+def with_precision(trial: Trial, results: str | None, run: RunOptions, console: Console) -> Trial:
+    """Return the trial with a precision in place of "auto", and print the precision and the reason.
+
+    Raises:
+        StoreError: the results folder cannot be read.
+    """
+    if trial.train.precision != "auto":
+        return trial
+    stored = load_precisions(results) if results is not None else ()
+    if len(stored) == 1:
+        precision, why = stored[0], f"as the runs in {results}"
+    else:
+        precision, why = precision_of(run)
+    console.print(f"precision {precision}: {why}")
+    return trial.replace(precision=precision)
+
+
+def sweep_with_precision(sweep: Sweep, results: str, run: RunOptions, console: Console) -> Sweep:
+    if any("precision" in axis.fields for axis in sweep.axes):  # it compares precisions
+        return sweep
+    return replace(sweep, base=with_precision(sweep.base, results, run, console))
+
+
+def precision_of(run: RunOptions) -> tuple[str, str]:
+    """Return the precision that "auto" means on this machine's device, and why."""
+    has, why = bfloat16_units("xla" if run.device == "xla" else "cpu" if is_cpu(run) else "cuda")
+    return ("bf16" if has else "float32"), why
+
+
+class Packs:
+    """Trials of our networks, several of one shape a job.
+
+    Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. With `steps_before`, trials
+    go on from checkpoints of the same trials with that number of steps. Raises ConfigError if a tracker's
+    package is not installed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        corpora: Corpora,
+        scale: Sequence[str],
+        options: SweepOptions,
+        run: RunOptions,
+        console: Console,
+        steps_before: int | None = None,
+    ) -> None:
+        self._store, self._scale, self._steps_before = store, scale, steps_before
+        self._corpora, self.trial_id, self.work = corpora, corpora.trial_id, work
+        self._options, self._run, self._console = options, run, console
+        self._tracking = Tracking(options.track, store)
+        self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
+        self._pools = Pools(options, str(store.folder), console)
+        self._began = 0.0
+        self._rates: list[Rates] = []
+        """Rates of each ended pack, over all of its training."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pools.close()
+
+    def run(
+        self,
+        trials: Sequence[Trial],
+        purchase: Callable[[Trial], int | None] = lambda trial: None,
+        deadline: float = math.inf,
+    ) -> Counter[str]:
+        """Run missing trials; workers stay for the next call. Arguments and errors as of `run_missing`."""
+        heartbeat, halving = self._options.heartbeat, self._run.halving
+        return run_missing(
+            self, trials, self._store, self._tracking, self._console, heartbeat, halving, purchase, deadline
+        )
+
+    def size(self, trial: Trial) -> str:
+        return describe(trial, self._scale)
+
+    def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
+        """Return packs of missing trials in the order of their start, and the open pool that runs them."""
+        for batch_size in {trial.data.batch_size for trial in missing}:
+            self._run.require_parts(batch_size)
+        place = self._pools.place(len(missing), self._run)
+        packs = make_packs(missing, place.workers, place.execution, self._options.pack_size, place.gpu)
+        if self._steps_before is not None:
+            from mup_tpu.training.checkpoint import begin
+
+            at_start = 0
+            for pack in packs:
+                shorter = [trial.replace(steps=self._steps_before) for trial in pack]
+                folder = self._folders.of(pack)
+                assert folder is not None
+                at_start += not begin(self._folders.root, pack, shorter, self.trial_id, folder)
+            if at_start:
+                self._console.print(
+                    f"{at_start} of {len(packs)} packs have no checkpoint of {self._steps_before} steps or "
+                    "before to go on from, and train from the start"
+                )
+        self._began, self._rates = time.monotonic(), []
+        return [PackJob(pack, place.run, self._folders.of, scale=self._scale) for pack in packs], place.pool
+
+    def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:
+        if isinstance(ended, Finished) and ended.result.rates:
+            self._rates.append(ended.result.rates)
+        return rows_of_pack(job, ended, self._corpora, self._run.device)
+
+    def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._folders.remove(job.trials)
+
+    def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
+        self._folders.remove_done(list(trials), stored)
+
+    def summary(self) -> str:
+        """Return a line about packs of all hosts: tokens, total rate, rate of a device, MFU, input wait."""
+        tokens = sum(r.tokens for r in self._rates)
+        rate = tokens / max(time.monotonic() - self._began, 1e-9)
+        parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
+        if self._rates:
+            per_device = mean(r.overall_tokens_per_second / r.devices for r in self._rates)
+            parts.append(f"{per_device:,.0f} a device while it trained")
+            known = [r.mfu for r in self._rates if not math.isnan(r.mfu)]
+            parts += [f"MFU {mean(known):.1%}"] if known else []
+            waits = [r.input_wait for r in self._rates]
+            parts.append(f"input wait {mean(waits):.1%}, at most {max(waits):.1%}")
+        return " · ".join(parts)
+
+
+def rows_of_pack(job: PackJob, ended: Finished | Failed, corpora: Corpora, device: str) -> Rows:
+    """Return rows and curves of a pack; of a failed one, a row with the reason for each trial."""
+    if isinstance(ended, Failed):
+        outcome = {"device": device, "pack_size": len(job.trials)}
+        return [failed_row(t, corpora.of(t), ended.reason, **outcome) for t in job.trials], []
+    result: PackResult = ended.result
+    return result.rows, result.curves
+
+
+class CheckpointFolders:
+    """Folders of checkpoints, named by all trials of a pack: drivers may pack the same trials differently."""
+
+    def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
+        self.root, self._is_kept, self._trial_id = results / "checkpoints", run.checkpoint_every > 0, trial_id
+
+    def of(self, pack: list[Trial]) -> str | None:
+        return str(self.root / self._name(pack)) if self._is_kept else None
+
+    def _name(self, pack: list[Trial]) -> str:
+        first, *others = map(self._trial_id, pack)
+        return first if not others else f"{first}-{short_hash(' '.join([first, *others]))[:8]}"
+
+    def remove(self, pack: list[Trial]) -> None:
+        if self._is_kept:
+            with contextlib.suppress(OSError):
+                self._remove(self._name(pack))
+
+    def _remove(self, name: str) -> None:
+        steps = (self.root / name).names()
+        closed = [f"{name}/{step}" for step in steps if not self._meta(name, step).get("is_open")]
+        self.root.remove(*(closed if len(closed) < len(steps) else [name]))
+
+    def remove_done(self, trials: list[Trial], stored: Callable[[], Collection[str]]) -> None:
+        """Remove checkpoints of an earlier, killed call whose trials all have rows.
+
+        A pack without the row of a trial keeps its checkpoints: another driver may be training it. `stored`
+        gives the trial_ids with a row; it is called only if packs are checkpointed.
+        """
+        if not self._is_kept:
+            return
+        done = set(stored())
+        ended = {self._trial_id(trial) for trial in trials}.intersection(done)
+        with contextlib.suppress(OSError):
+            for name in [name for name in self.root.names() if name.partition("-")[0] in ended]:
+                ids = [self._meta(name, step).get("trial_ids") for step in (self.root / name).names()]
+                if {*next((of_step for of_step in ids if isinstance(of_step, list)), ())} <= done:
+                    self._remove(name)
+            if self.root.is_local:
+                os.rmdir(self.root.path)  # succeeds only on an empty folder; a bucket has none
+
+    def _meta(self, name: str, step: str) -> dict[str, Any]:
+        """Return the metadata of a checkpoint; empty if it is damaged."""
+        with contextlib.suppress(OSError, ValueError):
+            meta = json.loads(self.root.read(f"{name}/{step}/meta.json"))
+            return meta if isinstance(meta, dict) else {}
+        return {}
