@@ -15,7 +15,7 @@ from mup_tpu.errors import ConfigError, TableError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mup_tpu.config.table import Table
+    from mup_tpu.config.columns import Table
 
 
 def analyze(
@@ -118,7 +118,7 @@ def _run_table(table: pd.DataFrame, path: str) -> Table:
     """Return a table with a row a run; settings that all runs share stand in its title."""
     from mup_tpu.analysis.rows import varied as varied_columns
     from mup_tpu.config import columns
-    from mup_tpu.config.table import Table
+    from mup_tpu.config.columns import Table
     from mup_tpu.store import is_search, load_axes
 
     if is_search(path):

@@ -24,7 +24,7 @@ from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import columns
-from mup_tpu.config.table import Table
+from mup_tpu.config.columns import Table
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import is_search, load_runs

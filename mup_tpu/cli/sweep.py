@@ -17,9 +17,9 @@ from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.columns import Table
 from mup_tpu.config.options import File, Folder, SearchOptions
 from mup_tpu.config.sweep import Search
-from mup_tpu.config.table import Table
 from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed

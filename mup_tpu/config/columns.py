@@ -1,4 +1,5 @@
-"""Columns of a run table: one for each field of a trial, and one for each outcome of running it.
+"""Columns of a run table: one for each field of a trial, and one for each outcome of running it; and tables
+for people.
 
 Rows, the store's schema, tables of searches, and labels of figures and reports all come from here.
 """
@@ -7,12 +8,16 @@ from __future__ import annotations
 
 import json
 import typing
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mup_tpu.config.fields import about, typed_fields
 from mup_tpu.config.trial import PARTS, Trial, field_column
 from mup_tpu.config.values import format_learning_rate
+
+if TYPE_CHECKING:
+    import rich.table
 
 
 @dataclass(frozen=True)
@@ -34,19 +39,6 @@ class Column:
     @property
     def title(self) -> str:
         return f"{self.label} ({self.unit})" if self.unit else self.label
-
-
-def _fields() -> list[Column]:
-    columns = []
-    for part, cls in PARTS.items():
-        for f, hint in typed_fields(cls):
-            kind = str if typing.get_origin(hint) is typing.Literal else hint
-            known = about(f)
-            label = known.label or f.name.replace("_", " ")
-            columns.append(
-                Column(field_column(f.name), kind, label, known.unit, part, f.name, known.as_power)
-            )
-    return columns
 
 
 _OUTCOME = [
@@ -82,7 +74,14 @@ _OUTCOME = [
     Column("config", str, "configuration"),
     Column("finished_at", str, "finished at"),
 ]
-CONFIGURED = {column.name: column for column in _fields()}  # columns that are fields of a trial, by name
+# Columns that are fields of a trial, by name
+CONFIGURED = {
+    field_column(f.name): Column(
+        field_column(f.name), str if typing.get_origin(hint) is typing.Literal else hint,
+        about(f).label or f.name.replace("_", " "), about(f).unit, part, f.name, about(f).as_power,
+    )
+    for part, cls in PARTS.items() for f, hint in typed_fields(cls)
+}  # fmt: skip
 # All columns of a run table that this package writes, by name
 COLUMNS = CONFIGURED | {column.name: column for column in _OUTCOME}
 
@@ -126,3 +125,36 @@ def configured(trial: Trial) -> dict[str, Any]:
         "tokens_planned": t.steps * d.batch_size * d.sequence_length,
         "config": json.dumps(trial.to_dict(), sort_keys=True),
     }
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people, printed or written into a report; 80 columns fold cells and never cut them."""
+
+    kind: ClassVar[str] = "table"
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    left: Collection[str] = ()
+    """Headings of columns of text, which stand at the left; numbers stand at the right."""
+    whole: Collection[str] = ()
+    """Headings of columns whose cells stay on one line."""
+
+    def between(self, first: int, last: int | None, title: str) -> Table:
+        rows = [row[first:last] for row in self.rows]
+        return replace(self, headings=self.headings[first:last], rows=rows, title=title)
+
+    def __rich__(self) -> rich.table.Table:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as Shown
+
+        made = Shown(
+            title=self.title or None, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+            title_justify="left",
+        )  # fmt: skip
+        for heading in self.headings:
+            justify = "left" if heading in self.left else "right"
+            made.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in self.whole)  # type: ignore[arg-type]
+        for row in self.rows:
+            made.add_row(*row)
+        return made

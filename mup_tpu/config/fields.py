@@ -46,7 +46,6 @@ class About:
 
 
 def described(default: Any, **facts: Any) -> Any:
-    """Return a dataclass field with a default and facts about it, the fields of `About`."""
     return field(default=default, metadata={"about": About(**facts)})
 
 
@@ -95,47 +94,39 @@ def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> No
         if value is not None and not (len(kinds) > 1 and isinstance(value, tuple(kinds))):
             require_value(name, value, kinds[0], facts)
     elif origin in (tuple, dict):
-        for place, item in _items(name, value, origin):
-            require_value(place, item, inner[0 if origin is tuple else 1])
+        if origin is dict and not isinstance(value, dict):
+            raise ConfigError(f"{name} {shown(value)} is not a table of keys")
+        if origin is tuple and (isinstance(value, str | Mapping) or not hasattr(value, "__iter__")):
+            raise ConfigError(f"{name} {shown(value)} is not a list")
+        items = value.items() if origin is dict else [("", item) for item in value]
+        for key, item in items:
+            require_value(f"{name}: {key}" if key else name, item, inner[0 if origin is tuple else 1])
     # True is a whole number to Python, and a width to nobody.
     elif not isinstance(value, _ALLOWED.get(kind, kind)) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{name} {shown(value)} is not {TYPE_NAMES.get(kind, kind.__name__)}")
     elif kind in (int, float):
-        _require_bounds(name, value, kind, facts)
+        least, most, allowed = facts.least, facts.most, ""
+        if kind is int:  # within the range of 64-bit columns
+            least, most = max(least, -(2**63)), min(most, 2**63 - 1)
+        if kind is float and not is_finite(value):
+            allowed = "a finite number"
+        elif value <= facts.above:
+            allowed = f"above {facts.above:g}"
+        elif value < least:
+            allowed = f"{least:,} or more"
+        elif value >= facts.below:
+            allowed = f"below {facts.below:g}"
+        elif value > most:
+            allowed = f"at most {most:,}"
+        if allowed:
+            raise ConfigError(f"{name} {shown(value)} is not allowed: it must be {allowed}")
 
 
-def _items(name: str, value: Any, kind: type) -> list[tuple[str, Any]]:
-    if kind is dict and isinstance(value, dict):
-        return [(f"{name}: {key}", item) for key, item in value.items()]
-    if kind is dict:
-        raise ConfigError(f"{name} {shown(value)} is not a table of keys")
-    if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
-        raise ConfigError(f"{name} {shown(value)} is not a list")
-    return [(name, item) for item in value]
-
-
-def _require_bounds(name: str, value: float, kind: type, facts: About) -> None:
-    if kind is float:
-        try:
-            is_finite = math.isfinite(value)
-        except OverflowError:  # a whole number beyond the range of floats
-            is_finite = False
-        if not is_finite:
-            raise ConfigError(f"{name} {shown(value)} is not allowed: it must be a finite number")
-        least, most = facts.least, facts.most
-    else:  # within the range of 64-bit columns
-        least, most = max(facts.least, -(2**63)), min(facts.most, 2**63 - 1)
-    allowed = ""
-    if value <= facts.above:
-        allowed = f"above {facts.above:g}"
-    elif value < least:
-        allowed = f"{least:,} or more"
-    elif value >= facts.below:
-        allowed = f"below {facts.below:g}"
-    elif value > most:
-        allowed = f"at most {most:,}"
-    if allowed:
-        raise ConfigError(f"{name} {shown(value)} is not allowed: it must be {allowed}")
+def is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of floats
+        return False
 
 
 def require_count(name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> None:

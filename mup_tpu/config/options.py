@@ -217,7 +217,6 @@ class TransferOptions:
         return {n: v for n, v in fields.items() if n not in changes}, changes
 
     def rules(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the rules to train, each once."""
         return tuple(dict.fromkeys(self.compare or default))
 
 

@@ -86,52 +86,46 @@ class ModelConfig:
             name = "head_size" if self.growing_dimension == "heads" else "the number of heads"
             raise ConfigError(not_a_multiple("width", self.width, name, unit))
         if self.architecture in _LLAMA["architecture"]:
-            self._require_shape_of_llama()
+            base_heads = self.base_width // self.head_size
+            sizes = (
+                (self.base_width, base_heads, self.head_size),
+                (self.width, self.heads, self.actual_head_size),
+            )
+            for width, heads, head_size in sizes:
+                if head_size % 2:
+                    raise ConfigError(
+                        f"head_size {head_size} at width {width} is not allowed: rotary positions turn pairs "
+                        "of dimensions, so it must be even"
+                    )
+                if heads % self.query_group_size:
+                    below = max(n for n in range(1, self.query_group_size) if heads % n == 0)
+                    raise ConfigError(
+                        f"query_group_size {self.query_group_size} does not divide the {heads} heads at "
+                        f"width {width}; nearest below that does: {below}"
+                    )
         if self.architecture == "moe":
-            self._require_shape_of_experts()
+            if self.experts_per_token > self.num_experts:
+                raise ConfigError(
+                    f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}"
+                )
+            for name in ("base_width", "width"):
+                if 4 * getattr(self, name) % self.expert_granularity:
+                    raise ConfigError(
+                        f"expert_granularity {self.expert_granularity} does not divide 4 times {name} "
+                        f"{getattr(self, name)}: an expert is 4·{name}/expert_granularity wide"
+                    )
+            if self.qk_norm and self.shared_experts:
+                raise ConfigError(
+                    f"shared_experts {self.shared_experts} needs qk_norm false: no class of transformers "
+                    "has both"
+                )
         if self.tied and self.readout_zero_init:
             raise ConfigError(
                 "readout_zero_init true needs tied false: a tied readout is the embedding, and would zero it"
             )
 
-    def _require_shape_of_llama(self) -> None:
-        base_heads = self.base_width // self.head_size
-        sizes = (
-            (self.base_width, base_heads, self.head_size),
-            (self.width, self.heads, self.actual_head_size),
-        )
-        for width, heads, head_size in sizes:
-            if head_size % 2:
-                raise ConfigError(
-                    f"head_size {head_size} at width {width} is not allowed: rotary positions turn pairs of "
-                    "dimensions, so it must be even"
-                )
-            if heads % self.query_group_size:
-                below = max(n for n in range(1, self.query_group_size) if heads % n == 0)
-                raise ConfigError(
-                    f"query_group_size {self.query_group_size} does not divide the {heads} heads at width "
-                    f"{width}; nearest below that does: {below}"
-                )
-
-    def _require_shape_of_experts(self) -> None:
-        if self.experts_per_token > self.num_experts:
-            raise ConfigError(
-                f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}"
-            )
-        for name in ("base_width", "width"):
-            if 4 * getattr(self, name) % self.expert_granularity:
-                raise ConfigError(
-                    f"expert_granularity {self.expert_granularity} does not divide 4 times {name} "
-                    f"{getattr(self, name)}: an expert is 4·{name}/expert_granularity wide"
-                )
-        if self.qk_norm and self.shared_experts:
-            raise ConfigError(
-                f"shared_experts {self.shared_experts} needs qk_norm false: no class of transformers has both"
-            )
-
     @property
     def expert_width(self) -> int:
-        """Width between an expert's layers."""
         return 4 * self.width // self.expert_granularity
 
     @property
@@ -140,12 +134,10 @@ class ModelConfig:
 
     @property
     def actual_head_size(self) -> int:
-        """Dimensions of one attention head at this width."""
         return self.width // self.heads
 
     @property
     def width_multiplier(self) -> float:
-        """Width over base width, m."""
         return self.width / self.base_width
 
 
@@ -242,19 +234,16 @@ class OptimizerConfig:
         ):  # fmt: skip
             require_one_of(name, getattr(self, name), tuple(rules))
         if self.weight_decay and self.decay_mode == "independent":
-            self._require_rules_of_independent_decay()
-
-    def _require_rules_of_independent_decay(self) -> None:
-        scaled_by = {
-            "batch_rule": BATCH_RULES[self.batch_rule].weight_decay,
-            "token_rule": TOKEN_RULES[self.token_rule].weight_decay,
-            "decay_rule": self.decay_rule != "parametrization",
-        }
-        for name in (name for name, scales in scaled_by.items() if scales):
-            raise ConfigError(
-                f"{name} {getattr(self, name)!r} scales coupled weight decay: it needs decay_mode 'coupled', "
-                f"not {self.decay_mode!r}"
-            )
+            scaled_by = {
+                "batch_rule": BATCH_RULES[self.batch_rule].weight_decay,
+                "token_rule": TOKEN_RULES[self.token_rule].weight_decay,
+                "decay_rule": self.decay_rule != "parametrization",
+            }
+            for name in (name for name, scales in scaled_by.items() if scales):
+                raise ConfigError(
+                    f"{name} {getattr(self, name)!r} scales coupled weight decay: it needs decay_mode "
+                    f"'coupled', not {self.decay_mode!r}"
+                )
 
     @property
     def rules(self) -> Choice:
@@ -300,20 +289,17 @@ class TrainConfig:
             value = getattr(self, name)
             if value >= 1 and value != int(value):
                 raise ConfigError(f"{name} {value} is neither a fraction below 1 nor a whole number of steps")
-        if self.schedule == "wsd":
-            self._require_room_for_cooldown()
+        both = self.warmup_steps + self.cooldown_steps
+        if self.schedule == "wsd" and both > self.steps:
+            raise ConfigError(
+                f"cooldown {self.cooldown:g} is {self.cooldown_steps} steps and warmup {self.warmup:g} is "
+                f"{self.warmup_steps}, but the run has steps {self.steps}: together they must not be longer"
+            )
+
         if self.warmup_steps >= self.steps and self.warmup_steps > 0:
             raise ConfigError(
                 f"warmup {self.warmup:g} is {self.warmup_steps} steps, but the run has steps {self.steps}: "
                 "warm-up must be shorter than the run"
-            )
-
-    def _require_room_for_cooldown(self) -> None:
-        both = self.warmup_steps + self.cooldown_steps
-        if both > self.steps:
-            raise ConfigError(
-                f"cooldown {self.cooldown:g} is {self.cooldown_steps} steps and warmup {self.warmup:g} is "
-                f"{self.warmup_steps}, but the run has steps {self.steps}: together they must not be longer"
             )
 
     @property
@@ -322,5 +308,4 @@ class TrainConfig:
 
     @property
     def cooldown_steps(self) -> int:
-        """Cooldown of schedule "wsd" in steps, at least one."""
         return max(1, round(self.cooldown * self.steps)) if self.cooldown < 1 else int(self.cooldown)

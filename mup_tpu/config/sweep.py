@@ -135,7 +135,13 @@ class Sweep:
     def __post_init__(self) -> None:
         require_valid(self)
         require_name("experiment", self.experiment)
-        self._require_one_form()
+        for short, axis in (("widths", "scale"), ("learning_rates", "tune"), ("parametrizations", "compare")):
+            if getattr(self, short) is not None and getattr(self, axis) is not None:
+                raise ConfigError(
+                    f"{axis} and {short} of the sweep were both given: {short} is short for one"
+                )
+            if getattr(self, short) == ():
+                raise ConfigError(f"{short} of the sweep is empty: give at least one")
         for name in ("scale", "tune"):
             axis = getattr(self, f"{name}_axis")
             if not axis.is_numeric:
@@ -154,15 +160,6 @@ class Sweep:
         count = math.prod(len(axis.points) for axis in self.axes) * self.num_seeds
         if count > MOST_TRIALS:
             raise ConfigError(f"the sweep has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
-
-    def _require_one_form(self) -> None:
-        for short, axis in (("widths", "scale"), ("learning_rates", "tune"), ("parametrizations", "compare")):
-            if getattr(self, short) is not None and getattr(self, axis) is not None:
-                raise ConfigError(
-                    f"{axis} and {short} of the sweep were both given: {short} is short for one"
-                )
-            if getattr(self, short) == ():
-                raise ConfigError(f"{short} of the sweep is empty: give at least one")
 
     def _require_bases(self, fields: set[str]) -> None:
         """Refuse a rule for the scale without a base: it would change nothing, silently.

@@ -101,7 +101,12 @@ def sweep_of(values: dict[str, Any], where: str) -> Sweep:
         if points is not None:
             if "scale" in axes:
                 raise ConfigError("scale and ladder were both given: a sweep grows along one")
-            axes["scale"] = _ladder(points, measured_by)
+            if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+                raise ConfigError(
+                    f"ladder {shown(points)} is not tables of fields: write [[ladder]] above each point"
+                )
+            read = tuple({n: _point(n, value, "ladder") for n, value in p.items()} for p in points)
+            axes["scale"] = Ladder(read) if measured_by is None else Ladder(read, measured_by)
         elif measured_by is not None:
             raise ConfigError(f"measured_by {shown(measured_by)} needs a [[ladder]]")
         return dataclasses.replace(sweep, **axes)
@@ -153,15 +158,6 @@ def _axis(values: Any, where: str) -> Axis:
     if not isinstance(points, list):
         raise ConfigError(f"{where}: {name} {shown(points)} is not a list")
     return Axis(name, tuple(_point(name, value, where) for value in points))
-
-
-def _ladder(points: Any, measured_by: Any) -> Ladder:
-    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-        raise ConfigError(
-            f"ladder {shown(points)} is not tables of fields: write [[ladder]] above each point"
-        )
-    read = tuple({name: _point(name, value, "ladder") for name, value in point.items()} for point in points)
-    return Ladder(read) if measured_by is None else Ladder(read, measured_by)
 
 
 def _point(name: str, value: Any, where: str) -> Any:
@@ -235,7 +231,7 @@ def stored_trial(values: Any) -> Trial:
 
 
 def _read(hint: Any, value: Any, where: str, table: str = "") -> Any:
-    """Bring a plain value into a field's type: tables become dataclasses, lists tuples, powers floats.
+    """Convert a plain value into a field's type: tables become dataclasses, lists tuples, powers floats.
 
     A value that cannot be of the type stays as it is, and a later check refuses it.
     """
@@ -284,8 +280,10 @@ def write_sweep(sweep: Sweep) -> str:
     lines = [f"experiment = {_toml(sweep.experiment)}", f"num_seeds = {sweep.num_seeds}"]
     for name in ("parametrizations", "widths", "learning_rates"):
         if (values := getattr(sweep, name)) is not None:
-            written = tuple(map(_rate, values)) if name == "learning_rates" else values
-            lines.append(f"{name} = {_toml(written)}")
+            if name == "learning_rates":  # as powers, where they are exact
+                powers = [(value, format_learning_rate(value)) for value in values]
+                values = tuple(text if parse_number(text) == value else value for value, text in powers)
+            lines.append(f"{name} = {_toml(values)}")
     for name in ("scale", "tune", "compare"):
         if isinstance(axis := getattr(sweep, name), Axis):
             lines.append(f"{name} = {{{axis.field} = {_toml(axis.values)}}}")
@@ -298,11 +296,6 @@ def write_sweep(sweep: Sweep) -> str:
         changed = [f"{name} = {_toml(value)}" for name, value in values.items() if value != defaults[name]]
         lines += ["", f"[base.{part}]", *changed] if changed else []
     return "\n".join(lines) + "\n"
-
-
-def _rate(value: float) -> str | float:
-    text = format_learning_rate(value)
-    return text if parse_number(text, "learning_rates") == value else value
 
 
 def _toml(value: Any) -> str:

@@ -74,7 +74,6 @@ class Trial:
         return dataclasses.asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """Return the fields of all parts by name, as `replace` takes them."""
         return {name: value for part in self.to_dict().values() for name, value in part.items()}
 
     def trial_id(self, data_fingerprint: str) -> str:
@@ -141,7 +140,7 @@ PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,
 
 
 def _changed(part: Any, changes: dict[str, Any]) -> Any:
-    """Change fields of a part; fields that a new choice does not read return to their defaults."""
+    """Replace fields of a part; fields that a new choice does not read return to their defaults."""
     values = {**vars(part), **changes}
     unread = {
         f.name: f.default

@@ -54,7 +54,6 @@ def as_word(name: str) -> str:
 
 
 def on_one_line(value: Any) -> str:
-    """Write a table's value for an error; in quotes if it is invisible or would break the line."""
     text = str(value)
     return text if text and text.isprintable() and text == text.strip() else shown(value)
 
@@ -129,7 +128,6 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 
 def visible(text: str) -> str:
-    r"""Show control characters as escapes, such as `\x1b`; tabs and new lines stay."""
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

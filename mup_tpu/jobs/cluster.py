@@ -1,34 +1,58 @@
-"""Ray cluster of a sweep or search: connection or start, and room for packs."""
+"""Ray cluster of a sweep or search: connection or start, room for packs, and the pool of actors.
+
+An actor answers `ready` once it has a place on the cluster, and streams a job's events from `run`. Actors are
+kept, so torch is imported and warmed up once. Lost ones are replaced, and new nodes get more.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import logging
+import math
 import os
 import signal
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
+from ray.util import get_placement_group, remove_placement_group
 from rich.console import Console
 from rich.text import Text
 
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, Preempted, first_line
 from mup_tpu.files.leftovers import folder_of_this_process
-from mup_tpu.internals.ray import alone_on_this_machine, safe_job
+from mup_tpu.internals.ray import actor_id, alone_on_this_machine, safe_job
 from mup_tpu.jobs.address import check_answers, find
+from mup_tpu.jobs.job import (
+    Ended,
+    Failed,
+    Finished,
+    Job,
+    Lost,
+    Pool,
+    Question,
+    Refused,
+    Surroundings,
+    Worker,
+    perform,
+)
 from mup_tpu.jobs.this_machine import threads_per_pack
-from mup_tpu.training.process import handling
+from mup_tpu.training.process import handling, host_log
 
 # Module with a function `slots` for a device whose hosts Ray describes by labels. It is imported by this
 # name, at first use, since the room of TPUs stands above this one.
 ROOMS = {"xla": "mup_tpu.tpu.hosts"}
 
 _STARTS = 3  # tries to start Ray on this machine
+_LOOK_EVERY_S = 5.0
+_FAILED_STARTS = 3  # failed starts in a row that end the run
 
 
 @dataclass(frozen=True)
@@ -76,59 +100,51 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
     # Ray's coming default; silences its warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     doing = Text("starting Ray" if address is None else f"joining the Ray cluster at {address}")
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    common["job_config"] = safe_job()
     with (console or Console(quiet=True)).status(doing):
-        _connect(address)
+        if address is None:
+            start_here(**common)
+        else:
+            import mup_tpu
+
+            address = find(address)
+            check_answers(address)
+            try:
+                # The cluster's workers run the driver's code, not their installed version.
+                ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
+            except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+                # Something listens, so the token is most likely missing; Ray mentions that only in warnings.
+                raise ConfigError(
+                    f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a "
+                    "token (Ray warns of that), put the token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+                ) from None
+
+    def preempt(number: int, frame: object) -> None:
+        raise Preempted(
+            "ended by SIGTERM; checkpoints and stored trials are kept, and the same command goes on"
+        )
+
     try:
-        with handling({signal.SIGTERM: _preempt}):  # Ray's own handler prints a C++ stack
+        with handling({signal.SIGTERM: preempt}):  # Ray's own handler prints a C++ stack
             yield
     finally:
         ray.shutdown()
 
 
-def _preempt(number: int, frame: object) -> None:
-    raise Preempted("ended by SIGTERM; checkpoints and stored trials are kept, and the same command goes on")
-
-
-def _connect(address: str | None) -> None:
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    common["job_config"] = safe_job()
-    if address is None:
-        start_here(**common)
-        return
-    import mup_tpu
-
-    address = find(address)
-    check_answers(address)
-    try:
-        # The cluster's workers run the driver's code, not their installed version.
-        ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        # Something listens, so the token is most likely missing; Ray mentions that only in warnings.
-        raise ConfigError(
-            f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a token "
-            "(Ray warns of that), put the token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        ) from None
-
-
 def start_here(**options: Any) -> None:
     """Start a cluster that other machines cannot reach, with options of `ray.init`."""
-    _keep_token_private()
+    if os.environ.get("RAY_AUTH_MODE") != "disabled":
+        # Ray makes the drivers' token readable by all. It reports a home without write permission, or none.
+        with contextlib.suppress(OSError, RuntimeError):
+            token = Path.home() / ".ray" / "auth_token"
+            token.parent.mkdir(exist_ok=True)
+            token.touch(0o600)  # Ray writes a token into an empty file
+            token.chmod(0o600)
     # Ray lets all users write to its folder, so that it lies in one that only this user can enter.
     options["_temp_dir"] = str(folder_of_this_process() / "r")
     with alone_on_this_machine():
         start_patiently(lambda: ray.init(address="local", include_dashboard=False, **options))
-
-
-def _keep_token_private() -> None:
-    """Make the drivers' token readable by this user only; Ray makes it readable by all."""
-    if os.environ.get("RAY_AUTH_MODE") == "disabled":
-        return
-    # Ray reports a home without write permission, or none.
-    with contextlib.suppress(OSError, RuntimeError):
-        token = Path.home() / ".ray" / "auth_token"
-        token.parent.mkdir(exist_ok=True)
-        token.touch(0o600)  # Ray writes a token into an empty file
-        token.chmod(0o600)
 
 
 def start_patiently(start: Callable[[], Any]) -> None:
@@ -149,12 +165,10 @@ def start_patiently(start: Callable[[], Any]) -> None:
 
 
 def nodes_with(resource: str) -> list[dict[str, Any]]:
-    """Return the live nodes of the connected cluster that have a resource."""
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource)]
 
 
 def threads(trials: int) -> int:
-    """Return the CPU threads of a pack, such that this number of trials uses every core of the cluster."""
     cores = [node["Resources"]["CPU"] for node in nodes_with("CPU")]
     return threads_per_pack(trials, int(min(cores)), len(cores)) if cores else 1
 
@@ -210,3 +224,167 @@ def slots_with(resources: Mapping[str, float]) -> Slots:
     prepare = importlib.import_module(ROOMS["xla"]).take_chips if needed.get("TPU") else None
     environment = {"OMP_NUM_THREADS": str(max(1, int(needed["CPU"])))}
     return Slots(count, needs, "loop", environment, prepare)
+
+
+class HostActor:
+    """Actor that runs jobs one after another in its process.
+
+    Args:
+        results: folder or fsspec URL of its log; None keeps none.
+        prepare: function to call first, before a job imports torch.
+    """
+
+    def __init__(self, results: str | None, prepare: Callable[[], None] | None = None) -> None:
+        self._results = results
+        self._leads, self._follows = Surroundings(), Surroundings(writes=False)
+        if prepare is not None:
+            prepare()
+
+    def ready(self) -> str:
+        return f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
+
+    def run(self, job: Job | None, answer: Any = None) -> Iterator[Any]:
+        """Run a job, yielding its events up to a question; without a job, go on with the answer to it."""
+        with host_log(self._results, capture_warnings=True):
+            if job is not None:
+                self._events = perform(job, self._leads)
+            event = None
+            while not isinstance(event, Ended | Question):
+                event, answer = self._events.send(answer), None
+                yield event
+
+    def follow(self, job: Job) -> Any:
+        """Take part in a job that another host of a slice reports; return how it failed here, or None."""
+        with host_log(self._results, capture_warnings=True):
+            *_, ended = perform(job, self._follows)
+        return ended if not isinstance(ended, Finished) else None
+
+
+def reservation(name: str) -> str:
+    return f"mup-tpu-{name}"
+
+
+def end_actor(actor: Any) -> None:
+    ray.kill(actor)
+    with contextlib.suppress(ValueError):  # it has none
+        remove_placement_group(get_placement_group(reservation(actor_id(actor))))
+
+
+class _Actor(Worker):
+    """Actor with a place on the cluster."""
+
+    def __init__(self, actor: Any, host: str) -> None:
+        self.actor, self.where = actor, f" on {host}"
+
+
+class RayActors(Pool[_Actor]):
+    """Actors on the connected cluster, which get jobs once they have a place there.
+
+    An actor that replaces a lost node's may wait long for its place.
+
+    Args:
+        room: jobs at once to begin with, and an actor's needs.
+        look: finds the room anew as nodes come and go; `ConfigError` means that there is none now.
+        results: folder or fsspec URL of the actors' logs; None keeps none.
+    """
+
+    def __init__(self, room: Slots, look: Callable[[], Slots], results: str | None = None) -> None:
+        self._room, self._look, self._looked_at = room, look, time.monotonic()
+        actor: Any = ray.remote(room.actor or HostActor)
+        self._remote = actor.options(runtime_env={"env_vars": room.environment}, **room.needs)
+        self._arguments = (results, *(room.arguments if room.actor else (room.prepare,)))
+        self._failed_starts = 0
+        self._starting: dict[Any, Any] = {}
+        """Reference to the host's name -> actor."""
+        self._idle: list[_Actor] = []
+        self._busy: dict[Any, _Actor] = {}
+        """Stream of events -> actor."""
+
+    def __exit__(self, *error: object) -> None:
+        started = [worker.actor for worker in (*self._idle, *self._busy.values())]
+        for actor in [*self._starting.values(), *started]:
+            end_actor(actor)
+
+    def fill(self, wanted: int) -> None:
+        """Start actors in the cluster's present room, up to this number."""
+        if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
+            try:
+                self._room = self._look()
+            except ConfigError:
+                self._room = dataclasses.replace(self._room, count=0)
+            self._looked_at = time.monotonic()
+        have = len(self._starting) + len(self._idle) + len(self._busy)
+        for _ in range(min(self._room.count, wanted) - have):
+            actor: Any = self._remote.remote(*self._arguments)
+            self._starting[actor.ready.remote()] = actor
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._idle)
+
+    def hand(self, job: Job) -> _Actor:
+        worker = self._idle.pop()
+        self._stream(worker, job)
+        return worker
+
+    def _stream(self, worker: _Actor, *arguments: Any) -> None:
+        self._busy[worker.actor.run.options(num_returns="streaming").remote(*arguments)] = worker
+
+    def answer(self, worker: _Actor, answer: Any) -> None:
+        self._forget(worker)  # its stream ended with the question
+        self._stream(worker, None, answer)
+
+    def _forget(self, worker: _Actor) -> None:
+        self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
+
+    def hear(self) -> Iterator[tuple[_Actor, Any]]:
+        """Yield events of busy actors, after waiting up to a second for one.
+
+        Raises:
+            ConfigError: actors do not start.
+        """
+        for stream in self._wait():
+            worker = self._busy[stream]
+            try:
+                event = ray.get(next(stream))
+            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+                event = Lost(f"its process{worker.where} died: {first_line(error)}", _for_memory(error))
+            except ray.exceptions.RayTaskError as error:  # such as a job that cannot be unpickled
+                event = Failed(first_line(error.cause or error))
+            if isinstance(event, Refused):  # other hosts may not have this error
+                event = Failed(first_line(event.error))
+            if isinstance(event, Ended) and not isinstance(event, Lost):
+                self._idle.append(self._busy.pop(stream))
+            yield worker, event
+
+    def _wait(self) -> list[Any]:
+        """Return streams with an event; actors that have a place on the cluster become idle."""
+        references = [*self._busy, *self._starting]
+        if not references:  # no node is left for now
+            time.sleep(1.0)
+            return []
+        ray.wait(references, num_returns=1, timeout=1.0)
+        # All ready ones: an actor that is not read would seem silent.
+        ready: list[Any] = ray.wait(references, num_returns=len(references), timeout=0)[0]
+        for reference in [reference for reference in ready if reference in self._starting]:
+            actor = self._starting.pop(reference)
+            try:
+                self._idle.append(_Actor(actor, ray.get(reference)))
+                self._failed_starts = 0
+            except ray.exceptions.RayError as error:
+                end_actor(actor)
+                self._failed_starts += 1
+                if self._failed_starts >= _FAILED_STARTS:
+                    raise ConfigError(f"workers do not start: {first_line(error)}") from None
+        return [reference for reference in ready if reference in self._busy]
+
+    def end(self, worker: _Actor) -> None:
+        self._forget(worker)
+        end_actor(worker.actor)
+        self._looked_at = -math.inf
+
+
+def _for_memory(error: Exception) -> Literal["no", "perhaps", "surely"]:
+    if "running low on memory" in str(error):  # Ray's words, where it is Ray that kills
+        return "surely"
+    return "no" if "its node has died" in str(error) else "perhaps"

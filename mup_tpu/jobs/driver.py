@@ -36,12 +36,14 @@ _log = logging.getLogger(__name__)
 
 
 class Jobs(Protocol):
-    """Jobs in the order of their start: a list, or a search that makes each one when a worker is free."""
+    """Jobs in the order of their start: a list, or a search that makes each one when a worker is free.
+
+    Their length is a limit.
+    """
 
     def __iter__(self) -> Iterator[Any]: ...
 
-    def __len__(self) -> int:
-        """Number of jobs, at most."""
+    def __len__(self) -> int: ...
 
 
 def run_jobs(
@@ -69,132 +71,98 @@ def run_jobs(
         ConfigError: workers do not start.
         MupTpuError: a job met an error that the user can mend.
     """
-    return _Run(jobs, pool, heartbeat, decide, attempts).events()
+    new, left = iter(jobs), len(jobs)
+    waiting = deque[Job]()  # jobs that start before new ones: parts, and those that lost a worker
+    busy: dict[Worker, Job] = {}
+    started: Counter[Job] = Counter()
+    killed: set[Job] = set()  # jobs that a worker was lost with, perhaps for want of memory
+    at_end: list[tuple[Job, Finished]] = []
+    beats, is_ending = Heartbeats(heartbeat), False
 
+    def end(number: int, frame: object) -> None:
+        nonlocal is_ending
+        is_ending = True
+        for worker in busy:
+            pool.terminate(worker)
 
-class _Run:
-    """State of one run of jobs."""
+    def heard() -> Iterator[tuple[Worker, Any]]:
+        yield from pool.hear()
+        for worker in beats.hung():
+            yield worker, Lost(f"hung{worker.where}: {beats.sentence}")
 
-    def __init__(
-        self,
-        jobs: Jobs,
-        pool: Pool[Any],
-        heartbeat: float,
-        decide: Callable[[Any, Any], Any],
-        attempts: int,
-    ) -> None:
-        self._pool, self._heartbeats = pool, Heartbeats(heartbeat)
-        self._decide, self._attempts = decide, attempts
-        self._new, self._number_of_new = iter(jobs), len(jobs)
-        self._waiting = deque[Job]()
-        """Jobs that start before new ones: parts, and those that lost a worker."""
-        self._busy: dict[Worker, Job] = {}
-        self._started: Counter[Job] = Counter()
-        self._killed: set[Job] = set()
-        """Jobs that a worker was lost with, perhaps for want of memory."""
-        self._is_ending = False
-        self._at_end: list[tuple[Job, Finished]] = []
-
-    def events(self) -> Generator[tuple[Job, Any]]:
-        signals = {signal.SIGTERM: self._end} if self._pool.passes_sigterm_on else {}
-        try:
-            with handling(signals):
-                while True:
-                    yield from self._start()
-                    if not self._busy and (self._is_ending or not self._left()):
+    try:
+        with handling({signal.SIGTERM: end} if pool.passes_sigterm_on else {}):
+            while True:
+                if not is_ending and (waiting or left):
+                    pool.fill(len(waiting) + left + len(busy))
+                while not is_ending and (waiting or left) and pool.has_room:
+                    if waiting:
+                        job = waiting.popleft()
+                    elif (drawn := next(new, None)) is None:
+                        left = 0
                         break
-                    for worker, event in self._heard():
-                        yield from self._take(worker, event)
-                # Finished results first: the caller may stop at the first preempted one.
-                yield from sorted(self._at_end, key=lambda ended: ended[1].preempted)
-                if self._left():
-                    raise Preempted("preempted with trials left; the same command goes on")
-        finally:
-            for worker in self._busy:
-                self._pool.end(worker)
-
-    def _left(self) -> int:
-        return len(self._waiting) + self._number_of_new
-
-    def _end(self, number: int, frame: object) -> None:
-        self._is_ending = True
-        for worker in self._busy:
-            self._pool.terminate(worker)
-
-    def _start(self) -> Iterator[tuple[Job, Any]]:
-        if self._is_ending or not self._left():
-            return
-        self._pool.fill(self._left() + len(self._busy))
-        while self._left() and self._pool.has_room and not self._is_ending:
-            if self._waiting:
-                job = self._waiting.popleft()
-            else:
-                drawn = next(self._new, None)
-                self._number_of_new = self._number_of_new - 1 if drawn is not None else 0
-                if drawn is None:
-                    return
-                job = drawn
-            self._started[job] += 1
-            yield job, Started()
-            if self._pool.waits_for:
-                yield job, Preparing(self._pool.waits_for)
-            worker = self._pool.hand(job)
-            self._busy[worker] = job
-            self._heartbeats.heard(worker)
-            if self._is_ending:  # the signal came before this worker was known
-                self._pool.terminate(worker)
-
-    def _heard(self) -> Iterator[tuple[Worker, Any]]:
-        yield from self._pool.hear()
-        for worker in self._heartbeats.hung():
-            yield worker, Lost(f"hung{worker.where}: {self._heartbeats.sentence}")
-
-    def _take(self, worker: Worker, event: Any) -> Iterator[tuple[Job, Any]]:
-        job = self._busy[worker]
-        if isinstance(event, Question):  # answered at once: the job's device is idle until then
-            self._heartbeats.heard(worker)
-            self._pool.answer(worker, self._decide(job, event.content))
-            return
-        if not isinstance(event, Ended):
-            self._heartbeats.heard(worker)
-            yield job, event
-            return
-        if isinstance(event, Lost):
-            self._pool.end(worker)
-        del self._busy[worker]
-        self._heartbeats.forget(worker)
-        match event:
-            case Lost(reason, for_memory):
-                yield from self._lost(job, reason, for_memory)
-            case TooLarge(reason, fits):
-                yield from self._split(job, reason, fits)
-            case Refused(error):
-                raise error
-            case Finished() if self._is_ending:
-                self._at_end.append((job, event))
-            case _:
-                yield job, event
-
-    def _lost(self, job: Job, reason: str, for_memory: str) -> Iterator[tuple[Job, Split | Failed]]:
-        # After a second kill of unknown cause, the job counts as short of memory.
-        is_large = for_memory == "surely" or (for_memory == "perhaps" and job in self._killed)
-        if for_memory == "perhaps":
-            self._killed.add(job)
-        if is_large and job.members > 1 and not self._is_ending:
-            yield from self._split(job, f"{reason}, as when memory is short", job.members // 2)
-            return
-        if not self._is_ending and self._started[job] >= self._attempts:
-            last = f", the last of {self._attempts} attempts" if self._attempts > 1 else ""
-            yield job, Failed(reason + last)
-            return
-        if not self._is_ending:
-            _log.warning("%s is tried again (%s)", job, reason)
-        self._waiting.appendleft(job)
-
-    def _split(self, job: Job, reason: str, fits: int) -> Iterator[tuple[Job, Split | Failed]]:
-        parts = job.split(fits)
-        self._waiting.extendleft(reversed(parts))
-        yield job, Split(parts, reason) if parts else Failed(reason)
+                    else:
+                        job, left = drawn, left - 1
+                    started[job] += 1
+                    yield job, Started()
+                    if pool.waits_for:
+                        yield job, Preparing(pool.waits_for)
+                    worker = pool.hand(job)
+                    busy[worker] = job
+                    beats.heard(worker)
+                    if is_ending:  # the signal came before this worker was known
+                        pool.terminate(worker)
+                if not busy and (is_ending or not (waiting or left)):
+                    break
+                for worker, event in heard():
+                    job = busy[worker]
+                    if isinstance(event, Question):  # answered at once: the job's device is idle until then
+                        beats.heard(worker)
+                        pool.answer(worker, decide(job, event.content))
+                        continue
+                    if not isinstance(event, Ended):
+                        beats.heard(worker)
+                        yield job, event
+                        continue
+                    if isinstance(event, Lost):
+                        pool.end(worker)
+                    del busy[worker]
+                    beats.forget(worker)
+                    if isinstance(event, Lost):
+                        # After a second kill of unknown cause, the job counts as short of memory.
+                        cause = event.for_memory
+                        is_large = cause == "surely" or (cause == "perhaps" and job in killed)
+                        if cause == "perhaps":
+                            killed.add(job)
+                        if is_large and job.members > 1 and not is_ending:
+                            why = f"{event.reason}, as when memory is short"
+                            event = TooLarge(why, job.members // 2)
+                        elif started[job] >= attempts and not is_ending:
+                            last = f", the last of {attempts} attempts" if attempts > 1 else ""
+                            event = Failed(event.reason + last)
+                        else:
+                            if not is_ending:
+                                _log.warning("%s is tried again (%s)", job, event.reason)
+                            waiting.appendleft(job)
+                            continue
+                    match event:
+                        case TooLarge(reason, fits):
+                            parts = job.split(fits)
+                            waiting.extendleft(reversed(parts))
+                            yield job, Split(parts, reason) if parts else Failed(reason)
+                        case Refused(error):
+                            raise error
+                        case Finished() if is_ending:
+                            at_end.append((job, event))
+                        case _:
+                            yield job, event
+            # Finished results first: the caller may stop at the first preempted one.
+            yield from sorted(at_end, key=lambda ended: ended[1].preempted)
+            if waiting or left:
+                raise Preempted("preempted with trials left; the same command goes on")
+    finally:
+        for worker in busy:
+            pool.end(worker)
 
 
 _LONGEST_LOOK_S = 5.0  # silence counted between two looks at most; pools wait up to a second for a report

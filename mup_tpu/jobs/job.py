@@ -40,6 +40,12 @@ class Job(ABC):
     """Work of one worker from start to result, pickled on its way to another process.
 
     `str` of a job is its name in log lines, such as "a pack of 3 trials".
+
+    `run` yields reports, which are signs of life, and returns the result. `yield Question(...)` waits, and
+    its value is the driver's answer. It raises PackTooLarge where parts of the job may fit in memory,
+    WorkerLost or DeviceFailed where another process may do it, and a MupTpuError for what the user can mend.
+    Any other error fails this job alone. `split` returns jobs of at most `fits` members in place of this one,
+    or none.
     """
 
     members = 1
@@ -48,25 +54,12 @@ class Job(ABC):
     """State of a preempted job, in words."""
 
     @abstractmethod
-    def run(self, here: Surroundings) -> Generator[Any, None, Any]:
-        """Do the work: yield reports, which are signs of life, and return the result.
-
-        `yield Question(...)` waits, and its value is the driver's answer.
-
-        Raises:
-            PackTooLarge: the job needs more memory than there is; parts of it may fit.
-            MupTpuError: an error that the user can mend.
-            WorkerLost: a process of the job's own was killed.
-            DeviceFailed: this process can use its GPU no longer.
-            Exception: any other error fails this job alone.
-        """
+    def run(self, here: Surroundings) -> Generator[Any, None, Any]: ...
 
     def was_preempted(self, result: Any) -> bool:
-        """Return whether SIGTERM ended the job early, so that its result is not final."""
         return False
 
     def split(self, fits: int) -> Sequence[Job]:
-        """Return jobs of at most `fits` members in place of this one; none if it cannot be split."""
         return ()
 
 
@@ -77,10 +70,9 @@ class Started:
 
 @dataclass(frozen=True)
 class Preparing:
-    """A job has not reported yet."""
+    """A job has not reported yet; it does work such as "importing torch"."""
 
     doing: str
-    """Current work, such as "importing torch"."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +112,10 @@ class Failed(Ended):
 
 @dataclass(frozen=True)
 class TooLarge(Ended):
-    """A job needs more memory than there is."""
+    """A job needs more memory than there is; parts of `fits` members at most may fit."""
 
     reason: str
     fits: int
-    """Most members of a part."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +127,10 @@ class Refused(Ended):
 
 @dataclass(frozen=True)
 class Lost(Ended):
-    """A worker has died or hangs, and its job with it."""
+    """A worker has died or hangs, and its job with it, perhaps killed because memory was short."""
 
     reason: str
     for_memory: Literal["no", "perhaps", "surely"] = "no"
-    """Whether the system killed it because memory was short."""
 
 
 def perform(job: Job, here: Surroundings) -> Generator[Any, Any]:
@@ -176,7 +166,11 @@ W = TypeVar("W", bound=Worker)
 class Pool(ABC, Generic[W]):
     """Workers, started and ended for the scheduler; the end of the `with` block ends all of them.
 
-    A worker is idle again after the end of its job. The scheduler ends lost workers.
+    `fill` starts workers as far as there is room, up to a number in all. `hand` gives a job to an idle
+    worker, or to a new one. `hear` waits up to a second for events of busy workers: reports as the job yields
+    them, its end as an `Ended`, a dead worker as `Lost`; it raises ConfigError where workers do not start. A
+    job with a `Question` waits for `answer`. A worker is idle again after the end of its job. `end` ends a
+    busy or lost worker at once, `terminate` sends it SIGTERM.
     """
 
     passes_sigterm_on = False
@@ -192,34 +186,22 @@ class Pool(ABC, Generic[W]):
 
     @property
     @abstractmethod
-    def has_room(self) -> bool:
-        """Whether a worker can take a job now."""
+    def has_room(self) -> bool: ...
 
     @abstractmethod
-    def hand(self, job: Job) -> W:
-        """Hand a job to an idle worker, or to a new one."""
+    def hand(self, job: Job) -> W: ...
 
     @abstractmethod
-    def hear(self) -> Iterable[tuple[W, Any]]:
-        """Yield events of busy workers, after waiting up to a second for one.
-
-        Reports come as the job yields them, its end as an `Ended`. A worker that has died is `Lost`. A job
-        with a `Question` waits for `answer`.
-
-        Raises:
-            ConfigError: workers do not start.
-        """
+    def hear(self) -> Iterable[tuple[W, Any]]: ...
 
     @abstractmethod
-    def answer(self, worker: W, answer: Any) -> None:
-        """Answer the question of a worker's job, which then goes on."""
+    def answer(self, worker: W, answer: Any) -> None: ...
 
     @abstractmethod
-    def end(self, worker: W) -> None:
-        """End a busy or lost worker at once."""
+    def end(self, worker: W) -> None: ...
 
     def fill(self, wanted: int) -> None:  # noqa: B027 (a pool may start workers when it hands them jobs)
-        """Start workers as far as there is room, up to this number in all."""
+        pass
 
     def terminate(self, worker: W) -> None:  # noqa: B027 (called only where SIGTERM is passed on)
-        """Send SIGTERM to a busy worker."""
+        pass

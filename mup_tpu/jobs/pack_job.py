@@ -36,7 +36,6 @@ _VOCABULARY = 256  # assumed size of the vocabulary; the data, which is not load
 
 
 def describe(trial: Trial, fields: Sequence[str]) -> str:
-    """Name a trial by some of its fields: "width 64", or "width 128 depth 4"."""
     labels = {column.field: column.label for column in CONFIGURED.values()}
     flat = trial.flat()
     return " ".join(f"{labels[name]} {write(name, flat[name])}" for name in fields)
@@ -52,7 +51,6 @@ def work(trial: Trial) -> float:
 
 
 def missing_trials(trials: Iterable[T], done: Collection[str], trial_id: Callable[[T], str]) -> list[T]:
-    """Return trials without a result, each once; `done` are the trial_ids with one."""
     by_id = {trial_id(trial): trial for trial in trials}
     return [trial for name, trial in by_id.items() if name not in done]
 

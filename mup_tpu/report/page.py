@@ -13,7 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mup_tpu import plots
-from mup_tpu.config.table import Table
+from mup_tpu.config.columns import Table
 from mup_tpu.config.values import visible
 from mup_tpu.words.names import powers_in_html
 

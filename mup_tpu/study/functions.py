@@ -18,7 +18,7 @@ from mup_tpu.config.fields import require_above_zero, require_count
 from mup_tpu.files import Folder
 from mup_tpu.internals.control_groups import cores
 from mup_tpu.jobs.job import Failed, Finished, Pool
-from mup_tpu.jobs.processes import Forked
+from mup_tpu.jobs.pools import Forked
 from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.function_job import FunctionJob, How
@@ -153,8 +153,7 @@ def place_on_ray(
 
     @contextlib.contextmanager
     def opened() -> Iterator[Pool[Any]]:
-        from mup_tpu.jobs.cluster import ray_cluster, slots_with
-        from mup_tpu.jobs.ray_actors import RayActors
+        from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots_with
 
         look = functools.partial(slots_with, resources)
         with ray_cluster(address, console), RayActors(look(), look, folder) as pool:

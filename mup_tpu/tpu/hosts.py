@@ -21,9 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.cluster import Slots, nodes_with
+from mup_tpu.jobs.cluster import HostActor, Slots, nodes_with, reservation
 from mup_tpu.jobs.job import Ended, Finished, Job
-from mup_tpu.jobs.ray_actors import HostActor, reservation
 
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 TOPOLOGY, POD_TYPE = "ray.io/tpu-topology", "ray.io/tpu-pod-type"
@@ -238,7 +237,7 @@ class SliceActor:
 
     Each host runs the same program, and host 0 reports. The hosts' actors end with this one. A slice that
     loses a host ends as a whole, and its job is tried again. The reservation outlives a killed actor;
-    `ray_actors.end_actor` frees it.
+    `cluster.end_actor` frees it.
     """
 
     def __init__(self, results: str | None, kind: SliceKind) -> None:

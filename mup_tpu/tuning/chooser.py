@@ -29,7 +29,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from mup_tpu.config.options import SearchOptions
-from mup_tpu.config.sweep import Domain, Search
+from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
@@ -101,7 +101,11 @@ def _tune_trial(key: int) -> Any:
 def algorithm(search: Search, options: SearchOptions) -> Searcher:
     """Make a new search algorithm for a space."""
     logging.getLogger("ray.tune").setLevel(logging.ERROR)  # it warns that it converts the space by itself
-    space = {name: _tune_domain(domain) for name, domain in search.space.items()}
+    draws = {"loguniform": tune.loguniform, "uniform": tune.uniform}
+    space = {
+        name: tune.choice([*d.values]) if d.kind == "choice" else draws[d.kind](d.low, d.high)
+        for name, d in search.space.items()
+    }
     if options.algorithm == "hyperopt":
         from ray.tune.search.hyperopt import HyperOptSearch
 
@@ -116,13 +120,6 @@ def algorithm(search: Search, options: SearchOptions) -> Searcher:
     samplers = {"optuna": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     sampler = samplers[options.algorithm](seed=options.seed)
     return OptunaSearch(space=space, metric=LOSS, mode="min", sampler=sampler)
-
-
-def _tune_domain(domain: Domain) -> Any:
-    if domain.kind == "choice":
-        return tune.choice(list(domain.values))
-    draw = tune.loguniform if domain.kind == "loguniform" else tune.uniform
-    return draw(domain.low, domain.high)
 
 
 _AT_ONCE = 16  # objects of a log to read in parallel
@@ -141,7 +138,25 @@ class SearchLog:
         self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
         misfits = (OSError, ValueError, RecursionError)
         with raised_as(StoreError, f"search log {self.path} cannot be read", misfits):
-            self._read_file() if folder.is_local else self._read_objects()
+            if folder.is_local:
+                path = Path(self.path)
+                text = path.read_bytes() if path.exists() else b""
+                self._in_line = not text.endswith(b"\n") if text else False
+                for number, line in enumerate(text.splitlines(), 1):
+                    try:
+                        event = json.loads(line)
+                    except ValueError:
+                        warnings.warn(
+                            f"line {number} of {path} is torn, as by a kill: left out", stacklevel=2
+                        )
+                        continue
+                    self._take(event, f"line {number}")
+            else:
+                with ThreadPoolExecutor(_AT_ONCE) as pool:
+                    names = (folder / LOG_OBJECTS).names()
+                    contents = pool.map((folder / LOG_OBJECTS).read, names)
+                    for name, content in zip(names, contents, strict=True):
+                        self._take(json.loads(content), name)
         self.proposals: dict[int, dict[str, float]] = {
             e["key"]: e["point"] for e in self.events if e["event"] == "proposed"
         }
@@ -149,27 +164,17 @@ class SearchLog:
         self.events = [e for e in self.events if e["event"] != "ended" or e["key"] in self.proposals]
         self.ended: set[int] = {e["key"] for e in self.events if e["event"] == "ended"}
 
-    def _read_file(self) -> None:
-        path = Path(self.path)
-        text = path.read_bytes() if path.exists() else b""
-        self._in_line = not text.endswith(b"\n") if text else False
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                event = json.loads(line)
-            except ValueError:
-                warnings.warn(f"line {number} of {path} is torn, as by a kill: left out", stacklevel=3)
-                continue
-            self._take(event, f"line {number}")
-
-    def _read_objects(self) -> None:
-        objects = self._folder / LOG_OBJECTS
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            names = objects.names()
-            for name, content in zip(names, pool.map(objects.read, names), strict=True):
-                self._take(json.loads(content), name)
-
     def _take(self, event: Any, where: str) -> None:
-        if not _is_event(event):
+        match event:
+            case {"event": "begun", "space": dict(), "algorithm": str(), "seed": int(), "base": dict()}:
+                is_event = True
+            case {"event": "proposed", "key": int(), "point": dict(point)}:
+                is_event = all(type(value) in (int, float) for value in point.values())
+            case {"event": "ended", "key": int(), "loss": int() | float()}:
+                is_event = True
+            case _:
+                is_event = False
+        if not is_event:
             raise ValueError(f"{where} is no event of a search: {shown(event)}")
         self.events.append(event)
 
@@ -238,14 +243,3 @@ class SearchLog:
                     f"results folder {self._folder} is being written by another search; wait for it, "
                     "or stop it"
                 )
-
-
-def _is_event(event: Any) -> bool:
-    match event:
-        case {"event": "begun", "space": dict(), "algorithm": str(), "seed": int(), "base": dict()}:
-            return True
-        case {"event": "proposed", "key": int(), "point": dict(point)}:
-            return all(type(value) in (int, float) for value in point.values())
-        case {"event": "ended", "key": int(), "loss": int() | float()}:
-            return True
-    return False

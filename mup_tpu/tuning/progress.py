@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 
-from mup_tpu.config.columns import write
+from mup_tpu.config.columns import Table, write
 from mup_tpu.config.sweep import Search
-from mup_tpu.config.table import Table
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.store import Store
@@ -42,7 +41,6 @@ class _Running:
     report: Any = None
 
     def trained(self, seconds: float) -> float:
-        """Return the share of the steps that is done; of the expected seconds if the steps are unknown."""
         if self.report is not None and self.report.steps:
             return min(self.report.step / self.report.steps, 1.0)
         return min((time.monotonic() - self.began) / seconds, 1.0)
@@ -120,7 +118,6 @@ class TrialProgress(Generic[T]):
         self._refresh(self._running[job].size)
 
     def reported(self, job: Any, report: Any) -> None:
-        """Show a report; it has `step` and `steps`, 0 where their number is not known."""
         self._running[job].report = report
         self._refresh(self._running[job].size)
 

@@ -43,30 +43,20 @@ Rows = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 class Kind(Protocol[T]):
     """How trials of one kind become jobs, and results of jobs become rows.
 
-    Jobs have `trials`, and their reports a static method `note`.
+    Jobs have `trials`, and their reports a static method `note`. `size` is a trial's point of the scale, in
+    words, `work` its expected time in any unit. `jobs` come in the order of their start, with an open pool
+    that stays for the next call. `stored` removes checkpoints of a job whose rows are stored, `tidy` those
+    that a killed call left. `summary` is a line about all jobs of a run, or "".
     """
 
     def trial_id(self, trial: T) -> str: ...
-
-    def size(self, trial: T) -> str:
-        """Return a trial's point of the scale, in words."""
-
-    def work(self, trial: T) -> float:
-        """Return the expected time of a trial in any unit."""
-
-    def jobs(self, missing: list[T]) -> tuple[Sequence[Any], Pool[Any]]:
-        """Return jobs in the order of their start, and their open pool, which stays for the next call."""
-
+    def size(self, trial: T) -> str: ...
+    def work(self, trial: T) -> float: ...
+    def jobs(self, missing: list[T]) -> tuple[Sequence[Any], Pool[Any]]: ...
     def rows(self, job: Any, ended: Finished | Failed) -> Rows: ...
-
-    def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a job after its rows are stored."""
-
-    def tidy(self, trials: Sequence[T], stored: Callable[[], Collection[str]]) -> None:
-        """Remove checkpoints that a killed call left; `stored` gives the trial_ids with a row."""
-
-    def summary(self) -> str:
-        """Return a line about all jobs of a run; "" for none."""
+    def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def tidy(self, trials: Sequence[T], stored: Callable[[], Collection[str]]) -> None: ...
+    def summary(self) -> str: ...
 
 
 def run_missing(
@@ -194,7 +184,6 @@ def sweep_with_precision(sweep: Sweep, results: str, run: RunOptions, console: C
 
 
 def precision_of(run: RunOptions) -> tuple[str, str]:
-    """Return the precision that "auto" means on this machine's device, and why."""
     has, why = bfloat16_units("xla" if run.device == "xla" else "cpu" if is_cpu(run) else "cuda")
     return ("bf16" if has else "float32"), why
 

@@ -12,7 +12,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +21,6 @@ from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Search
 from mup_tpu.errors import ConfigError, Preempted
-from mup_tpu.files import Folder
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.job import Failed, Finished, Preparing, Split, Started
 from mup_tpu.jobs.pack_job import Evaluated, PackJob
@@ -76,7 +75,15 @@ def run_search(
     counts: Counter[str] = Counter()
     busy = f"results folder {folder} is being written by another search ({{who}}); wait for it, or stop it"
     with folder.locked("search.lock", busy):  # two would propose the same keys; in a bucket the log sees it
-        log = _open_log(folder, search, options, resume)
+        log = SearchLog(folder)
+        if log.events and not resume:
+            raise ConfigError(
+                f"results folder {folder} holds a search of {len(log.proposals)} trials; "
+                "go on with --resume, or give this one a folder of its own"
+            )
+        if resume and not log.events:
+            raise ConfigError(f"results folder {folder} holds no search to resume")
+        log.begin(search, options)
         left = options.num_samples - len(log.ended)
         if left <= 0:
             return SearchOutcome(counts, 0)
@@ -97,10 +104,10 @@ def run_search(
             def is_pausing() -> bool:
                 return bool(interrupted) or time.monotonic() >= deadline
 
-            chooser, size = Chooser(search, options, log), where.pack_size or 1
             proposals = _Proposals(
-                search, log, chooser, store, corpora, progress, make_job, is_pausing, left, size
-            )
+                search, log, Chooser(search, options, log), corpora, progress, make_job, is_pausing, left,
+                where.pack_size or 1, {row["trial_id"]: row for row in store.results().to_dict("records")},
+            )  # fmt: skip
             attempts = options.max_failures + 1
             events = run_jobs(proposals, place.pool, where.heartbeat, proposals.decide, attempts)
             with contextlib.closing(events):
@@ -134,37 +141,28 @@ def run_search(
     return SearchOutcome(counts, options.num_samples - len(log.ended), bool(interrupted))
 
 
+@dataclass
 class _Proposals:
     """Jobs of a search, each made when a worker is free, and the answers to their questions."""
 
-    def __init__(
-        self,
-        search: Search,
-        log: SearchLog,
-        chooser: Chooser,
-        store: Store,
-        corpora: Corpora,
-        progress: SearchProgress,
-        make_job: Callable[[list[Trial]], PackJob],
-        is_pausing: Callable[[], bool],
-        left: int,
-        pack_size: int,
-    ) -> None:
-        self._search, self._log, self._chooser = search, log, chooser
-        self._corpora, self._progress = corpora, progress
-        self._make_job, self._is_pausing = make_job, is_pausing
-        self._left, self._pack_size = left, pack_size
-        self.trials: dict[str, Trial] = {}
-        """Proposed trials by trial_id."""
-        self._keys: dict[str, list[int]] = defaultdict(list)
-        """Numbers of proposals without an end, by trial_id: an algorithm may propose a point again."""
-        self._rows: dict[str, Mapping[Any, Any]] = {
-            row["trial_id"]: row for row in store.results().to_dict("records")
-        }
-        """Rows of trials that have ended."""
+    search: Search
+    log: SearchLog
+    chooser: Chooser
+    corpora: Corpora
+    progress: SearchProgress
+    make_job: Callable[[list[Trial]], PackJob]
+    is_pausing: Callable[[], bool]
+    left: int
+    pack_size: int
+    rows: dict[str, Mapping[Any, Any]]
+    """Rows of trials that have ended, by trial_id."""
+    trials: dict[str, Trial] = field(default_factory=dict)
+    """Proposed trials by trial_id."""
+    waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Numbers of proposals without an end, by trial_id: an algorithm may propose a point again."""
 
     def __len__(self) -> int:
-        return self._left
+        return self.left
 
     def __iter__(self) -> Iterator[PackJob]:
         while trials := self._draw():
@@ -172,75 +170,62 @@ class _Proposals:
             # Points of a space may differ in shape, and only trials of one shape train together.
             for trial in trials:
                 packs[pack_key(trial)].append(trial)
-            yield from map(self._make_job, packs.values())
+            yield from map(self.make_job, packs.values())
 
     def _draw(self) -> list[Trial]:
         """Return trials for the next packs; none at the end of the search."""
         trials = list[Trial]()
-        while self._left and len(trials) < self._pack_size and not self._is_pausing():
-            key = self._chooser.propose()
+        while self.left and len(trials) < self.pack_size and not self.is_pausing():
+            key = self.chooser.propose()
             if key is None:
                 break
-            self._left -= 1
+            self.left -= 1
             try:
-                trial = self._search.trial(self._log.proposals[key])
+                trial = self.search.trial(self.log.proposals[key])
             except ConfigError as error:  # the ends of each domain are allowed, not all between them
-                self._progress.refused(key, str(error))
-                self._chooser.end(key, self._worst(self._search.base), is_whole=False)
+                self.progress.refused(key, str(error))
+                self.chooser.end(key, self._worst(self.search.base), is_whole=False)
                 continue
-            trial_id = self._corpora.trial_id(trial)
+            trial_id = self.corpora.trial_id(trial)
             self.trials[trial_id] = trial
-            self._keys[trial_id].append(key)
-            if trial_id in self._rows:
-                self.end(self._rows[trial_id])
-            elif len(self._keys[trial_id]) == 1:  # else it runs already
+            self.waiting[trial_id].append(key)
+            if trial_id in self.rows:
+                self.end(self.rows[trial_id])
+            elif len(self.waiting[trial_id]) == 1:  # else it runs already
                 trials.append(trial)
         return trials
 
     def keys(self, job: PackJob) -> list[int]:
-        return [key for trial in job.trials for key in self._keys[self._corpora.trial_id(trial)]]
+        return [key for trial in job.trials for key in self.waiting[self.corpora.trial_id(trial)]]
 
     def decide(self, job: PackJob, question: Evaluated) -> set[str] | None:
         """Return the trial_ids that ASHA stops; None pauses the job, for a resumed search to go on with."""
         share, stopped = question.step / job.trials[0].train.steps, set[str]()
         for trial_id, loss in question.losses.items():
-            first, *_ = self._keys[trial_id]
-            self._progress.update([first], "running", question.step, loss)
-            if self._chooser.stops(first, share, self._finite(loss, self.trials[trial_id])):
+            first, *_ = self.waiting[trial_id]
+            self.progress.update([first], "running", question.step, loss)
+            if self.chooser.stops(first, share, self._finite(loss, self.trials[trial_id])):
                 stopped.add(trial_id)
         # ASHA hears of the loss even if the trial pauses: its next evaluation has another share.
-        return None if self._is_pausing() else stopped
+        return None if self.is_pausing() else stopped
 
     def end(self, row: Mapping[Any, Any]) -> None:
         """Log the end of a trial whose row is stored."""
         trial_id, status = row["trial_id"], row["status"]
         loss = self._finite(row["loss"], self.trials[trial_id])
-        for key in self._keys.pop(trial_id):
-            self._chooser.end(key, loss, is_whole=status in ("finished", "diverged"))
-            self._progress.ended(key, row)
+        for key in self.waiting.pop(trial_id):
+            self.chooser.end(key, loss, is_whole=status in ("finished", "diverged"))
+            self.progress.ended(key, row)
         if status in FINAL:
-            self._rows[trial_id] = row
+            self.rows[trial_id] = row
 
     def _worst(self, trial: Trial) -> float:
         """Return twice the loss of chance: algorithms and schedulers need a number for a divergence."""
-        return 2 * math.log(self._corpora.of(trial).vocab_size)
+        return 2 * math.log(self.corpora.of(trial).vocab_size)
 
     def _finite(self, loss: float, trial: Trial) -> float:
         worst = self._worst(trial)
         return min(loss, worst) if math.isfinite(loss) else worst
-
-
-def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bool) -> SearchLog:
-    log = SearchLog(folder)
-    if log.events and not resume:
-        raise ConfigError(
-            f"results folder {folder} holds a search of {len(log.proposals)} trials; "
-            "go on with --resume, or give this one a folder of its own"
-        )
-    if resume and not log.events:
-        raise ConfigError(f"results folder {folder} holds no search to resume")
-    log.begin(search, options)
-    return log
 
 
 @contextlib.contextmanager

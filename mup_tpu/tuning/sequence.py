@@ -27,8 +27,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import selected_scales
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
-from mup_tpu.config.columns import configured, label, write_scale
-from mup_tpu.config.table import Table
+from mup_tpu.config.columns import Table, configured, label, write_scale
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_header
@@ -66,14 +65,22 @@ def run_until_settled(
     deadline = time.monotonic() + until.seconds
     sweep = sweep_with_precision(sweep, results, run, console)
     corpora = Corpora()
-    grid = _grid_of(sweep, corpora)
-    if lacking := sorted(set(load_header(results).planned) - set(grid.points)):
-        at = ", ".join(write_scale(sweep.scale_axis.column, scale) for scale in lacking)
+    grid, header, column = _grid_of(sweep, corpora), load_header(results), sweep.scale_axis.column
+    if lacking := sorted(set(header.planned) - set(grid.points)):
+        at = ", ".join(write_scale(column, scale) for scale in lacking)
         raise StoreError(
-            f"results folder {results} plans {label(sweep.scale_axis.column)} {at} too, which this sweep "
-            "lacks: give all of its scales, or another --results"
+            f"results folder {results} plans {label(column)} {at} too, which this sweep lacks: give all of "
+            "its scales, or another --results"
         )
-    _check_question(sweep, grid.points, results)
+    # Rows of scales that the folder's stored conditions exclude would never be analysed.
+    conditions = [condition for condition in header.where if condition.column == column]
+    if lacking := sorted(set(grid.points) - set(selected_scales(grid.points, column, conditions))):
+        at = ", ".join(write_scale(column, scale) for scale in lacking)
+        raise StoreError(
+            f"results folder {results} asks about {', '.join(c.words for c in conditions)}, and this sweep "
+            f"has {label(column)} {at} too: give scales that it asks about, or have it ask about all "
+            f"(mup-tpu analyze {results} --keep)"
+        )
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
@@ -223,7 +230,8 @@ class Buyer(Generic[T]):
         """Plan of each parametrization."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
-        self._known = self._known_values(stored)
+        values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
+        self._known = np.array([value for value in values if value > 0], dtype=float)
         done = done_of(stored, stopped=self._halving)
         return [self._plan(name, table, stored, done) for name in self._grid.compared]
 
@@ -286,27 +294,9 @@ class Buyer(Generic[T]):
         return [grid.trial(at, grid.compared[name], value, seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
-        """Return the rest of the budget in units of cost, at this call's pace; inf before any purchase."""
         new = stored.loc[~stored["trial_id"].isin(self._before), self._grid.columns.scale]
         bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
-
-    def _known_values(self, stored: pd.DataFrame) -> np.ndarray:
-        values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
-        return np.array([value for value in values if value > 0], dtype=float)
-
-
-def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:
-    """Refuse scales that the folder's stored conditions exclude: their rows would never be analysed."""
-    column = sweep.scale_axis.column
-    conditions = [condition for condition in load_header(results).where if condition.column == column]
-    if lacking := sorted(set(points) - set(selected_scales(points, column, conditions))):
-        at = ", ".join(write_scale(column, scale) for scale in lacking)
-        raise StoreError(
-            f"results folder {results} asks about {', '.join(c.words for c in conditions)}, and this sweep "
-            f"has {label(column)} {at} too: give scales that it asks about, or have it ask about all "
-            f"(mup-tpu analyze {results} --keep)"
-        )
 
 
 def _show(plans: Sequence[PurchasePlan[Any]], columns: Columns, console: Console) -> None:

@@ -38,14 +38,9 @@ Curve = Sequence[tuple[str, int, float]]
 class Tracker(Protocol):
     """Tracker of experiments."""
 
-    def known(self) -> set[str]:
-        """Return the trial_ids of the trials in the tracker."""
-
-    def forget(self, trial_id: str) -> None:
-        """Remove a trial before it is sent again."""
-
-    def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
-        """Send a trial that has ended."""
+    def known(self) -> set[str]: ...  # trial_ids of the trials in the tracker
+    def forget(self, trial_id: str) -> None: ...  # before the trial is sent again
+    def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None: ...
 
 
 class TensorBoard:
@@ -89,11 +84,9 @@ class WandB:
         self._experiment = experiment
 
     def known(self) -> set[str]:
-        """Return the trials with a folder here; sent runs have one too."""
         return {path.name.rpartition("-")[2] for path in self._where.glob("wandb/*run-*-*")}
 
     def forget(self, trial_id: str) -> None:
-        """Remove the trial's folders; the next run of the same id overwrites a sent one."""
         for folder in self._where.glob(f"wandb/*run-*-{trial_id}"):
             shutil.rmtree(folder)
 
@@ -182,17 +175,8 @@ class Tracking:
             with self._or_without(name):
                 self._trackers[name] = _TRACKERS[name](store.folder, store.experiment)
                 self._told[name] = self._trackers[name].known()
-        if self._trackers:
-            self._tell_untold(store)
-
-    def add(self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
-        """Send trials with a result; failed ones, which are trained again, are not sent.
-
-        A trial that is trained again after it was stopped early replaces its earlier copy.
-        """
-        self._tell(rows, curves, again=True)
-
-    def _tell_untold(self, store: Store) -> None:
+        if not self._trackers:
+            return
         told_by_all = set[str].intersection(*(self._told[name] for name in self._trackers))
         table = store.results()
         untold = table[~table["trial_id"].isin(told_by_all)] if len(table) else table
@@ -204,14 +188,21 @@ class Tracking:
             )
         if untold.empty:
             return
-        rows = [_without_nothing(row) for row in untold.to_dict("records")]
+        rows = []
+        for row in untold.to_dict("records"):
+            plain = {str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()}
+            rows.append({k: None if pd.isna(v) else v for k, v in plain.items()})
         curves = load_curves(str(store.folder))
         points = [{str(k): v for k, v in point.items()} for point in curves.to_dict("records")]
-        self._tell(rows, points, again=False)
+        self.add(rows, points, again=False)
 
-    def _tell(
-        self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]], again: bool
+    def add(
+        self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]], again: bool = True
     ) -> None:
+        """Send trials with a result; failed ones, which are trained again, are not sent.
+
+        With `again`, a trial that is trained again after it was stopped early replaces its earlier copy.
+        """
         points: dict[str, list[tuple[str, int, float]]] = {}
         for p in curves:
             point = (f"{p['split']}/loss", int(p["step"]), float(p["loss"]))
@@ -263,8 +254,3 @@ def _with_loss(curve: Curve, row: Mapping[str, Any]) -> Curve:
 def _loss(row: Mapping[str, Any]) -> float:
     loss = row.get("loss")
     return math.nan if loss is None else float(loss)
-
-
-def _without_nothing(row: Mapping[Any, Any]) -> dict[str, Any]:
-    plain = {str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()}
-    return {k: None if pd.isna(v) else v for k, v in plain.items()}

@@ -7,6 +7,8 @@ Other parametrizations declare the scales along which their optimum stays.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -19,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu import data
-from mup_tpu.analysis import RunTable, TransferAnalysis, analyze, load_table
+from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.prediction import predict_analysis
 from mup_tpu.analysis.scores import Score, score, to_keep
 from mup_tpu.analysis.targets import Target as At
@@ -111,27 +113,23 @@ def target_trials(
             f"num_seeds {num_seeds} makes {count:,} trials; at most {MOST_TRIALS:,} are planned"
         )
     changed = {name: value for name, value in changes.items() if value is not None}
-    return [
-        f.trial.replace(parametrization=p, seed=seed, **_bases(f.trial, p), **changed, **target)
-        for f in sources
-        for p in parametrizations
-        for seed in range(num_seeds)
-    ]
-
-
-def _bases(source: Trial, parametrization: str) -> dict[str, int]:
-    """Return missing bases for rules of depth, batch size and steps: the source's own values.
-
-    Without them the target would be its own base, and nothing would be scaled.
-    """
-    fields, rules = source.flat(), source.optimizer.rules
-    follows = {
-        "base_depth": "depth" in PARAMETRIZATIONS[parametrization].follows,
-        "base_batch_size": rules.decay == "timescale",
-        "base_steps": rules.decay == "timescale",
-    }
-    field_of = {"base_depth": "depth", "base_batch_size": "batch_size", "base_steps": "steps"}
-    return {base: fields[field_of[base]] for base, has in follows.items() if has and not fields[base]}
+    trials = []
+    for source, rule in itertools.product([known.trial for known in sources], parametrizations):
+        fields, is_timescale = source.flat(), source.optimizer.rules.decay == "timescale"
+        # A rule of depth, batch size or steps without a base would take the target for its own base, and
+        # scale nothing.
+        bases = {
+            f"base_{name}": fields[name]
+            for name, follows in (
+                ("depth", "depth" in PARAMETRIZATIONS[rule].follows),
+                ("batch_size", is_timescale),
+                ("steps", is_timescale),
+            )
+            if follows and not fields[f"base_{name}"]
+        }
+        for seed in range(num_seeds):
+            trials.append(source.replace(parametrization=rule, seed=seed, **bases, **changed, **target))
+    return trials
 
 
 def transfer_warnings(source: Trial, target: Trial, is_predicted: bool = False) -> list[str]:
@@ -257,7 +255,6 @@ class Transfer:
         return [choice.sentence for choice in self.chosen]
 
     def keep(self, results: str) -> None:
-        """Keep the predictions in a results folder, to be scored when their scale is run."""
         keep_predictions(results, [c.prediction for c in self.chosen if c.prediction is not None])
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
@@ -284,22 +281,15 @@ class Transfer:
             rule, column = choice.source.trial.model.parametrization, field_column("parametrization")
             rows = runs[(runs[column] == rule) & (runs["status"] == "finished")]
             rows = rows[np.isclose(rows[self.tuned], 2**prediction.x, rtol=1e-6)]
-            known = self._optimum_at(prediction)
-            if len(rows) or known is not None:
-                x, error = known or (math.nan, math.nan)
+            x = error = math.nan
+            if self.sweep is not None:
+                with contextlib.suppress(TableError):
+                    scores = [s for s in score([prediction], analyze(self.sweep)) if math.isfinite(s.x)]
+                    x, error = (scores[0].x, scores[0].error) if scores else (x, error)
+            if len(rows) or math.isfinite(x):
                 loss = float(rows["loss"].mean()) if len(rows) else math.nan
                 sentences.append(score_sentence(Score(prediction, x, error, loss)))
         return sentences
-
-    def _optimum_at(self, prediction: KeptPrediction) -> tuple[float, float] | None:
-        """Return the optimum (log2) and standard error of the sweep at the target for a prediction's rule."""
-        if self.sweep is None:
-            return None
-        try:
-            scores = score([prediction], analyze(self.sweep))
-        except TableError:
-            return None
-        return next(((s.x, s.error) for s in scores if math.isfinite(s.x)), None)
 
     def regrets(self, runs: pd.DataFrame) -> list[dict[Any, Any]]:
         return [] if self.sweep is None else regret_against_sweep(runs, self.sweep)
@@ -325,7 +315,7 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     sweep's largest scale is taken.
     """
     axes, finished = load_axes(path), finished_runs(path)
-    rule_column = field_column("parametrization")
+    scale, tuned, rule_column = axes.scale.column, axes.tune.column, field_column("parametrization")
     stored_rules = sorted(finished[rule_column].dropna().unique())
     rules = target.rules(stored_rules if len(stored_rules) == 1 else ("mup",))
     lender = next((rule for rule in (*rules, "mup") if rule in stored_rules), stored_rules[0])
@@ -333,79 +323,57 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
         raise ConfigError(
             f"results folder {path} has no trial of {rules[0]}: give --compare {' or '.join(stored_rules)}"
         )
-    analysis, table, why = _analysis(path)
+    fields, changes = target.split(axes.scale.fields)
+    analysis, why_not = None, ""
+    try:
+        table = load_table(path)
+        analysis = analyze(table)
+    except TableError as error:
+        why_not = str(error)
     chosen = []
     for rule in rules:
         rows = finished[finished[rule_column] == (rule if rule in stored_rules else lender)]
-        source = known_trial(_best_row(rows, axes), path)
-        choice = Choice(source, _best_said(source, axes, why))
-        if analysis is not None and table is not None:
-            choice = _predicted(source, target, axes, analysis, table)
+        largest = rows[rows[scale] == rows[scale].max()]
+        means = largest.groupby([axes.compare.column, tuned])["loss"].transform("mean")
+        source = known_trial(largest.loc[means.idxmin()].to_dict(), path)
+        values, why, choice = configured(source.trial), why_not, None
+        compared = str(values[axes.compare.column])
+        if analysis is not None:
+            only = tuple(result for result in analysis.results if result.compared == compared)
+            if not set(fields) <= set(axes.scale.fields):
+                why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
+            elif len(axes.tune.fields) > 1 or not only:
+                why = "its tuned value is not one field" if only else "the verdict takes none of its rows"
+            else:
+                goal = source.trial.replace(**changes, **fields)
+                at = At(", ".join(f"{n}={v}" for n, v in fields.items()), _measure(goal, scale))
+                try:
+                    predictions = predict_analysis(replace(analysis, results=only), (at,))
+                except TableError as error:
+                    why = str(error)
+                else:
+                    (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
+                    is_scored = all(source.trial.flat()[n] == v for n, v in changes.items())
+                    trial = source.trial.replace(**{axes.tune.fields[0]: made.value})
+                    details = prediction_details(made, predictions)
+                    sentence = "\n  ".join([prediction(made, predictions), *details])
+                    known = KnownTrial(trial, source.loss)
+                    choice = Choice(known, sentence, True, kept if is_scored else None)
+        if choice is None:
+            place = "its scale"
+            if scale in values:
+                place = f"{columns.label(scale)} {columns.write_scale(scale, values[scale])}"
+            choice = Choice(
+                source,
+                f"{source.trial.model.parametrization}: nothing predicted ({why}); the best of {place} is "
+                f"taken: {columns.label(tuned)} "
+                f"{columns.write(tuned, values[tuned])}, loss {source.loss:.4f} nat/token",
+            )
         if rule not in stored_rules:  # its result does not score the lender's prediction
             trial = choice.source.trial.replace(parametrization=rule)
             choice = Choice(KnownTrial(trial, source.loss), f"{rule} takes the value of {choice.sentence}")
         chosen.append(choice)
     return chosen
-
-
-def _analysis(path: str) -> tuple[TransferAnalysis | None, RunTable | None, str]:
-    try:
-        table = load_table(path)
-        return analyze(table), table, ""
-    except TableError as error:
-        return None, None, str(error)
-
-
-def _best_row(rows: pd.DataFrame, axes: StoredAxes) -> dict[Any, Any]:
-    """Return the row of the best tuned value at the largest scale, by its mean over seeds."""
-    scale, tuned = axes.scale.column, axes.tune.column
-    largest = rows[rows[scale] == rows[scale].max()]
-    cells = [axes.compare.column, tuned]
-    means = largest.groupby(cells)["loss"].transform("mean")
-    return dict(largest.loc[means.idxmin()].to_dict())
-
-
-def _best_said(source: KnownTrial, axes: StoredAxes, why: str) -> str:
-    tuned, scale = axes.tune.column, axes.scale.column
-    values = configured(source.trial)
-    at = (
-        f"{columns.label(scale)} {columns.write_scale(scale, values[scale])}"
-        if scale in values
-        else "its scale"
-    )
-    return (
-        f"{source.trial.model.parametrization}: nothing predicted ({why}); the best of {at} is taken: "
-        f"{columns.label(tuned)} {columns.write(tuned, values[tuned])}, loss {source.loss:.4f} nat/token"
-    )
-
-
-def _predicted(
-    source: KnownTrial, target: TransferOptions, axes: StoredAxes, analysis: TransferAnalysis, table: RunTable
-) -> Choice:
-    """Choose a rule's predicted value at the target; without a prediction, its best trial."""
-    fields, changes = target.split(axes.scale.fields)
-    compared = str(configured(source.trial)[axes.compare.column])
-    only = [result for result in analysis.results if result.compared == compared]
-    if not set(fields) <= set(axes.scale.fields):
-        why = f"the sweep's scale is {columns.label(axes.scale.column)}, not {', '.join(fields)}"
-    elif len(axes.tune.fields) > 1 or not only:
-        why = "its tuned value is not one field" if only else "the verdict takes none of its rows"
-    else:
-        goal = source.trial.replace(**changes, **fields)
-        at = At(", ".join(f"{n}={v}" for n, v in fields.items()), _measure(goal, axes.scale.column))
-        try:
-            predictions = predict_analysis(replace(analysis, results=tuple(only)), (at,))
-        except TableError as error:
-            why = str(error)
-        else:
-            (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
-            source_values = source.trial.flat()
-            is_scored = all(source_values[n] == v for n, v in changes.items())
-            (field,) = axes.tune.fields
-            trial = source.trial.replace(**{field: made.value})
-            sentence = "\n  ".join([prediction(made, predictions), *prediction_details(made, predictions)])
-            return Choice(KnownTrial(trial, source.loss), sentence, True, kept if is_scored else None)
-    return Choice(source, _best_said(source, axes, why))
 
 
 def _measure(trial: Trial, column: str) -> float:

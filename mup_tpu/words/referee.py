@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 from mup_tpu.analysis.referee import Comparison, Ruling
-from mup_tpu.config.columns import label, write_scale
-from mup_tpu.config.table import Table
+from mup_tpu.config.columns import Table, label, write_scale
 from mup_tpu.words.names import exponent, number
 from mup_tpu.words.reasons import because
 from mup_tpu.words.tables import interval

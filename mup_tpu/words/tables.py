@@ -17,8 +17,7 @@ from mup_tpu.analysis.rows import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.worth import Interval
 from mup_tpu.config import Trial
-from mup_tpu.config.columns import CONFIGURED, configured, label, write, write_scale
-from mup_tpu.config.table import Table
+from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
 from mup_tpu.config.values import counted
 from mup_tpu.words.names import bound, name, number, power
 from mup_tpu.words.reasons import because

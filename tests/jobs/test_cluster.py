@@ -16,11 +16,10 @@ from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.cluster import ray_cluster, slots
+from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.job import Finished, Started
 from mup_tpu.jobs.pools import Pools
-from mup_tpu.jobs.ray_actors import RayActors
 
 
 def test_a_start_of_ray_that_times_out_is_tried_again_and_then_one_sentence(monkeypatch):

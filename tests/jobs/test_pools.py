@@ -18,8 +18,7 @@ from mup_tpu.errors import DataError
 from mup_tpu.jobs import this_machine
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.job import Failed, Finished, Split
-from mup_tpu.jobs.pools import Pools
-from mup_tpu.jobs.processes import Forked, InProcess
+from mup_tpu.jobs.pools import Forked, InProcess, Pools
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ends processes as Linux has them")
 LONG = 600.0
@@ -34,8 +33,7 @@ def opened():
 
         @functools.cache
         def on_ray():
-            from mup_tpu.jobs.cluster import slots
-            from mup_tpu.jobs.ray_actors import RayActors
+            from mup_tpu.jobs.cluster import RayActors, slots
 
             pool = RayActors(slots(RunOptions(threads=1)), lambda: slots(RunOptions(threads=1)))
             return until_the_end.enter_context(pool)
@@ -239,7 +237,7 @@ def test_a_run_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(
     limit = 3.0 * patience
     script = (
         "import sys\nfrom light_jobs import Count\n"
-        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.processes import Forked\n"
+        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.pools import Forked\n"
         "jobs = [Count(sys.argv[1], name, then='wait') for name in 'ab']\n"
         "with Forked(2, None, preload=()) as pool:\n"
         "    list(run_jobs(jobs, pool, float(sys.argv[2])))\n"
@@ -266,7 +264,7 @@ def test_a_run_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(
 def test_a_driver_that_is_killed_leaves_no_worker(tmp_path):
     script = (
         "import sys\nfrom light_jobs import Count\n"
-        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.processes import Forked\n"
+        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.pools import Forked\n"
         "with Forked(2, None, preload=()) as pool:\n"
         "    list(run_jobs([Count(sys.argv[1], name, then='wait') for name in 'ab'], pool, 600.0))\n"
     )
@@ -301,7 +299,7 @@ from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from light_jobs import Hungry
 from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.processes import Forked
+from mup_tpu.jobs.pools import Forked
 from mup_tpu.jobs.job import Failed, Finished, Split
 with Forked(1, None, preload=()) as pool:
     for _, event in run_jobs([Hungry("abcd", 150)], pool, 600.0):

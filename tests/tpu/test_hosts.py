@@ -9,8 +9,7 @@ import ray
 
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.cluster import slots
-from mup_tpu.jobs.ray_actors import HostActor
+from mup_tpu.jobs.cluster import HostActor, slots
 from mup_tpu.tpu.hosts import chips_of_a_pack, kind_of_most_chips, tpu_hosts
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.job import Finished, Preparing, Started
 from mup_tpu.jobs.pack_job import PackJob
-from mup_tpu.jobs.processes import InProcess
+from mup_tpu.jobs.pools import InProcess
 from mup_tpu.store import Store
 from mup_tpu.training.report import Report
 from mup_tpu.tuning.progress import TrialProgress
