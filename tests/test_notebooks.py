@@ -184,4 +184,4 @@ def test_your_own_model_runs_top_to_bottom(tmp_path):
     assert kinds(outputs) == kinds(committed(TRAINS))
     assert "mup: no layer grows with width" in said(outputs)
     assert "sp: the first layer that grows is model.layers.0.self_attn.q_proj (hidden)" in said(outputs)
-    assert "sp: DRIFTS" in said(outputs)
+    assert "SP: DRIFTS" in said(outputs)

@@ -78,9 +78,9 @@ def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, a
     sweeps = Comparison.of({p.name: (analysed(p), None) for p in STORES if p.parent == folder})
     found = sweeps.table(names.name)
     found.drop(columns="regret_status").to_csv(tmp_path / "found.csv", index=False)
-    found, stored = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "ablations.csv"))
+    found, stored = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "sweeps.csv"))
     pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)
-    assert names_in(folder / "figures") == files_of(["ablations"]) | {"ablations.csv"}
+    assert names_in(folder / "figures") == files_of(["sweeps"]) | {"sweeps.csv"}
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows():
         page(
             "results",
             compare({p.name: p for p in STORES if p.parent == RESULTS}, root=RESULTS),
-            "referee.png",
+            "sweeps.png",
         ),
         (RESULTS / "README.md").read_text(encoding="utf-8"),
     )

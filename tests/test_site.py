@@ -34,7 +34,7 @@ def test_the_snippet_for_python_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "docs/reference/python.md", "exec"), {})
-    assert "sp: DRIFTS" in capsys.readouterr().out
+    assert "SP: DRIFTS" in capsys.readouterr().out
     assert (tmp_path / "transfer.png").exists()
 
 

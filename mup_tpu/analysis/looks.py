@@ -70,9 +70,14 @@ class Evidence:
         return self.drift.is_known and self.headline is not None
 
 
-def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
-    """Optima, drift and headline regret of one parametrization's runs."""
-    curves = [loss_curve(group) for _, group in runs.groupby("scale")]
+def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None) -> Evidence:
+    """Return optima, drift and headline regret of one parametrization's runs.
+
+    Curves that have no more runs than `before`, the evidence of some of the runs, are taken from there.
+    """
+    old = {} if before is None else {(curve.scale, curve.runs): curve for curve in before.curves}
+    groups = [(float(scale), group) for scale, group in runs.groupby("scale")]
+    curves = [old.get((scale, len(group))) or loss_curve(group) for scale, group in groups]
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
     made = estimates(curves, noise, generator, question.epsilon)
@@ -117,7 +122,7 @@ def take_look(runs: pd.DataFrame, question: Question, before: LookTaken | None =
         question: with planned scales, this is one look of a sequence.
         before: previous look; None for the first.
     """
-    evidence = weigh(runs, question)
+    evidence = weigh(runs, question, before and before.evidence)
     number = (before.number if before else 0) + evidence.is_enough
     verdict = decide(
         [e.optimum for e in evidence.estimates],

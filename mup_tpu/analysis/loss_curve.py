@@ -14,6 +14,7 @@ import scipy
 _STABLE = 2.0  # octaves, or grid steps, from the best cell within which cells say the effects of seeds
 # Cells beyond which no effects are taken out: their covariance is a matrix of all of them
 _MOST_CELLS = 2000
+_DENSE = 1e5  # seeds times cells below which a dense matrix is faster than a sparse one
 # Usual deviations of a run from its cell and seed, beyond which it counts less for its seed's effect
 _CLIPPED = 2.5
 
@@ -48,6 +49,12 @@ class LossCurve:
         return float(np.median(np.diff(self.x_G))) if len(self.x_G) > 1 else 1.0
 
     @property
+    def runs(self) -> int:
+        """Number of runs, lost ones too."""
+        lost_G = np.where(np.isfinite(self.mean_G), self.diverged_G + self.stopped_G, 0)
+        return int((self.count_G + lost_G).sum())
+
+    @property
     def near_G(self) -> np.ndarray:
         """Whether each point is within an octave (or a grid step) of the best one."""
         return np.abs(self.x_G - self.x_G[int(np.argmin(self.mean_G))]) <= max(1.0, self.step) + 1e-9
@@ -60,32 +67,33 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
     seed share initial weights and data, and so an effect on the loss that moves no optimum: it is taken out.
     """
     effect_S, seed_N, share_G, left = _seed_effects(runs)
-    runs = runs.assign(loss=runs["loss"] - effect_S[seed_N])
-    x, mean, count, diverged, stopped, error, squares, df = [], [], [], [], [], [], [], []
-    for value, cell in runs.groupby("x"):
-        losses = cell["loss"].to_numpy()
-        finite = losses[np.isfinite(losses)]
-        lost = len(losses) - len(finite)
-        alive = 2 * lost < len(losses)
-        x.append(value)
-        mean.append(finite.mean() if alive else np.inf)
-        count.append(len(finite) if alive else len(losses))
-        stopped.append(int(cell["stopped"].sum()))
-        diverged.append(lost - stopped[-1])
-        error.append(float(cell["loss_error"].mean()) / np.sqrt(len(cell)))
-        squares.append(float(((finite - finite.mean()) ** 2).sum()) if alive else 0.0)
-        df.append(left * (len(finite) - 1) if alive else 0.0)
+    x_G, cell_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
+    loss_N = runs["loss"].to_numpy() - effect_S[seed_N]
+
+    def sums(values_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
+        return np.bincount(cell_N[used_N], values_N[used_N], len(x_G))
+
+    finite_N, error_N = np.isfinite(loss_N), runs["loss_error"].to_numpy()
+    known_N, one_N = ~np.isnan(error_N), np.ones(len(runs))
+    finite_G, all_G = sums(one_N, finite_N), sums(one_N, one_N > 0)
+    stopped_G = sums(runs["stopped"].to_numpy(float), one_N > 0)
+    alive_G = 2 * finite_G > all_G
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_G = sums(loss_N, finite_N) / finite_G
+        error_G = sums(error_N, known_N) / sums(one_N, known_N) / np.sqrt(all_G)
+    squares_G = sums((loss_N - mean_G[cell_N]) ** 2, finite_N)
+    count_G = np.where(alive_G, finite_G, all_G).astype(int)
     return LossCurve(
         scale=float(runs["scale"].iloc[0]),
-        x_G=np.array(x, float),
-        mean_G=np.array(mean, float),
-        count_G=np.array(count),
-        diverged_G=np.array(diverged),
-        stopped_G=np.array(stopped),
-        error_G=np.array(error),
-        squares_G=np.array(squares),
-        df_G=np.array(df),
-        weight_G=np.maximum(count, 1) * share_G,
+        x_G=x_G,
+        mean_G=np.where(alive_G, mean_G, np.inf),
+        count_G=count_G,
+        diverged_G=(all_G - finite_G - stopped_G).astype(int),
+        stopped_G=stopped_G.astype(int),
+        error_G=error_G,
+        squares_G=np.where(alive_G, squares_G, 0.0),
+        df_G=np.where(alive_G, left * (finite_G - 1), 0.0),
+        weight_G=np.maximum(count_G, 1) * share_G,
         effect_S=effect_S,
     )
 
@@ -103,10 +111,12 @@ def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarra
     losses, finite = runs["loss"].to_numpy(), np.isfinite(runs["loss"].to_numpy())
     seed_N, names = pd.factorize(runs["seed"].to_numpy())
     values, number_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
-    means = runs[finite].groupby("x")["loss"].mean().reindex(values)
+    finite_G = np.bincount(number_N[finite], minlength=len(values))
+    with np.errstate(invalid="ignore"):
+        mean_G = np.bincount(number_N[finite], losses[finite], len(values)) / finite_G
     step = float(np.median(np.diff(values))) if len(values) > 1 else 1.0
-    best = values[int(np.argmin(means.fillna(np.inf)))]
-    stable_G = means.notna().to_numpy() & (np.abs(values - best) <= _STABLE * max(1.0, step) + 1e-9)
+    best = values[int(np.argmin(np.where(finite_G > 0, mean_G, np.inf)))]
+    stable_G = (finite_G > 0) & (np.abs(values - best) <= _STABLE * max(1.0, step) + 1e-9)
     used = finite & stable_G[number_N]
     y_N, cell_N, own_N = losses[used], (np.cumsum(stable_G) - 1)[number_N[used]], seed_N[used]
     share_G, cells = np.ones(len(values)), int(stable_G.sum())
@@ -141,15 +151,22 @@ def _ridge_effects(
     """
     total_C = np.bincount(cell_N, weight_N)
     inverse_S = 1 / (1 + np.bincount(seed_N, weight_N, seeds))
-    joint_SC = scipy.sparse.csr_array((weight_N, (seed_N, cell_N)), (seeds, len(total_C))) / np.sqrt(total_C)
-    shrunk_SC = joint_SC.multiply(inverse_S[:, None]).tocsr()
-    inner_CC = np.linalg.inv(np.eye(len(total_C)) - (joint_SC.T @ shrunk_SC).toarray())
+    joint_SC = scipy.sparse.csr_array((weight_N, (seed_N, cell_N)), (seeds, len(total_C)))
+    if seeds * len(total_C) < _DENSE:
+        joint_SC = joint_SC.toarray()
+    joint_SC = joint_SC / np.sqrt(total_C)
+    shrunk_SC = joint_SC * inverse_S[:, None]
+    inner_CC = np.linalg.inv(np.eye(len(total_C)) - _dense(joint_SC.T @ shrunk_SC))
     v_S = inverse_S * np.bincount(seed_N, weight_N * _centred(y_N, cell_N, weight_N), seeds)
     effect_S = v_S + shrunk_SC @ (inner_CC @ (joint_SC.T @ v_S))
     covariance_CC = inner_CC / np.sqrt(np.outer(total_C, total_C))
     own_C = np.diag(covariance_CC)
     common_C = (covariance_CC.sum(axis=1) - own_C) / max(len(total_C) - 1, 1)
     share_C = np.minimum(1 / ((own_C - common_C) * np.bincount(cell_N)), 1.0)
-    shrinkage = float(inverse_S.sum() + ((shrunk_SC.T @ shrunk_SC).toarray() * inner_CC).sum())
+    shrinkage = float(inverse_S.sum() + (_dense(shrunk_SC.T @ shrunk_SC) * inner_CC).sum())
     within = len(y_N) - len(total_C)
     return effect_S, share_C, (within - seeds + shrinkage) / within
+
+
+def _dense(matrix: np.ndarray | scipy.sparse.sparray) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

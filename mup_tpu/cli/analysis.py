@@ -15,8 +15,6 @@ from mup_tpu.errors import ConfigError, TableError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mup_tpu.config.columns import Table
-
 
 def analyze(
     paths: Several,
@@ -70,14 +68,9 @@ def analyze(
     console, results = Console(), open_results(paths, table)
     if json and next:
         batches = {r.compared: r.next_batch for r in results.analysis.results}
-        console.write(
-            to_json(
-                {
-                    name: b and verdicts.batch_to_dict(b, results.analysis.columns)
-                    for name, b in batches.items()
-                }
-            )
-        )
+        columns = results.analysis.columns
+        plain = {name: b and verdicts.batch_to_dict(b, columns) for name, b in batches.items()}
+        console.write(to_json(plain))
     elif json:
         console.write(to_json(results.to_dict()))
     elif next:
@@ -93,32 +86,32 @@ def analyze(
 def _show_folder(
     path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool, compact: bool
 ) -> bool:
-    """Change, show or export a results folder; return whether nothing else is wanted."""
+    """Show, export or change a results folder; return whether nothing else is wanted."""
     from mup_tpu.analysis.rows import select
     from mup_tpu.store import Store, load_header, load_runs
 
     console, stored = Console(), load_runs(path)
     rows = select(stored, table.conditions or ())
-    store = Store(path, str(stored["experiment"].iloc[0])) if keep or compact else None
-    if keep and store is not None:
-        store.ask(tuple(table.conditions or ()))
-        words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
-        console.print(f"the verdict of {path} uses {words}")
-    if compact and store is not None:
-        store.compact()
+    if keep or compact:
+        store = Store(path, str(stored["experiment"].iloc[0]))
+        if keep:
+            store.ask(tuple(table.conditions or ()))
+            words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
+            console.print(f"the verdict of {path} uses {words}")
+        if compact:
+            store.compact()
     if csv is not None:
         write_file(f"csv {csv}", csv, to_csv(rows))
         console.print(f"{len(rows)} runs exported to {csv}")
     if runs:
-        console.print(_run_table(rows, path))
+        _print_runs(console, rows, path)
     return runs or csv is not None
 
 
-def _run_table(table: pd.DataFrame, path: str) -> Table:
-    """Return a table with a row a run; settings that all runs share stand in its title."""
+def _print_runs(console: Console, table: pd.DataFrame, path: str) -> None:
+    """Print a table with a row a run; settings that all runs share stand in its title."""
     from mup_tpu.analysis.rows import varied as varied_columns
-    from mup_tpu.config import columns
-    from mup_tpu.config.columns import Table
+    from mup_tpu.config.columns import Table, write
     from mup_tpu.store import is_search, load_axes
 
     if is_search(path):
@@ -126,26 +119,20 @@ def _run_table(table: pd.DataFrame, path: str) -> Table:
     else:
         axes = load_axes(path)
         varied = [column for axis in (axes.compare, axes.scale, axes.tune) for column in axis.columns]
+    varied = [*varied, "seed"]
+    shared = [c for c in varied if len(table) > 1 and table[c].nunique(dropna=False) == 1]
+    headings = {c: c.replace("_", "_\n") for c in varied if c not in shared}
+    headings |= {"loss": "loss", "status": "status", "steps_done": "steps", "wall_time_s": "s"}
     digits = {"loss": 4, "wall_time_s": 1}
 
     def cell(column: str, value: Any) -> str:
-        return f"{value:.{digits[column]}f}" if column in digits else columns.write(column, value)
+        return f"{value:.{digits[column]}f}" if column in digits else write(column, value)
 
-    shared = [c for c in (*varied, "seed") if len(table) > 1 and table[c].nunique(dropna=False) == 1]
-    headings = {c: c.replace("_", "_\n") for c in (*varied, "seed") if c not in shared} | {
-        "loss": "loss",
-        "status": "status",
-        "steps_done": "steps",
-        "wall_time_s": "s",
-    }
+    rows = [[cell(c, row[c]) for c in headings] for row in table[[*headings]].to_dict("records")]
     settings = "".join(f", {c} {cell(c, table[c].iloc[0])}" for c in shared)
-    rows = [
-        [cell(name, value) for name, value in zip(headings, row, strict=True)]
-        for row in table[list(headings)].itertuples(index=False)
-    ]
-    left = {heading for c, heading in headings.items() if table[c].dtype.kind not in "if"}
     title = f"{table['experiment'].iloc[0]}: {len(table)} runs{settings}"
-    return Table([*headings.values()], rows, title, left)
+    left = {heading for c, heading in headings.items() if table[c].dtype.kind not in "if"}
+    console.print(Table([*headings.values()], rows, title, left))
 
 
 def predict(
@@ -237,14 +224,9 @@ def _print_law(
         written = write_figures({"law": plots.law_figure(laws, sizes)}, folder)
     console = Console()
     if json:
-        console.write(
-            to_json(
-                [
-                    words.power_law_to_dict(law) | {"at": [{"sizes": s, "x": law.at(s)} for s in sizes]}
-                    for law in laws
-                ]
-            )
-        )
+        plain = [words.power_law_to_dict(law) for law in laws]
+        targets = [{"at": [{"sizes": s, "x": law.at(s)} for s in sizes]} for law in laws]
+        console.write(to_json([one | at for one, at in zip(plain, targets, strict=True)]))
         return
     for note in laws[0].notes:
         console.print(f"note: {because(note)}", style="yellow")

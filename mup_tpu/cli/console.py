@@ -65,8 +65,7 @@ class Console(rich.console.Console):
             self.lose(error)
 
     def status(self, status: Any, **options: Any) -> Status:
-        """Show a live line on a terminal; elsewhere a quiet one, which a full disk cannot end."""
-        if not self.is_terminal:
+        if not self.is_terminal:  # a quiet one, which a full disk cannot end
             return rich.console.Console(quiet=True).status(status, **options)
         return super().status(Text(status), **options)
 
@@ -75,12 +74,10 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Escape text before its width is measured."""
         return super().render_str(visible(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """Raise the error of a closed pipe again: Rich would end the process."""
-        raise  # noqa: PLE0704 (called where the error is handled)
+        raise  # noqa: PLE0704 (called where the error is handled; Rich would end the process)
 
     def lose(self, error: OSError) -> None:
         if not self.stderr:
@@ -124,7 +121,7 @@ def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
 
 
 def discard_output(stream: TextIO | None = None) -> None:
-    """Discard a stream from now on; else Python would fail again when it ends."""
+    # A stream that failed once would fail again when Python ends.
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
@@ -176,8 +173,11 @@ def guard(call: Callable[[], Any]) -> None:
     except MupTpuError as error:
         _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not _is_for_training(missing):
+        missing, requirements = (error.name or "").partition(".")[0], []
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
+            requirements = importlib.metadata.requires("mup_tpu") or []
+        of_training = [line for line in requirements if "extra == 'train'" in line.replace('"', "'")]
+        if missing == "mup_tpu" or missing not in {re.split(r"\W", line)[0] for line in of_training}:
             raise
         _fail(f"this command {not_installed(missing)}", 2)
     except KeyboardInterrupt as interrupt:
@@ -187,50 +187,27 @@ def guard(call: Callable[[], Any]) -> None:
         # At exit libraries would wait for threads, and the interrupt may have left those hanging.
         os._exit(130)
     except OSError as error:
-        _end_for_the_system(error)
-
-
-def _end_for_the_system(error: OSError) -> None:
-    """End for a closed pipe, a full disk, a long name or a missing folder; raise any other error again."""
-    if error.errno == errno.EPIPE:
-        discard_output()  # the reader has read enough
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        discard_output()
-        _fail(f"{reason(error)}; stored results are kept; run the same command to continue", 2)
-    elif error.errno == errno.ENAMETOOLONG:
-        name = str(error.filename)
-        shown = name if len(name) <= 80 else f"{name[:77]}..."
-        _fail(f"{shown!r} is too long for the name of a file or folder; give a shorter one", 2)
-    elif not _is_there(os.curdir):
-        _fail("the working folder no longer exists; change to another", 2)
-    else:
-        raise error
-
-
-def _is_there(folder: str) -> bool:
-    try:
-        os.listdir(folder)
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
+        if error.errno == errno.EPIPE:
+            discard_output()  # the reader has read enough
+            return
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            discard_output()
+            _fail(f"{reason(error)}; stored results are kept; run the same command to continue", 2)
+        if error.errno == errno.ENAMETOOLONG:
+            name = str(error.filename)
+            shown = name if len(name) <= 80 else f"{name[:77]}..."
+            _fail(f"{shown!r} is too long for the name of a file or folder; give a shorter one", 2)
+        try:
+            os.listdir(os.curdir)
+            os.getcwd()
+        except FileNotFoundError:
+            _fail("the working folder no longer exists; change to another", 2)
+        raise
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
     Console(stderr=True).print(f"error: {sentence}", style="red")
     sys.exit(code)
-
-
-def _is_for_training(package: str) -> bool:
-    """Return whether the extra `train` installs a package that is imported by its name."""
-    try:
-        requirements = importlib.metadata.requires("mup_tpu") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
-        return package != "mup_tpu"
-    return package in {
-        re.split(r"\W", line, maxsplit=1)[0]
-        for line in requirements
-        if "extra == 'train'" in line.replace('"', "'")
-    }
 
 
 def write_file(what: str, path: Path | str, content: str | bytes) -> None:

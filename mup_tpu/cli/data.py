@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.panel import Panel
 
 from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig
 from mup_tpu.config.options import Folder
-
-if TYPE_CHECKING:
-    from mup_tpu.data.shards import ShardFolder
 
 
 def prepare(
@@ -72,8 +69,12 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
         "fingerprint": about["fingerprint"],
         "tokens": f"{about['vocab_size']:,} different, {about['bytes_per_token']:.3f} bytes each",
         "unigram entropy": f"{entropy:.4f} nat/token: the loss of a model that knows frequencies alone",
-        **{name: _split_line(about[split]) for name, split in _SPLITS.items()},
     }
+    for name, split in (("training", about["train"]), ("held-out", about["validation"])):
+        lines[name] = f"{split['documents']:,} documents, {split['tokens']:,} tokens"
+        if "shards" in split:
+            count, each = len(split["shards"]), split["samples_per_shard"]
+            lines[name] += f"; {count:,} shards of {each:,} sequences"
     if "sequence_length" in about:
         lines["sequence length"] = str(about["sequence_length"])
     for subject, line in lines.items():
@@ -81,33 +82,15 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
     for sequence in held_out:
         console.print(Panel(tokenizer.decode(sequence)))
     if verify and folder is not None:
-        _verify(folder, console)
+        from mup_tpu.data.batches import READERS
+
+        every = [*folder.index.train.shards, *folder.index.validation.shards]
+        with ThreadPoolExecutor(READERS) as pool, console.status("reading all shards"):
+            sequences = sum(map(len, pool.map(folder.samples, every)))
+        length = folder.index.sequence_length + 1
+        text = f"{len(every):,} shards agree with the index: {sequences:,} sequences of {length:,} tokens"
+        console.print(text, style="green")
     elif verify:
         with console.status("reading the whole text"):
             size = cache.verify(data)
         console.print(f"the text ({size:,} bytes) has not changed since it was tokenised", style="green")
-
-
-_SPLITS = {"training": "train", "held-out": "validation"}
-
-
-def _split_line(split: dict[str, Any]) -> str:
-    line = f"{split['documents']:,} documents, {split['tokens']:,} tokens"
-    if "shards" not in split:
-        return line
-    count, each = len(split["shards"]), split["samples_per_shard"]
-    return f"{line}; {count:,} shards of {each:,} sequences"
-
-
-def _verify(folder: ShardFolder, console: Console) -> None:
-    """Read every shard, several at a time; a shard that contradicts the index is an error."""
-    from mup_tpu.data.batches import READERS
-
-    every = [*folder.index.train.shards, *folder.index.validation.shards]
-    with ThreadPoolExecutor(READERS) as pool, console.status("reading all shards"):
-        sequences = sum(len(samples) for samples in pool.map(folder.samples, every))
-    console.print(
-        f"{len(every):,} shards agree with the index: {sequences:,} sequences of "
-        f"{folder.index.sequence_length + 1:,} tokens",
-        style="green",
-    )

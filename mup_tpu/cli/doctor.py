@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -10,7 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mup_tpu.cli.console import Console
 from mup_tpu.config.options import Folder as FolderName
@@ -63,7 +63,10 @@ def doctor(results: FolderName = "results", tpu: str | None = None) -> None:
 
 def examine(results: str = "results") -> Iterator[Finding]:
     """Look at packages, machine, devices, Ray, text and folders, in that order."""
-    versions = {name: _version(name) for name in PACKAGES}
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     yield Finding("python", platform.python_version())
     for name, version in versions.items():
         missing = f"{name} is not installed: training needs it, pip install '.[train]'"
@@ -189,13 +192,6 @@ def check_url(results: str) -> Finding:
     return Finding("results folder", f"{results} answers, with {entries} entries")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _machine() -> Finding:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     state = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"
@@ -220,16 +216,13 @@ def _cuda() -> Finding:
         because = f" ({why})" if why else ""
         problem = f"torch sees none of {installed} GPUs here{because}; --device cuda will not work"
         return Finding("CUDA", f"no GPU{because}", problem if installed else "")
-    names = [_gpu(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
+    names = []
+    for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
+        units = "" if gpu.major >= 8 else ", no bfloat16 units: precision bf16 is slow"
+        names.append(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, {gpu.major}.{gpu.minor}{units})")
     lacking = compiler_lacks()
     slow = f"steps on GPUs are not compiled, and slower, without {lacking}; install it"
     return Finding("CUDA", ", ".join(names), slow if lacking else "")
-
-
-def _gpu(properties: Any) -> str:
-    capability = f"{properties.total_memory / 2**30:.0f} GiB, {properties.major}.{properties.minor}"
-    units = "" if properties.major >= 8 else ", no bfloat16 units: precision bf16 is slow"
-    return f"{properties.name} ({capability}{units})"
 
 
 def _ray(note: Path, address: str | None) -> Finding:

@@ -45,28 +45,31 @@ if TYPE_CHECKING:
 CHECK_FILE = "coord_check.parquet"  # table of a coordinate check in its results folder
 
 
-def open_results(paths: str | Sequence[str], options: TableOptions = TableOptions()) -> Results:
+def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
     """Open the content of a path, or of several: results folders stand beside each other, tables are one.
 
     An unknown kind is read as a table.
     """
-    paths = [paths] if isinstance(paths, str) else [*paths]
-    if not paths:
+    given = [paths] if isinstance(paths, str) else [*paths]
+    if not given:
         raise ConfigError("paths are missing: give a results folder or a table")
-    paths = [match for path in paths for match in _matching(path)]
+    paths = []
+    for path in given:  # the shell leaves a pattern alone that is quoted, or that a URL follows
+        is_pattern = glob.has_magic(path) and not Path(path).exists()
+        paths += (is_pattern and sorted(glob.glob(path))) or [path]
     path = paths[0]
     # Results folders are compared; tables are read as one, as a tool may write a file a run.
     if len(paths) > 1:
         of_sweeps = all((Path(path) / STORE).exists() for path in paths)
         innermost = os.path.commonpath([os.path.abspath(path) for path in paths])
         return SeveralSweeps(innermost, options, paths) if of_sweeps else Results(path, options, paths)
-    if sweeps := _sweeps_in(path):
+    folder = Path(path)
+    is_store = (folder / STORE).exists()
+    if not is_store and (sweeps := sorted(str(file.parent) for file in folder.glob(f"*/{STORE}"))):
         return SeveralSweeps(path, options, sweeps)
     if is_search(path):
         return SearchResults(path, options)
-    if (Path(path) / CHECK_FILE).exists():
-        return CoordinateCheck(path, options)
-    return Results(path, options)
+    return CoordinateCheck(path, options) if (folder / CHECK_FILE).exists() else Results(path, options)
 
 
 class Results:
@@ -74,7 +77,7 @@ class Results:
 
     other = ""  # content that is no run table, in words
 
-    def __init__(self, path: str, options: TableOptions = TableOptions(), paths: Sequence[str] = ()) -> None:
+    def __init__(self, path: str, options: TableOptions, paths: Sequence[str] = ()) -> None:
         self.path, self.options, self.name, self._paths = path, options, Path(path).name, paths or (path,)
 
     @cached_property
@@ -85,7 +88,7 @@ class Results:
 
     @cached_property
     def analysis(self) -> TransferAnalysis:
-        """Analysis of the run table; of a predicted scale alone, with its score."""
+        # A predicted scale alone has its score in the verdict's place.
         analysis = self.options.analyze(self.table)
         is_target = any(len(result.optima) == 1 for result in analysis.results)
         return answered(analysis, self._scores(analysis)) if is_target else analysis
@@ -102,24 +105,25 @@ class Results:
 
     @property
     def is_folder(self) -> bool:
-        """Whether figures and report belong into the path itself."""
+        # Then figures and report belong into the path itself.
         return self.table.stored is not None
 
     def show(self, console: Console) -> None:
-        """Print the content in tables and sentences."""
         self.show_notes(console)
-        for result in self.analysis.results:
-            tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
-            optima = tables.optima_table(result, self.analysis.scale, "")
-            console.print(optima.between(0, -1, f"{result.compared}: best {tuned} by {scale}"))
+        analysis = self.analysis
+        tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
+        for result in analysis.results:
+            optima = tables.optima_table(result, analysis.scale, "")
+            title = f"{name(result.compared, analysis.compares)}: best {tuned} by {scale}"
+            console.print(optima.between(0, -1, title))
             for at, *_, status in optima.rows:
                 if status != "bracketed":
                     console.print(f"  {scale} {at}: {status}")
         printed = []
-        for result in self.analysis.results:
-            printed.append(verdicts.verdict(result, self.analysis, self.scores))
+        for result in analysis.results:
+            printed.append(verdicts.verdict(result, analysis, self.scores))
             console.print(printed[-1], style="bold")
-            for detail in verdicts.details(result, self.analysis):
+            for detail in verdicts.details(result, analysis):
                 console.print(f"  {detail}")
         for scored in self.scores:
             if (line := f"{verdicts.score(scored)}.") not in printed:
@@ -133,23 +137,18 @@ class Results:
         """Print the runs that would settle each open verdict, with reason, cost and commands."""
         self.show_notes(console)
         analysis = self.analysis
+        tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
         for result in analysis.results:
             console.print(verdicts.verdict(result, analysis, self.scores), style="bold")
             batch = result.next_batch
             if batch is None:
                 console.print("  settled: no runs needed")
                 continue
-            tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
-            title = f"{result.compared}: runs to add"
             rows = [
-                (
-                    columns.write_scale(analysis.scale, c.scale),
-                    power(c.x),
-                    str(c.runs),
-                    str(c.seeds),
-                )
+                (columns.write_scale(analysis.scale, c.scale), power(c.x), str(c.runs), str(c.seeds))
                 for c in batch.cells
             ]
+            title = f"{name(result.compared, analysis.compares)}: runs to add"
             console.print(Table((scale, tuned, "add", "then"), rows, title))
             console.print(f"  {because(batch.reason, analysis.columns)}; {verdicts.price(batch)}")
             for line in verdicts.commands(batch, analysis.columns, analysis.command):
@@ -159,14 +158,12 @@ class Results:
         from mup_tpu.analysis.prediction import predict_analysis
         from mup_tpu.analysis.targets import read_targets
 
-        targets = read_targets(self.table, at)
-        return predict_analysis(self.analysis, targets, claim=claim)
+        return predict_analysis(self.analysis, read_targets(self.table, at), claim=claim)
 
     def keep(self, predictions: Predictions) -> None:
         keep_predictions(self.path, to_keep(predictions, self.table))
 
     def show_predictions(self, console: Console, predictions: Predictions) -> None:
-        """Print predictions, after the notes of the analysis."""
         self.show_notes(console)
         for one in predictions.predictions:
             console.print(prediction(one, predictions), style="bold")
@@ -218,7 +215,7 @@ class Results:
 
     @property
     def _local_path(self) -> str:
-        """Path; of a tracker its last part: files about `wandb:ENTITY/PROJECT` begin with PROJECT."""
+        # Files about `wandb:ENTITY/PROJECT` begin with PROJECT.
         tracker, colon, runs = self.path.partition(":")
         return runs.rpartition("/")[2] if colon and tracker in TRACKERS else self.path
 
@@ -230,11 +227,6 @@ class SeveralSweeps(Results):
 
     @cached_property
     def comparison(self) -> Comparison:
-        """The sweeps beside each other.
-
-        Raises:
-            TableError: no folder can be compared.
-        """
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         folders = dict(zip(names, self._paths, strict=True))
@@ -249,22 +241,20 @@ class SeveralSweeps(Results):
             console.print(table)
 
     def figures(self) -> Mapping[str, Figure]:
-        from mup_tpu.plots import ablations_figure
+        from mup_tpu.plots import sweeps_figure
 
-        return {"ablations": ablations_figure(self.comparison.table(name))}
+        return {"sweeps": sweeps_figure(self.comparison.rulings)}
 
     def numbers(self) -> Mapping[str, str]:
         numbers = self.comparison.table(name).drop(columns="regret_status")
-        return {"ablations.csv": to_csv(numbers, float_format="%.4f")}
+        return {"sweeps.csv": to_csv(numbers, float_format="%.4f")}
 
     def write_report(self, out: Path | None = None) -> str:
         """Write the report; NAME.md is a Markdown page with its figure beside it."""
         if out is None or out.suffix != ".md":
             return super().write_report(out)
-        from mup_tpu.plots import referee_figure
-
-        write_file(f"page {out}", out, referee.page(self.name, self.comparison, "referee.png"))
-        write_figures({"referee": referee_figure(self.comparison.rulings)}, out.parent)
+        write_file(f"page {out}", out, referee.page(self.name, self.comparison, "sweeps.png"))
+        write_figures(self.figures(), out.parent)
         return str(out)
 
     def page(self) -> Page:
@@ -306,14 +296,14 @@ class CoordinateCheck(Results):
         return pd.read_parquet(Path(self.path) / CHECK_FILE)
 
     def show(self, console: Console) -> None:
-        """Print exponents and sentences for each optimizer and tying."""
         for setting, table in coord_check.by_setting(self.measured).items():
             rules = list(table["parametrization"].unique())
             title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
             for i in range(0, len(rules), 2):  # three would be too wide for a terminal
                 console.print(tables.slopes_table(table, rules[i : i + 2], coord_check.SIZES, title))
             for conclusion in coord_check.conclusions(table):
-                for line in tables.conclusion(conclusion, coord_check.scale_of(table)):
+                rule = name(conclusion.parametrization)
+                for line in tables.conclusion(conclusion, coord_check.scale_of(table), rule):
                     console.print(line, style="bold")
 
     def figures(self) -> Mapping[str, Figure]:
@@ -325,14 +315,3 @@ class CoordinateCheck(Results):
         from mup_tpu.report import coordinate_check_page
 
         return coordinate_check_page(self.name, self.measured)
-
-
-def _sweeps_in(path: str) -> list[str]:
-    if (Path(path) / STORE).exists() or not Path(path).is_dir():
-        return []
-    return sorted(str(file.parent) for file in Path(path).glob(f"*/{STORE}"))
-
-
-def _matching(path: str) -> list[str]:
-    """Return the path, or the matches of a pattern that the shell left alone."""
-    return sorted(glob.glob(path)) or [path] if glob.has_magic(path) and not Path(path).exists() else [path]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -16,16 +16,13 @@ from mup_tpu.cli.analysis import show
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.table import TableOptions
-from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table
 from mup_tpu.config.options import File, Folder, SearchOptions
 from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
-
-if TYPE_CHECKING:
-    from mup_tpu.tuning.sweep import Machine, SizeForecast
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ def run_either(
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
     from mup_tpu.tuning.runner import sweep_with_precision
-    from mup_tpu.tuning.sweep import forecast, what_is_missing
+    from mup_tpu.tuning.sweep import forecast, this_machine, tpu, what_is_missing
 
     console = Console()
     run = replace(how.run, device="xla") if how.dry.on else how.run
@@ -225,7 +222,11 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:
         return
-    machine = _machine(missing, how)
+    machine = this_machine(missing, how.run)
+    if how.dry.on is not None:
+        from mup_tpu.devices.peak import tpu_type
+
+        machine = tpu(tpu_type(how.dry.on))
     sizes = forecast(
         missing,
         sweep.scale_axis.fields,
@@ -235,7 +236,16 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         how.where,
         how.run.micro_batches,
     )
-    console.print(_forecast_table(sizes, machine))
+    rows = []
+    for row in sizes:
+        needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
+        if row.memory_bytes > machine.memory_bytes:
+            needed += f", {machine.memory_bytes / 2**20:,.0f} are available: the pack would be split"
+        took = "?" if math.isnan(row.seconds) else write_time(row.seconds)
+        rows.append((row.size, f"{row.trials}", f"{row.packs}", f"{row.flops:.2g}", needed, took))
+    each = " on each device" if machine.devices > 1 else ""
+    headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    console.print(Table(headings, rows, left=("size",)))
     seconds = sum(row.seconds for row in sizes)
     flops = sum(row.flops * row.trials for row in sizes)
     within = f"the peak of {machine.name} in {missing[0].train.precision} is not known, so no time is given"
@@ -247,30 +257,6 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     console.print(f"in all {len(missing)} trials, {flops:.2g} FLOP: {within}")
     if how.until.until_settled:
         console.print("--until-settled runs a part of these trials, batch by batch, and may add seeds")
-
-
-def _machine(missing: Sequence[Trial], how: SweepRun) -> Machine:
-    from mup_tpu.tuning.sweep import this_machine, tpu
-
-    if how.dry.on is None:
-        return this_machine(missing, how.run)
-    from mup_tpu.devices.peak import tpu_type
-
-    return tpu(tpu_type(how.dry.on))
-
-
-def _forecast_table(sizes: Sequence[SizeForecast], machine: Machine) -> Table:
-    each = " on each device" if machine.devices > 1 else ""
-    headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
-    rows = []
-    for row in sizes:
-        needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
-        if row.memory_bytes > machine.memory_bytes:
-            needed += f", {machine.memory_bytes / 2**20:,.0f} are available: the pack would be split"
-        took = "?" if math.isnan(row.seconds) else write_time(row.seconds)
-        counts = map(str, (row.size, row.trials, row.packs))
-        rows.append((*counts, f"{row.flops:.2g}", needed, took))
-    return Table(headings, rows, left=("size",))
 
 
 def search(file: Annotated[File, tyro.conf.Positional], how: SearchRun = SearchRun()) -> None:

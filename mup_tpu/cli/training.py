@@ -137,6 +137,7 @@ def transfer(
         where: Machine or cluster of the trials.
     """
     from mup_tpu.tuning.transfer import Transfer
+    from mup_tpu.words.names import name
 
     console = Console()
     moved = Transfer(path, target, sweep)
@@ -155,12 +156,12 @@ def transfer(
     rows: list[dict[Any, Any]] = runs.to_dict("records")
     for row in rows:
         console.print(
-            f"{at}, {row['parametrization']}, {tuned} {write(tuned, row[tuned])}, "
+            f"{at}, {name(row['parametrization'])}, {tuned} {write(tuned, row[tuned])}, "
             f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token"
         )
     for row in moved.regrets(runs):
         console.print(
-            f"{row['parametrization']}: regret {row['regret']:+.4f} nat at {at} against "
+            f"{name(row['parametrization'])}: regret {row['regret']:+.4f} nat at {at} against "
             f"the best of {sweep} there ({row['best']:.4f})",
             style="bold",
         )

@@ -46,7 +46,18 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False, ax=ax)
     handles: list[Artist] = []
     for i, result in enumerate(results):
-        handles += _draw_best_losses(axes[0], result, analysis, i)
+        color, marker = style.categorical(i), style.marker(i)
+        name = texts.label(result.compared, analysis.compares)
+        best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
+        text = f"{name}, own optimum" if any(o.is_bracketed for o in result.optima) else name
+        handles += axes[0].plot(list(best), list(best.values()), marker + "-", color=color, label=text)
+        first = names.smallest_known(result)
+        regrets = [r for r in result.regrets if first is not None and r.source == first.scale]
+        if first is not None and (moved := {r.target: r.value for r in regrets if np.isfinite(r.value)}):
+            handles += axes[0].plot(
+                list(moved), [best[scale] + cost for scale, cost in moved.items()], marker + "--",
+                color=color, mfc="none", label=f"{name}, optimum of {texts.at(analysis.scale, first.scale)}",
+            )  # fmt: skip
     scales = sorted({o.scale for r in results for o in r.optima})
     texts.scale_axis(axes[0], analysis.scale, scales, style.narrowed(4.9))
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
@@ -55,31 +66,6 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     if known:
         handles += _draw_sizes(axes[1], known, analysis)
     return style.with_key(axes, handles, ax=ax)
-
-
-def _draw_best_losses(
-    ax: Axes, result: TransferResult, analysis: TransferAnalysis, index: int
-) -> list[Artist]:
-    color, marker = style.categorical(index), style.marker(index)
-    name = texts.label(result.compared, analysis.compares)
-    best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
-    tuned = any(o.is_bracketed for o in result.optima)
-    text = f"{name}, own optimum" if tuned else name
-    handles: list[Artist] = [*ax.plot(list(best), list(best.values()), marker + "-", color=color, label=text)]
-    first = names.smallest_known(result)
-    if first is None:
-        return handles
-    moved = {
-        r.target: best[r.target] + r.value
-        for r in result.regrets
-        if r.source == first.scale and np.isfinite(r.value)
-    }
-    if moved:
-        handles += ax.plot(
-            list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
-            label=f"{name}, optimum of {texts.at(analysis.scale, first.scale)}",
-        )  # fmt: skip
-    return handles
 
 
 def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAnalysis) -> list[Artist]:
@@ -211,7 +197,15 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         raise TableError(f"figure: contours need two scales, and there is {laws[0].scales[0]} alone")
     first, second = laws[0].scales[:2]
     targets_N2 = np.array([[sizes[first], sizes[second]] for sizes in at]).reshape(-1, 2)
-    planes = [_plane(law, targets_N2) for law in laws]
+    planes = []  # of each law: two axes that hold all cells and targets, and the optimum (log2) over them
+    for law in laws:
+        sizes_N2 = np.vstack([law.sizes_SA[:, :2], np.log2(targets_N2)])
+        low_A, high_A = sizes_N2.min(axis=0), sizes_N2.max(axis=0)
+        margin_A = 0.06 * (high_A - low_A)
+        sides = np.exp2(np.linspace(low_A - margin_A, high_A + margin_A, 40)).T
+        across, up = np.meshgrid(*sides)
+        x = law.trend(_at_means(law, np.column_stack([across.ravel(), up.ravel()])))
+        planes.append((*sides, x.reshape(across.shape)))
     x_LT = np.array([[law.at(sizes)[0] for sizes in at] for law in laws])
     shown = [*x_LT, *(x.ravel() for *_, x in planes), *(_measured(law)[1] for law in laws)]
     shown_N = np.concatenate(shown)  # the bar of colours has all of them
@@ -231,16 +225,9 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         ax.grid(False)
         places_N2, optima_N = _measured(law)
         look: dict[str, Any] = {"cmap": "viridis", "norm": colors, "edgecolors": INK, "linewidths": 0.9}
-        ax.scatter(
-            targets_N2[:, 0],
-            targets_N2[:, 1],
-            c=x_T,
-            marker="*",
-            s=190,
-            zorder=3,
-            **look | {"edgecolors": "white"},
-        )
-        ax.scatter(places_N2[:, 0], places_N2[:, 1], c=optima_N, s=38, zorder=3, **look)
+        star = look | {"edgecolors": "white", "marker": "*", "s": 190}
+        ax.scatter(*targets_N2.T, c=x_T, zorder=3, **star)
+        ax.scatter(*places_N2.T, c=optima_N, s=38, zorder=3, **look)
         for place, x in zip(targets_N2, x_T, strict=True):
             ax.annotate(
                 texts.power(round(x, 2)), tuple(place), (0, -14),
@@ -272,17 +259,5 @@ def _measured(law: PowerLaw) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at_means(law: PowerLaw, sizes_N2: np.ndarray) -> np.ndarray:
-    """Return sizes of all scales; beyond the first two, geometric means."""
     others = np.exp2(law.sizes_SA[:, 2:].mean(axis=0))
     return np.column_stack([sizes_N2, np.tile(others, (len(sizes_N2), 1))])
-
-
-def _plane(law: PowerLaw, targets_N2: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return two axes that hold all cells and targets, and the optimum (log2) over them."""
-    sizes_N2 = np.vstack([law.sizes_SA[:, :2], np.log2(targets_N2)])
-    low_A, high_A = sizes_N2.min(axis=0), sizes_N2.max(axis=0)
-    margin_A = 0.06 * (high_A - low_A)
-    first, second = np.exp2(np.linspace(low_A - margin_A, high_A + margin_A, 40)).T
-    across, up = np.meshgrid(first, second)
-    x = law.trend(_at_means(law, np.column_stack([across.ravel(), up.ravel()]))).reshape(across.shape)
-    return first, second, x

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
-from mup_tpu.analysis.drift import WIDEST_COLLAPSE, Drift, bends
+from mup_tpu.analysis.drift import WIDEST_COLLAPSE, bends
 from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
@@ -92,27 +92,6 @@ class _LossRange:
     def limits(self) -> tuple[float, float]:
         return self.bottom - 0.08 * (self.top - self.bottom), self.rail + 0.05 * (self.top - self.bottom)
 
-    def shows(self, curve: LossCurve) -> np.ndarray:
-        shown_G: np.ndarray = np.isfinite(curve.mean_G) & (curve.mean_G <= self.top)
-        return shown_G
-
-    def lost(self, curve: LossCurve) -> dict[str, np.ndarray]:
-        """Return the points without a place, by their mark in `_KEY`."""
-        diverged, stopped = curve.diverged_G > 0, (curve.stopped_G > 0) & (curve.diverged_G == 0)
-        above = np.isfinite(curve.mean_G) & (curve.mean_G > self.top) & ~diverged & ~stopped
-        return {"diverged": diverged, "stopped": stopped, "above": above}
-
-
-def _loss_ranges(results: Sequence[TransferResult]) -> tuple[list[_LossRange], bool]:
-    """Return the losses that each panel shows, and whether all panels share one range.
-
-    They share one unless some panel would use less than a third of it.
-    """
-    ranges = [_LossRange.of(result) for result in results]
-    bottom, top = min(r.bottom for r in ranges), max(r.top for r in ranges)
-    is_shared = top == bottom or all(r.top - r.bottom > (top - bottom) / 3 for r in ranges)
-    return [_LossRange(bottom, top)] * len(ranges) if is_shared else ranges, is_shared
-
 
 @figure_type(
     "Loss and optima",
@@ -130,12 +109,20 @@ def transfer_figure(
         ax: axes to draw in, one a panel; a new figure by default.
     """
     results = names.results_of(analysis)
-    ranges, share_y = _loss_ranges(results)
+    ranges = [_LossRange.of(result) for result in results]
+    bottom, top = min(r.bottom for r in ranges), max(r.top for r in ranges)
+    # Panels share one range, unless one of them would use less than a third of it.
+    share_y = top == bottom or all(r.top - r.bottom > (top - bottom) / 3 for r in ranges)
+    if share_y:
+        ranges = [_LossRange(bottom, top)] * len(ranges)
     axes = style.panels(len(results), 4.6, 4.0, True, share_y, ax)
-    used, zero_x = set[str](), _zero_place(results)
+    used, zero_x = set[str](), None
+    if any(result.at_zero for result in results):  # 0 lies more than a step left of all values
+        curves = [curve for result in results for curve in result.curves]
+        zero_x = float(min(c.x_G[0] for c in curves) - max(1.0, *(c.step for c in curves)) - 0.5)
     for panel, result, shown in zip(axes, results, ranges, strict=True):
         of_result = None if runs is None else runs[runs["compared"] == result.compared]
-        used |= _Valleys(panel, result, shown, analysis, zero_x, of_result).draw()
+        used |= _draw_valleys(panel, result, shown, analysis, zero_x, of_result)
         panel.set_title(texts.raised(names.verdict_title(result, analysis)))
         panel.set_xlabel(texts.title(analysis.hyperparameter))
         panel.set_ylim(*shown.limits)
@@ -146,14 +133,6 @@ def transfer_figure(
     return style.with_key(axes, [*_lines_of(axes, analysis), *marks], ax=ax)
 
 
-def _zero_place(results: Sequence[TransferResult]) -> float | None:
-    """Return the place of 0, left of the smallest value above it by more than a step of the grid."""
-    if not any(result.at_zero for result in results):
-        return None
-    curves = [curve for result in results for curve in result.curves]
-    return float(min(c.x_G[0] for c in curves) - max(1.0, *(c.step for c in curves)) - 0.5)
-
-
 def _lines_of(axes: Sequence[Axes], analysis: TransferAnalysis) -> list[Artist]:
     """Return a line a scale, ascending, whichever panel has it."""
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
@@ -161,113 +140,92 @@ def _lines_of(axes: Sequence[Axes], analysis: TransferAnalysis) -> list[Artist]:
     return [lines[label] for label in labels if label in lines]
 
 
-@dataclass(frozen=True)
-class _Valleys:
-    """Curves of one panel; methods that draw return the entries of `_KEY` that they need."""
+def _draw_valleys(
+    ax: Axes,
+    result: TransferResult,
+    losses: _LossRange,
+    analysis: TransferAnalysis,
+    zero_x: float | None,
+    runs: pd.DataFrame | None,
+) -> set[str]:
+    """Draw each scale's curve and optimum in a panel; return the entries of `_KEY` that they need."""
+    used, scales = set[str](), names.scales_of(analysis.results)
+    zeros = {zero.scale: zero for zero in result.at_zero}
+    for curve, optimum in zip(result.curves, result.optima, strict=True):
+        color, entry = style.sequential(scales, curve.scale), texts.at(analysis.scale, curve.scale)
+        head = f"{names.point(analysis.scale, curve.scale)}, {columns.label(analysis.hyperparameter)}"
+        # Marks of several scales on the rail would cover each other.
+        offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * min(0.06, 0.4 / len(scales))
 
-    ax: Axes
-    result: TransferResult
-    range: _LossRange
-    analysis: TransferAnalysis
-    zero_x: float | None
-    runs: pd.DataFrame | None
-
-    def draw(self) -> set[str]:
-        scales = names.scales_of(self.analysis.results)
-        used = set[str]()
-        for curve, optimum in zip(self.result.curves, self.result.optima, strict=True):
-            color = style.sequential(scales, curve.scale)
-            # Marks of several scales on the rail would cover each other.
-            offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * min(0.06, 0.4 / len(scales))
-            used |= self._draw_curve(curve, color, offset)
-            used |= self._draw_zero(curve, color, offset)
-            used |= self._draw_optimum(curve, optimum, color)
-        if (first := names.smallest_known(self.result)) is not None:
-            self.ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
-            used.add("first")
-        if used & {"diverged", "stopped", "above"}:
-            self.ax.axhline(self.range.rail, color=INK, lw=0.5, alpha=0.4)
-            used.add("rail")
-        if self.zero_x is not None:
-            self.ax.axvline(self.zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
-        return used
-
-    def _draw_curve(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
-        """Draw means of runs with two standard errors as a shade, and points without a place on the rail."""
-        shown, error_G = self.range.shows(curve), self.result.noise.errors_G(curve)
-        entry = texts.at(self.analysis.scale, curve.scale)
-        texts_G = np.array([self._text(curve, i, error) for i, error in enumerate(error_G)], object)
-        (line,) = self.ax.plot(
-            curve.x_G[shown], curve.mean_G[shown], "o-", color=color, ms=3.5, lw=1.4, label=entry
-        )
-        svg.describe(line, entry, texts_G[shown])
-        low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
-        band = self.ax.fill_between(
-            curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0
-        )
+        error_G, tooltips = result.noise.errors_G(curve), []
+        of_scale = None if runs is None else runs[runs["scale"] == curve.scale]
+        for x, mean, error in zip(curve.x_G, curve.mean_G, error_G, strict=True):
+            of_point = of_scale if of_scale is None else of_scale[np.isclose(of_scale["x"], x)]
+            loss = svg.loss_text(mean, error) if np.isfinite(mean) else "no loss: half of its runs were lost"
+            tooltips.append("\n".join([f"{head} {bound(x)}", loss, *svg.run_lines(of_point)]))
+        tooltips_G = np.array(tooltips, object)
+        shown_G = np.isfinite(curve.mean_G) & (curve.mean_G <= losses.top)
+        x_G, mean_G, twice_G = curve.x_G[shown_G], curve.mean_G[shown_G], 2 * error_G[shown_G]
+        (line,) = ax.plot(x_G, mean_G, "o-", color=color, ms=3.5, lw=1.4, label=entry)
+        svg.describe(line, entry, tooltips_G[shown_G])
+        band = ax.fill_between(x_G, mean_G - twice_G, mean_G + twice_G, color=color, alpha=0.18, lw=0)
         svg.describe(band, entry)
-        used = set[str]()
-        for kind, lost in self.range.lost(curve).items():
+
+        diverged_G, stopped_G = curve.diverged_G > 0, (curve.stopped_G > 0) & (curve.diverged_G == 0)
+        above_G = np.isfinite(curve.mean_G) & (curve.mean_G > losses.top) & ~diverged_G & ~stopped_G
+        for kind, lost_G in (("diverged", diverged_G), ("stopped", stopped_G), ("above", above_G)):
             marker, _, look = _KEY[kind]
-            rail = np.full(lost.sum(), self.range.rail)
-            (marks,) = self.ax.plot(
-                curve.x_G[lost] + offset, rail, marker, **{"mfc": "none", **look, "color": color}
-            )
-            svg.describe(marks, entry, texts_G[lost])
-            used |= {kind} if lost.any() else set()
-        return used
+            at_rail, look = np.full(lost_G.sum(), losses.rail), {"mfc": "none", **look, "color": color}
+            (marks,) = ax.plot(curve.x_G[lost_G] + offset, at_rail, marker, **look)
+            svg.describe(marks, entry, tooltips_G[lost_G])
+            used |= {kind} if lost_G.any() else set()
 
-    def _text(self, curve: LossCurve, i: int, error: float) -> str:
-        """Return the tooltip of a point of the grid."""
-        x, mean = curve.x_G[i], curve.mean_G[i]
-        runs = self.runs
-        if runs is not None:
-            runs = runs[(runs["scale"] == curve.scale) & np.isclose(runs["x"], x)]
-        loss = svg.loss_text(mean, error) if np.isfinite(mean) else "no loss: half of its runs were lost"
-        return "\n".join([self._head(curve, bound(x)), loss, *svg.run_lines(runs)])
+        zero = zeros.get(curve.scale)
+        if zero is not None and zero_x is not None:
+            is_shown = zero.loss <= losses.top
+            y, marker = (zero.loss, "D") if is_shown else (losses.rail, "^")
+            (mark,) = ax.plot(zero_x + offset, y, marker, color=color, ms=5, mfc="none", mew=1.3)
+            text = f"{head} 0\n{svg.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
+            svg.describe(mark, entry, [text])
+            used |= {"zero"} if is_shown else {"zero", "above"}
+        used |= _draw_optimum(ax, curve, optimum, color, entry, f"{head} at its best")
+    if (first := names.smallest_known(result)) is not None:
+        ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
+        used.add("first")
+    if used & {"diverged", "stopped", "above"}:
+        ax.axhline(losses.rail, color=INK, lw=0.5, alpha=0.4)
+        used.add("rail")
+    if zero_x is not None:
+        ax.axvline(zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
+    return used
 
-    def _head(self, curve: LossCurve, value: str) -> str:
-        at = names.point(self.analysis.scale, curve.scale)
-        return f"{at}, {columns.label(self.analysis.hyperparameter)} {value}"
 
-    def _draw_zero(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
-        """Draw runs at hyperparameter 0."""
-        zero = next((z for z in self.result.at_zero if z.scale == curve.scale), None)
-        if zero is None or self.zero_x is None:
-            return set()
-        is_shown = zero.loss <= self.range.top
-        y, marker = (zero.loss, "D") if is_shown else (self.range.rail, "^")
-        (mark,) = self.ax.plot(self.zero_x + offset, y, marker, color=color, ms=5, mfc="none", mew=1.3)
-        text = f"{self._head(curve, '0')}\n{svg.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
-        svg.describe(mark, texts.at(self.analysis.scale, curve.scale), [text])
-        return {"zero"} if is_shown else {"zero", "above"}
-
-    def _draw_optimum(self, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> set[str]:
-        """Draw a star below its interval, or an arrow where the best is at an edge."""
-        ax, loss, text = self.ax, svg.loss_text(optimum.loss), status(optimum)
-        drawn: list[Line2D] = []
-        if optimum.is_bracketed:
-            low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
-            ends = [x for x in (optimum.low, optimum.high) if low <= x <= high]  # not where the grid ends
-            above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
-            for x, marks in (([low, high], "-"), (ends, "|")):
-                y = [optimum.loss] * len(x)
-                drawn += ax.plot(x, y, marks, color=color, lw=1.6, ms=6, mew=1.4, transform=above)
-            inside, rim = (color, "white") if optimum.is_fitted else ("white", color)
-            drawn += ax.plot(optimum.x, optimum.loss, "*", ms=12, mfc=inside, mec=rim, mew=0.9, zorder=5)
-            interval = f"{bound(optimum.low)} to {bound(optimum.high)}"
-            text = f"{bound(optimum.x)} (95 %: {interval})"
-        elif np.isfinite(optimum.loss):
-            arrow = "<" if optimum.status == Status.LOWER else ">"
-            drawn += ax.plot(
-                optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5
-            )
-        else:
-            return set()
-        for line in drawn:
-            svg.describe(line, texts.at(self.analysis.scale, curve.scale))
-        drawn[-1].texts = [f"{self._head(curve, 'at its best')}: {text}\n{loss}"]  # type: ignore[attr-defined]
-        return {"edge"} if not optimum.is_bracketed else {"fitted"} if optimum.is_fitted else {"missed"}
+def _draw_optimum(
+    ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...], entry: str, head: str
+) -> set[str]:
+    """Draw a star below its interval, or an arrow where the best is at an edge."""
+    if not optimum.is_bracketed and not np.isfinite(optimum.loss):
+        return set()
+    drawn: list[Line2D] = []
+    if optimum.is_bracketed:
+        low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
+        ends = [x for x in (optimum.low, optimum.high) if low <= x <= high]  # not where the grid ends
+        above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
+        for x, marks in (([low, high], "-"), (ends, "|")):
+            y = [optimum.loss] * len(x)
+            drawn += ax.plot(x, y, marks, color=color, lw=1.6, ms=6, mew=1.4, transform=above)
+        inside, rim = (color, "white") if optimum.is_fitted else ("white", color)
+        drawn += ax.plot(optimum.x, optimum.loss, "*", ms=12, mfc=inside, mec=rim, mew=0.9, zorder=5)
+        text = f"{bound(optimum.x)} (95 %: {bound(optimum.low)} to {bound(optimum.high)})"
+    else:
+        arrow = "<" if optimum.status == Status.LOWER else ">"
+        look: dict[str, Any] = {"color": color, "ms": 10, "mec": "white", "mew": 0.7, "zorder": 5}
+        drawn += ax.plot(optimum.best_x, optimum.loss, arrow, **look)
+        text = status(optimum)
+    for line in drawn[:-1]:
+        svg.describe(line, entry)
+    svg.describe(drawn[-1], entry, [f"{head}: {text}\n{svg.loss_text(optimum.loss)}"])
+    return {"edge"} if not optimum.is_bracketed else {"fitted"} if optimum.is_fitted else {"missed"}
 
 
 @figure_type(
@@ -284,8 +242,11 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     (panel,) = style.panels(1, 5.2, 3.8, ax=ax)
     handles: list[Artist] = []
     lines = [result.drift for result in results if result.drift.is_told]
-    if lines:
-        _draw_wedge(panel, lines, analysis.delta)
+    if lines:  # slopes within ±delta, from the mean of all lines at the smallest scale
+        first, last = min(min(d.scales) for d in lines), max(max(d.scales) for d in lines)
+        middle = float(np.mean([d.intercept + d.alpha * np.log2(first) for d in lines]))
+        reach = analysis.delta * np.log2(np.array([first, last]) / first)
+        panel.fill_between([first, last], middle - reach, middle + reach, color=INK, alpha=0.1, lw=0)
     for i, result in enumerate(results):
         color, marker, drift = style.categorical(i), style.marker(i), result.drift
         dashes = ""
@@ -293,7 +254,16 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
             dashes = "--" if bends(result.optima) else "-"
             ends = np.array([min(drift.scales), max(drift.scales)])
             panel.plot(ends, drift.intercept + drift.alpha * np.log2(ends), dashes, color=color, lw=1.3)
-        _draw_optima(panel, result.optima, 2 ** (0.03 * (i - (len(results) - 1) / 2)), color, marker)
+        shift = 2 ** (0.03 * (i - (len(results) - 1) / 2))
+        for o in result.optima:
+            style.at_edge(panel, o, o.scale * shift, color=color, ms=9)
+            if not o.is_bracketed:
+                continue
+            down, up = np.clip([o.x - o.low, o.high - o.x], 0, _REACH)
+            panel.errorbar(o.scale * shift, o.x, [[down], [up]], fmt=marker, color=color, capsize=3, ms=6)
+            for edge, end, arrow in ((o.low, o.x - down, "v"), (o.high, o.x + up, "^")):
+                if abs(edge - o.x) > _REACH:
+                    panel.plot(o.scale * shift, end, arrow, color=color, ms=5)
         bent = "bends: no power law" if dashes == "--" else ""
         text = (texts.label(result.compared, analysis.compares), names.alpha(result), bent)
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
@@ -308,27 +278,6 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
         handles.append(style.mark("^", "best of the grid, at its edge", mfc="none", ms=8))
     return style.with_key([panel], handles, ax=ax)
-
-
-def _draw_wedge(ax: Axes, lines: Sequence[Drift], delta: float) -> None:
-    """Draw the slopes within ±delta, from the mean of all lines at the smallest scale."""
-    first, last = min(min(d.scales) for d in lines), max(max(d.scales) for d in lines)
-    middle = float(np.mean([d.intercept + d.alpha * np.log2(first) for d in lines]))
-    reach = delta * np.log2(np.array([first, last]) / first)
-    ax.fill_between([first, last], middle - reach, middle + reach, color=INK, alpha=0.1, lw=0)
-
-
-def _draw_optima(ax: Axes, optima: Sequence[Optimum], shift: float, color: str, marker: str) -> None:
-    """Draw optima with their intervals, then arrows for optima at an edge of the grid."""
-    for o in (o for o in optima if o.is_bracketed):
-        reach = [o.x - o.low, o.high - o.x]
-        down, up = np.clip(reach, 0, _REACH)
-        ax.errorbar(o.scale * shift, o.x, yerr=[[down], [up]], fmt=marker, color=color, capsize=3, ms=6)
-        for goes_on, y, arrow in ((reach[0] > _REACH, o.x - down, "v"), (reach[1] > _REACH, o.x + up, "^")):
-            if goes_on:
-                ax.plot(o.scale * shift, y, arrow, color=color, ms=5)
-    for o in optima:
-        style.at_edge(ax, o, o.scale * shift, color=color, ms=9)
 
 
 @figure_type(
@@ -350,37 +299,27 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
             best = curve.mean_G[shown].min(initial=np.inf)
             heights.append(curve.mean_G[shown] - best)
             label = texts.at(analysis.scale, curve.scale)
-            look: dict[str, Any] = {
-                "ms": 3.5,
-                "lw": 1.3,
-                "color": style.sequential(scales, curve.scale),
-                "label": label,
-            }
-            (line,) = panel.plot(moved_G[shown], heights[-1], "o-", **look)
+            look: dict[str, Any] = {"ms": 3.5, "lw": 1.3, "color": style.sequential(scales, curve.scale)}
+            (line,) = panel.plot(moved_G[shown], heights[-1], "o-", label=label, **look)
             svg.describe(line, label)
             if shown.any():
                 highest = max(highest, min(1.04 * float(heights[-1].max()), max(0.8, 0.25 * abs(best))))
         lower = np.quantile(np.concatenate(heights), 0.75) if highest else 0.0
         top = max(top, min(highest, _SQUEEZED * lower) if lower else highest)
-        panel.set_title(_collapse_title(result, analysis))
-        panel.set_xlabel(
-            f"{texts.title(analysis.hyperparameter)}, moved to {texts.at(analysis.scale, scales[0])}"
-        )
+        title, alpha = texts.label(result.compared, analysis.compares), names.alpha(result)
+        if not np.isfinite(result.collapse_exponent):
+            title += ": not moved, the curves have too few points in common"
+        elif abs(beta) >= WIDEST_COLLAPSE:
+            title += f": no exponent within ±{WIDEST_COLLAPSE:g} brings the curves together"
+        else:
+            title += f": whole curves move by {texts.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
+            title += f"\n(their optima alone: {alpha})" if alpha else ""
+        panel.set_title(title)
+        tuned = texts.title(analysis.hyperparameter)
+        panel.set_xlabel(f"{tuned}, moved to {texts.at(analysis.scale, scales[0])}")
         texts.log2_axis(panel)
     for panel in axes:
         panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
         panel.yaxis.set_major_formatter(texts.PlainTicks())
     style.label_rows(axes, "loss above the best (nat per token)")
     return style.with_key(axes, _lines_of(axes, analysis), ax=ax)
-
-
-def _collapse_title(result: TransferResult, analysis: TransferAnalysis) -> str:
-    """Return the exponent of whole curves, and below it the exponent of the optima, which may differ."""
-    beta, name = result.collapse_exponent, texts.label(result.compared, analysis.compares)
-    if not np.isfinite(beta):
-        return f"{name}: not moved, the curves have too few points in common"
-    if abs(beta) >= WIDEST_COLLAPSE:
-        return f"{name}: no exponent within ±{WIDEST_COLLAPSE:g} brings the curves together"
-    text = f"{name}: whole curves move by {texts.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
-    optima = names.alpha(result)
-    return f"{text}\n(their optima alone: {optima})" if optima else text

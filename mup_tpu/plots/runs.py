@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
@@ -31,12 +30,10 @@ CHECKED = {
 _WIDTH, _HEIGHT = 5.2, 3.4  # size of a panel of a coordinate check without its key, inches
 
 
-def _has_curves(analysis: TransferAnalysis) -> bool:
-    return any(result.learning_curves for result in analysis.results)
-
-
 @figure_type(
-    "Learning curves", "Training loss by step, at the grid point nearest to each optimum", _has_curves
+    "Learning curves",
+    "Training loss by step, at the grid point nearest to each optimum",
+    lambda analysis: any(result.learning_curves for result in analysis.results),
 )
 def learning_curves_figure(
     analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None, ax: style.Given = None
@@ -51,7 +48,14 @@ def learning_curves_figure(
     results = [r for r in names.results_of(analysis) if r.learning_curves]
     axes = style.panels(len(results), 4.6, 3.6, ax=ax)
     scales = sorted({c.scale for r in results for c in r.learning_curves})
-    entries, title = _curve_key(results, scales, analysis)
+    entries, lacks = [], ""
+    for scale in scales:
+        taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
+        lacks = "; –: no curve" if None in taken else lacks
+        values = [texts.power(x) if x is not None else "–" for x in taken]
+        values = values[:1] if len(set(values)) == 1 else values
+        text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
+        entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
     for panel, result in zip(axes, results, strict=True):
         for curve in result.learning_curves:
             color, i = style.sequential(scales, curve.scale), scales.index(curve.scale)
@@ -63,6 +67,10 @@ def learning_curves_figure(
     for panel in axes if ax is not None else axes[:1]:
         texts.loss_axis(panel, shown)
     style.label_rows(axes, "training loss (nat per token)")
+    rules = ", ".join(texts.label(r.compared, analysis.compares) for r in results)
+    compared = f" ({rules})" if len(results) > 1 else ""
+    tuned = texts.column_label(analysis.hyperparameter)
+    title = f"{texts.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
     return style.with_key(axes, entries, title, ax=ax)
 
 
@@ -80,24 +88,6 @@ def _curve_texts(
         "" if i % every else "\n".join([at, f"step {step:g}: {svg.loss_text(loss)}", *after])
         for i, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True))
     ]
-
-
-def _curve_key(
-    results: Sequence[TransferResult], scales: Sequence[float], analysis: TransferAnalysis
-) -> tuple[list[Line2D], str]:
-    """Return an entry a scale, with the value of each panel's curve, and the key's title."""
-    entries, lacks = [], ""
-    for scale in scales:
-        taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
-        lacks = "; –: no curve" if None in taken else lacks
-        values = [texts.power(x) if x is not None else "–" for x in taken]
-        values = values[:1] if len(set(values)) == 1 else values
-        text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
-        entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
-    several = ", ".join(texts.label(r.compared, analysis.compares) for r in results)
-    compared = f" ({several})" if len(results) > 1 else ""
-    tuned = texts.column_label(analysis.hyperparameter)
-    return entries, f"{texts.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
 
 
 @figure_type("Trials", "Loss of every trial against each hyperparameter that was searched")
@@ -124,12 +114,20 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
         (diverged, "x", f"diverged ({len(diverged)})", {"ms": 5, "color": orange}),
     ]  # fmt: skip
     marks = [mark for mark in marks if len(mark[0])]
+    tooltips = {}
+    for i, trial in trials.iterrows():
+        name = f"trial {trial['trial_id']}" if isinstance(trial.get("trial_id"), str) else "trial"
+        loss = svg.loss_text(trial["loss"]) if np.isfinite(trial["loss"]) else "no loss"
+        loss += f", seed {trial['seed']:g}" if "seed" in trial else ""
+        values = (f"{columns.label(c)} {columns.write(c, trial[c])}" for c in varied)
+        ended = f"{trial['status']} after {trial['steps_done']:g} steps"
+        tooltips[i] = "\n".join([name, loss, ended, *values])
     for ax, name in zip(axes, varied, strict=True):
         x = _places(ax, trials[name], name)
         for some, marker, entry, look in marks:
             heights = np.full(len(some), rail) if marker == "x" else some["loss"]
             (line,) = ax.plot(x[some.index], heights, marker, **look)
-            svg.describe(line, entry, [_trial_text(trial, varied) for trial in some.to_dict("records")])
+            svg.describe(line, entry, [tooltips[i] for i in some.index])
         if len(diverged):
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
         ax.set_xlabel(texts.title(name))
@@ -139,17 +137,8 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
     return style.with_key(axes, entries)
 
 
-def _trial_text(trial: dict[Any, Any], varied: Sequence[str]) -> str:
-    """Return the tooltip of a trial."""
-    name = f"trial {trial['trial_id']}" if isinstance(trial.get("trial_id"), str) else "trial"
-    loss = svg.loss_text(trial["loss"]) if np.isfinite(trial["loss"]) else "no loss"
-    loss += f", seed {trial['seed']:g}" if "seed" in trial else ""
-    values = (f"{columns.label(c)} {columns.write(c, trial[c])}" for c in varied)
-    return "\n".join([name, loss, f"{trial['status']} after {trial['steps_done']:g} steps", *values])
-
-
 def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
-    """Return places of trials on an axis, logarithmic for powers and for a range beyond a factor of 5."""
+    # Logarithmic for powers, and for a range beyond a factor of 5.
     is_power = columns.COLUMNS[name].as_power
     if values.min() <= 0 or not (is_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())):
         return values

@@ -7,12 +7,9 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-from matplotlib.ticker import MaxNLocator
 
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.looks import LookTaken
@@ -26,10 +23,11 @@ from mup_tpu.plots import style, texts
 from mup_tpu.plots.optima import is_tuned_at_scales
 from mup_tpu.plots.style import INK, figure_type
 from mup_tpu.words import names
-from mup_tpu.words.referee import span, why_drifts
+from mup_tpu.words.referee import span
 
 # Largest exponent drawn; intervals that go on beyond end in an arrow, or they would squeeze the others
 _REACH = 1.5
+_MOST_REGRET = 0.3  # largest regret drawn, nat
 _MOST_INTERVALS = 6  # most scales of a map of regrets whose cells have room for intervals
 # Regrets at which colours change, in units of the regret that does not matter
 _STEPS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
@@ -65,7 +63,18 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     norm = BoundaryNorm([analysis.epsilon * step for step in _STEPS], _COLORS.N)
     points = [columns.write_scale(analysis.scale, s) for s in scales]
     for ax, result in zip(axes, results, strict=True):
-        image = _draw_regrets(ax, result.regrets, scales, norm, has_room)
+        grid = np.full((len(scales), len(scales)), np.nan)
+        for r in result.regrets:
+            i, j = scales.index(r.source), scales.index(r.target)
+            grid[i, j] = r.value
+            red, green, blue, _ = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
+            ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK  # luma of the cell
+            below = _interval(r) if has_room else ""
+            look: dict[str, Any] = {"ha": "center", "color": ink}
+            ax.text(j, i, _written(r), va="bottom" if below else "center", fontsize=8.5, **look)
+            if below:
+                ax.text(j, i + 0.04, below, va="top", fontsize=6.5, **look)
+        image = ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
         ax.set_xticks(range(len(scales)), points, **texts.turned(points, width + 1))
         ax.set_yticks(range(len(scales)), points)
         ax.set_xlabel(f"trained at {texts.column_label(analysis.scale)}")
@@ -84,23 +93,6 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     notes += ["small: 95 % interval"] if any(intervals) else []
     notes += [] if has_room else ["95 % intervals: table of the report"]
     return style.with_key(axes, [style.mark("", text, ls="") for text in notes])
-
-
-def _draw_regrets(
-    ax: Axes, regrets: Sequence[Regret], scales: list[float], norm: BoundaryNorm, has_room: bool
-) -> AxesImage:
-    """Draw a coloured cell a pair of scales, with its regret and, if there is room, its interval."""
-    grid = np.full((len(scales), len(scales)), np.nan)
-    for r in regrets:
-        i, j = scales.index(r.source), scales.index(r.target)
-        grid[i, j] = r.value
-        red, green, blue, _ = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
-        ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK  # luma of the cell
-        below = _interval(r) if has_room else ""
-        ax.text(j, i, _written(r), ha="center", va="bottom" if below else "center", fontsize=8.5, color=ink)
-        if below:
-            ax.text(j, i + 0.04, below, ha="center", va="top", fontsize=6.5, color=ink)
-    return ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
 
 
 def _interval(r: Regret) -> str:
@@ -161,127 +153,81 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
 
 
 @figure_type(
-    "Sweeps beside each other",
-    "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter",
+    "All sweeps",
+    "Drift exponent and regret of each rule, by the way of growing; values in the shade do not matter",
 )
-def ablations_figure(table: pd.DataFrame) -> Figure:
-    """Draw the drift exponent and the regret of several sweeps, with 95 % intervals.
+def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
+    """Draw drift exponent and regret of each rule with their 95 % intervals, marked by verdict.
 
-    The baselines μP and SP lie on top, below them the others from the worst regret on.
-
-    Args:
-        table: from `Comparison.table`.
+    Rules are grouped by the way of growing, in the order of the rulings; each group begins with its baseline.
     """
-    baselines = [name for name in ("mup", "sp") if (table["name"] == name).any()]
-    table = table.iloc[np.argsort([*map(lambda n: [*baselines, n].index(n), table["name"])], kind="stable")]
+    groups = list(dict.fromkeys((r.columns.scale, r.compares) for r in rulings))
+    rules = {c: names.ordered({r.rule for r in rulings if r.compares == c}, c) for _, c in groups}
+
+    def place(r: Ruling) -> tuple[int, int, str]:
+        return groups.index((r.columns.scale, r.compares)), rules[r.compares].index(r.rule), r.sweep
+
+    entries: list[str | Ruling] = []
+    for way, of_way in groupby(sorted(rulings, key=place), lambda r: columns.label(r.columns.scale)):
+        entries += [way, *of_way]
     is_wide = style.most_across(5.2) > 1
-    panel, letters = (3.4, 40) if is_wide else (2.4, 17)
-    longest = 0.085 * min(letters, max(map(len, table["name"]), default=0))
-    height = 0.34 * len(table) + 1.5
-    shape, times = ((1, 2), (2, 1)) if is_wide else ((2, 1), (1, 2))
-    figure = style.blank(panel * times[0] + longest, height * times[1])
-    axes = figure.subplots(*shape, sharey=True)
-    rows = np.arange(len(table))[::-1]
-    columns_of = ("alpha", "low", "high"), ("regret", "regret_low", "regret_high")
-    titles = "drift exponent α", "regret, smallest to largest (nat)"
-    for ax, shown, text in zip(axes, columns_of, titles, strict=True):
-        _draw_column(ax, table, shown, rows)
-        ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
-        ax.set_xlabel(text)
-        ax.xaxis.set_major_locator(MaxNLocator(5))
+    letters = 60 if is_wide else 26
+    written = [
+        "\n".join(style.broken(texts.plain(e) if isinstance(e, str) else _named(e), letters)) for e in entries
+    ]
+    lines = [text.count("\n") + 1 for text in written]
+    rows = np.cumsum(lines[::-1])[::-1] - np.array(lines) / 2 - 0.5
+    longest = 0.072 * max(len(line) for text in written for line in text.split("\n"))
+    height = 0.2 * sum(lines) + 1.3
+    figure = style.blank(longest + (6.2 if is_wide else 2.4), height if is_wide else 2 * height)
+    axes = figure.subplots(*((1, 2) if is_wide else (2, 1)), sharey=True)
+    for row, entry, height in zip(rows, entries, lines, strict=True):
+        for ax in axes:
+            if isinstance(entry, str):
+                ax.axhline(row + height / 2, color=INK, lw=0.6)
+        if not isinstance(entry, str):
+            drift = cost = (np.nan,) * 3
+            if is_told(entry.low, entry.high):
+                drift = entry.alpha, entry.low, entry.high
+            if (r := entry.regret) is not None:
+                cost = r.value, r.low, r.high
+            _draw_interval(axes[0], row, drift, _REACH, entry.decision)
+            _draw_interval(axes[1], row, cost, _MOST_REGRET, entry.decision)
     axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
-    written = [texts.label(name).replace("_", " ") for name in table["name"]]
-    axes[0].set_yticks(rows, ["\n".join(style.broken(name, letters)) for name in written])
-    axes[0].set_ylim(-0.7, len(table) - 0.3)
-    if 0 < len(baselines) < len(table):
-        for ax in axes:
-            ax.axhline(len(table) - len(baselines) - 0.5, color=INK, lw=0.6)
+    axes[0].set_yticks(rows, written)
+    for ax in axes:
+        ax.tick_params(axis="y", labelsize=8.5)
+        for tick, entry in zip(ax.get_yticklabels(), entries, strict=True):
+            tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
+    axes[0].set_ylim(-0.7, sum(lines) - 0.3)
+    axes[0].set_xlim(-1.05 * _REACH, 1.05 * _REACH)
+    axes[1].set_xlim(-0.05 * _MOST_REGRET, 1.05 * _MOST_REGRET)
+    for ax, text in zip(axes, ("drift exponent α", "regret, smallest to largest (nat)"), strict=True):
+        ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
+        ax.set_xlabel(text)
+        ax.grid(False, axis="y")
     band = style.shade(f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat")
-    return style.with_key(axes, [*style.verdict_key(table["verdict"]), band])
+    return style.with_key(axes, [*style.verdict_key(r.decision for r in rulings), band])
 
 
-def _draw_column(ax: Axes, table: pd.DataFrame, shown: tuple[str, str, str], rows: np.ndarray) -> None:
-    """Draw a number of each sweep with its interval (columns `shown`), or the reason for its absence."""
-    value, *bounds = shown
-    x, ends = table[value].to_numpy(float), table[bounds].to_numpy(float)
-    with np.errstate(invalid="ignore"):
-        errors = np.abs(ends - x[:, None]).T
-    drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
-    if value == "alpha":
-        drawn &= [is_told(*ends_of) for ends_of in ends]
-        x = np.where(drawn, x, np.nan)
-    for verdict, (marker, color) in style.VERDICTS.items():
-        known = drawn & (table["verdict"] == verdict).to_numpy()
-        ax.errorbar(x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6)
-    for row, number in zip(rows[~drawn], x[~drawn], strict=True):
-        text = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
-        ax.annotate(text, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
-
-
-@figure_type(
-    "All sweeps", "Drift exponent of each rule, by the way of growing; values in the shade do not matter"
-)
-def referee_figure(rulings: Sequence[Ruling]) -> Figure:
-    """Draw the drift exponent α of each rule with its interval, by the way of growing, marked by verdict.
-
-    Args:
-        rulings: from `mup_tpu.analysis.referee.compare`.
-    """
-    entries: list[str | Ruling] = []
-    for way, of_way in groupby(_sorted(rulings), lambda r: columns.label(r.columns.scale)):
-        entries += [way, *of_way]
-    written = [texts.plain(e) if isinstance(e, str) else _named(e) for e in entries]
-    longest = min(4.0, 0.072 * max(map(len, written), default=0))
-    figure = style.blank(5.0 + longest, 0.25 * len(entries) + 1.5)
-    ax = figure.subplots()
-    rows = np.arange(len(entries))[::-1]
-    for row, entry in zip(rows, entries, strict=True):
-        if isinstance(entry, str):
-            ax.axhline(row + 0.5, color=INK, lw=0.6)
-        else:
-            _draw_ruling(ax, row, entry)
-    ax.axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
-    ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
-    ax.set_yticks(rows, written, fontsize=8.5)
-    for tick, entry in zip(ax.get_yticklabels(), entries, strict=True):
-        tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
-    ax.set_ylim(-0.7, len(entries) - 0.3)
-    ax.set_xlim(-_REACH - 0.08, _REACH + 0.08)
-    ax.set_xlabel("drift exponent α, 95 % interval")
-    key = style.verdict_key(r.decision for r in rulings)
-    return style.with_key([ax], [*key, style.shade(f"|α| < {DELTA:g} does not matter")])
-
-
-def _sorted(rulings: Sequence[Ruling]) -> list[Ruling]:
-    """Sort rulings by way and compared column, as given, then by rule, the baseline first, then by sweep."""
-    places = {key: i for i, key in enumerate(dict.fromkeys((r.columns.scale, r.compares) for r in rulings))}
-
-    def place(ruling: Ruling) -> tuple[int, int, str]:
-        rules = names.ordered({r.rule for r in rulings if r.compares == ruling.compares}, ruling.compares)
-        return places[ruling.columns.scale, ruling.compares], rules.index(ruling.rule), ruling.sweep
-
-    return sorted(rulings, key=place)
-
-
-def _draw_ruling(ax: Axes, row: int, ruling: Ruling) -> None:
-    """Draw an exponent with its interval, and why it drifts where the interval does not say so."""
-    marker, color = style.VERDICTS[ruling.decision]
-    if not is_told(ruling.low, ruling.high):
-        ax.annotate("not known", (0, row), ha="center", va="center", fontsize=8.5)
+def _draw_interval(
+    ax: Axes, row: float, values: tuple[float, float, float], reach: float, decision: str
+) -> None:
+    """Draw a value between its bounds; an arrow marks a bound beyond ±reach."""
+    at, low, high = values
+    if not np.isfinite(at):
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
+        ax.annotate("not known" if np.isnan(at) else "∞", (0.98, row), fontsize=8, **place)
         return
-    low, high = max(ruling.low, -_REACH), min(ruling.high, _REACH)
-    at = min(max(ruling.alpha, -_REACH), _REACH)
-    ax.plot([low, high], [row, row], color=color, lw=1.6, solid_capstyle="butt")
-    for end, bound, cut in ((ruling.low, low, "<"), (ruling.high, high, ">")):
-        ax.plot(bound, row, "|" if end == bound else cut, color=color, ms=7)
-    ax.plot(at, row, marker, color=color, ms=6, mec="white", mew=0.6)
-    if why := why_drifts(ruling):
-        is_left = high > 0.3
-        ax.annotate(
-            why, (low - 0.05 if is_left else high + 0.05, row), va="center", fontsize=7.5,
-            ha="right" if is_left else "left",
-        )  # fmt: skip
+    marker, color = style.VERDICTS[decision]
+    low_end, high_end = np.clip([low, high], -reach, reach)
+    ax.plot([low_end, high_end], [row, row], color=color, lw=1.6, solid_capstyle="butt")
+    for bound, end, cut in ((low, low_end, "<"), (high, high_end, ">")):
+        ax.plot(end, row, "|" if end == bound else cut, color=color, ms=6)
+    if abs(at) > reach:
+        marker = "<" if at < 0 else ">"
+    ax.plot(np.clip(at, -reach, reach), row, marker, color=color, ms=6, mec="white", mew=0.6)
 
 
 def _named(ruling: Ruling) -> str:

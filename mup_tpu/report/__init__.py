@@ -57,10 +57,10 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
     scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
     results = [(name(result.compared, analysis.compares), result) for result in results_of(analysis)]
     lead: list[Block] = []
-    for rule, result in results:
+    for _, result in results:
         settles = remedy(result, analysis)
         commands = (settles.text,) if settles.is_command else ()
-        sentence = verdict(result, analysis, scores, rule)
+        sentence = verdict(result, analysis, scores)
         lead.append(Box(sentence, details(result, analysis), commands, result.verdict.decision))
     lead += [Text(f"Note: {note}.", is_note=True) for note in notes(analysis)]
     pictures = []
@@ -75,7 +75,7 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
         sections.append(Section("Regret", [Text(meaning), *regrets]))
         sections.append(Section("Is a transfer worth it?", [Text(_WORTH), worth_table(analysis, results)]))
     if scores:
-        texts = [Text(f"{score(one, name(one.prediction.compared))}.") for one in scores]
+        texts = [Text(f"{score(one)}.") for one in scores]
         sections.append(Section("Predictions", texts))
     if table.stored is not None:
         sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
@@ -86,12 +86,12 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
 def sweeps_page(title: str, comparison: Comparison) -> Page:
     """Return the report of several sweeps."""
     notes = [f"left out: {note}" for note in left_out(comparison)]
-    draw = partial(plots.ablations_figure, comparison.table(name))
+    draw = partial(plots.sweeps_figure, comparison.rulings)
     return Page(
         f"{title}: sweeps beside each other",
         [Box(f"{len(comparison.rulings)} verdicts: {verdict_counts(comparison)}", notes)],
         [
-            Section("Figure", [Picture.of("ablations", draw)]),
+            Section("Figure", [Picture.of("sweeps", draw)]),
             Section("Verdicts by the way of growing", ruling_tables(comparison)),
         ],
         "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),

@@ -9,6 +9,7 @@ from mup_tpu.analysis.compute_optimal import ComputeOptimal, Optimal
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Cost, Predictions, RulePrediction
 from mup_tpu.config.columns import label
+from mup_tpu.words import names
 from mup_tpu.words.names import plain, point, power
 from mup_tpu.words.reasons import because
 
@@ -19,7 +20,7 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
     Args:
         made: one of the predictions.
         predictions: all of them.
-        name: name of the rule in the sentence; by default as in the table.
+        name: name of the rule in the sentence; by default the one for people.
     """
     scale = predictions.scale
     at = point(scale, float(f"{made.scale:.4g}") if made.scale % 1 else made.scale)
@@ -32,8 +33,9 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
     elif below > 0.005:
         reach = f"{_octaves(below)} below {point(scale, made.smallest[0])}"
     (low, high), (half_low, half_high) = made.interval, made.half
+    name = name or names.name(made.compared, predictions.analysis.compares)
     return (
-        f"{name or made.compared}: {label(predictions.hyperparameter)} {power(made.x, '.2f')} at {at} "
+        f"{name}: {label(predictions.hyperparameter)} {power(made.x, '.2f')} at {at} "
         f"({reach}); 95 % {plain(low)} to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}"
     )
 
@@ -49,8 +51,8 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     low, high = made.unclaimed
     if made.claimed:
         lines.append(
-            f"{made.compared} claims that the optimum stays: probability {made.steady:.2f}, before the runs "
-            f"{made.steady_before:.2f}; without the claim 95 % {plain(low)} to {plain(high)}"
+            f"{names.name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, "
+            f"before the runs {made.steady_before:.2f}; without the claim 95 % {plain(low)} to {plain(high)}"
         )
     lines.append(f"expected cost over the best value there: {_nat(made.taking)}")
     small, large = (f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest))
@@ -98,7 +100,7 @@ def power_law(law: PowerLaw) -> list[str]:
     )
     left_out = law.held_out
     return [
-        f"{law.compared}: best {label(law.hyperparameter)} ∝ {factors} (95 %: {intervals})",
+        f"{names.name(law.compared)}: best {label(law.hyperparameter)} ∝ {factors} (95 %: {intervals})",
         scatter + (f", and cells of one size share a scatter of {shared}" if shared else ""),
         f"each cell predicted from the others: RMSE {left_out.rmse:.2f} octaves, mean regret "
         f"{left_out.regret:.4f} nat, {left_out.inside:.0%} inside the 95 % interval",
@@ -143,7 +145,7 @@ def predictions_to_dict(predictions: Predictions) -> dict[str, Any]:
     columns = predictions.analysis.columns
     values = predictions.to_dict() | {"notes": [because(note, columns) for note in predictions.notes]}
     for one, made in zip(values["predictions"], predictions.predictions, strict=True):
-        one["sentence"] = prediction(made, predictions)
+        one["sentence"] = prediction(made, predictions, made.compared)
         one["details"] = prediction_details(made, predictions)
         one["why_no_loss"] = because(made.why_no_loss, columns) if made.why_no_loss else ""
     return values

@@ -43,13 +43,13 @@ def page(name: str, comparison: Comparison, figure: str = "") -> str:
     Args:
         name: name of the folder.
         comparison: the sweeps.
-        figure: file of `mup_tpu.plots.referee_figure`, relative to the page; "" for none.
+        figure: file of `mup_tpu.plots.sweeps_figure`, relative to the page; "" for none.
     """
     model, update_rule, tuned = _common_setting(comparison)
     default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned"
     lines = [f"# {name}", _INTRODUCTION.format(name=name, default=default)]
     if figure:
-        lines += ["", f"![Drift exponent of each rule with its interval, by the way of growing]({figure})"]
+        lines += ["", f"![Drift exponent and regret of each rule, by the way of growing]({figure})"]
     for table in ruling_tables(comparison, _ON_A_PAGE):
         links = [(_marked(rule), *middle, _link(sweep)) for rule, *middle, sweep in table.rows]
         lines += ["", f"## {table.title[:1].upper()}{table.title[1:]}", *_markdown(table.headings, links)]
@@ -133,13 +133,6 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 
 def span(ruling: Ruling, to: str = " to ") -> str:
     return to.join(write_scale(ruling.columns.scale, at) for at in (ruling.smallest, ruling.largest))
-
-
-def why_drifts(ruling: Ruling) -> str:
-    """Return why a rule DRIFTS although α's interval holds 0; "" for all others."""
-    if not ruling.is_no_power_law or ruling.regret is None:
-        return ""
-    return f"no power law, but regret {ruling.regret.low:.3f} to {ruling.regret.high:.3f} nat"
 
 
 def _worths(known: list[Ruling]) -> list[str]:

@@ -17,6 +17,7 @@ from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import MOST_LOOKS, Verdict
 from mup_tpu.config.columns import CONFIGURED, label
+from mup_tpu.words import names
 from mup_tpu.words.names import amount, exponent, plain, point, power
 from mup_tpu.words.reasons import because, notes
 
@@ -30,9 +31,9 @@ def verdict(
         result: analysis of the rule.
         analysis: analysis of the whole table.
         scores: scores of predictions; at a single scale, a prediction's score takes the verdict's place.
-        name: name of the rule in the sentence; by default as in the table.
+        name: name of the rule in the sentence; by default the one for people.
     """
-    name = name or result.compared
+    name = name or names.name(result.compared, analysis.compares)
     if len(result.optima) == 1:
         for one in scores:
             if one.prediction.compared == result.compared:
@@ -44,6 +45,7 @@ def verdict(
 
 def look_verdict(name: str, look: LookTaken, columns: Columns) -> str:
     evidence = look.evidence
+    name = names.name(name, columns.parametrization)
     return _verdict(name, look.verdict, len(evidence.estimates), evidence.drift, evidence.headline, columns)
 
 
@@ -249,8 +251,9 @@ def score(one: Score, name: str = "") -> str:
     p = one.prediction
     low, high = p.interval
     parts = [
-        f"{name or p.compared}: at {point(p.scale_column, p.scale)}, predicted on {p.made_at[:10]} from "
-        f"{p.rows} runs: {label(p.hyperparameter)} {power(p.x, '.2f')} (95 % {plain(low)} to {plain(high)})"
+        f"{name or names.name(p.compared)}: at {point(p.scale_column, p.scale)}, predicted on "
+        f"{p.made_at[:10]} from {p.rows} runs: {label(p.hyperparameter)} {power(p.x, '.2f')} "
+        f"(95 % {plain(low)} to {plain(high)})"
     ]
     if math.isfinite(one.x):
         parts.append(f"measured {power(one.x, '.2f')}, {_inside(one.is_inside)}")
@@ -284,7 +287,7 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
     plain_values = analysis.to_dict() | {"notes": notes(analysis)}
     for values, result in zip(plain_values["results"], analysis.results, strict=True):
         values["verdict"] |= {
-            "sentence": verdict(result, analysis, scores),
+            "sentence": verdict(result, analysis, scores, result.compared),
             "settle": remedy(result, analysis).text,
         }
         for optimum, of_scale in zip(values["optima"], result.optima, strict=True):
@@ -299,7 +302,7 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
         if result.sequence is not None:
             stops = result.sequence.stops
             values["sequence"]["stops"] = because(stops, columns) if stops else ""
-    scored = [one.to_dict() | {"sentence": score(one)} for one in scores]
+    scored = [one.to_dict() | {"sentence": score(one, one.prediction.compared)} for one in scores]
     return plain_values | ({"predictions": scored} if scored else {})
 
 

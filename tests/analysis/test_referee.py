@@ -10,7 +10,6 @@ from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.cli import main
-from mup_tpu.plots import ablations_figure
 from mup_tpu.store import Store
 from mup_tpu.words.referee import ruling_tables
 
@@ -51,18 +50,6 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
     assert unbracketed.regret_status == "not known" and fine.regret_status == "estimated"
 
 
-def test_the_figure_has_a_row_a_sweep_and_says_what_is_not_known(table):
-    figure = ablations_figure(table)
-    axes = figure.axes
-    assert [text.get_text() for text in axes[0].get_yticklabels()] == table["name"].tolist()
-    for ax, column in zip(axes, ("alpha", "regret"), strict=True):
-        drawn = sorted(x for bars in ax.containers for x in bars.lines[0].get_xdata())
-        assert drawn == sorted(table[column].dropna())
-        assert [text.get_text() for text in ax.texts] == ["not known"]
-    said = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert said[:-1] == ["TRANSFERS", "DRIFTS", "INCONCLUSIVE"], "what is settled looks unlike what is open"
-
-
 def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, stored_sweep):
     for name in ("one", "two"):
         stored_sweep(tmp_path / "several" / name, name)
@@ -70,8 +57,8 @@ def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, st
     assert "2 TRANSFERS" in capsys.readouterr().out
     main(["analyze", "--figures", str(tmp_path / "several")])
     figures = tmp_path / "several" / "figures"
-    assert {p.name for p in figures.iterdir()} == {"ablations.png", "ablations.svg", "ablations.csv"}
-    assert pd.read_csv(figures / "ablations.csv")["name"].tolist() == ["one", "two"]
+    assert {p.name for p in figures.iterdir()} == {"sweeps.png", "sweeps.svg", "sweeps.csv"}
+    assert pd.read_csv(figures / "sweeps.csv")["name"].tolist() == ["one", "two"]
 
 
 def test_a_folder_that_cannot_be_compared_is_named_and_the_others_are_shown(tmp_path, capsys, stored_sweep):

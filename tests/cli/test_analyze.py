@@ -89,8 +89,8 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
     page = folder.parent / "pages" / "README.md"
     code, _, _ = outcome("analyze", folder.parent, "--report", "--out", page)
     text = page.read_text(encoding="utf-8")
-    assert code == 0 and "\n## Width\n" in text and " | 64–256 |" in text and "](referee.png)" in text
-    assert {p.name for p in page.parent.iterdir()} == {"README.md", "referee.png", "referee.svg"}
+    assert code == 0 and "\n## Width\n" in text and " | 64–256 |" in text and "](sweeps.png)" in text
+    assert {p.name for p in page.parent.iterdir()} == {"README.md", "sweeps.png", "sweeps.svg", "sweeps.csv"}
     code, _, _ = outcome("analyze", "--report", folder)
     assert code == 0 and note in html.unescape((folder / "report.html").read_text(encoding="utf-8"))
     code, out, _ = outcome("analyze", "--next", folder)
@@ -141,7 +141,7 @@ def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, outcome):
     table.write_text("parametrization,width,lr,seed,loss,gpu_minutes\n" + "\n".join(rows))
     code, out, err = outcome("analyze", "--next", table, "--columns", "cost=gpu_minutes")
     assert code == 0, err
-    assert "mup: INCONCLUSIVE" in out and "sp: DRIFTS" in out
+    assert "μP: INCONCLUSIVE" in out and "SP: DRIFTS" in out
     assert "settled: no runs needed" in out
     assert "is too wide: seeds beside the optimum" in out
     assert "spent so far: 1320 gpu_minutes" in out and "measured: cost ∝ width^1.0" in out

@@ -180,7 +180,7 @@ def test_sweep_from_toml_then_runs_analyze_plot(tmp_path, outcome, sweep_toml):
     code, out, err = outcome("sweep", file, "--results", results)
     assert code == 0, err
     assert "ran 4 trials: 4 finished" in out
-    assert "mup: INCONCLUSIVE: 0 of 1 widths have an optimum inside their grid" in out
+    assert "μP: INCONCLUSIVE: 0 of 1 widths have an optimum inside their grid" in out
 
     code, out, err = outcome("analyze", results, "--csv", tmp_path / "runs.csv")
     assert code == 0, err
@@ -286,7 +286,7 @@ def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     (tmp_path / file.name).write_text(short)
     results = tmp_path / "results"
     code, out, _ = outcome("sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results, *ALONE)
-    assert code == 0 and re.search(r"mup: (TRANSFERS|DRIFTS|INCONCLUSIVE): ", out)
+    assert code == 0 and re.search(r"μP: (TRANSFERS|DRIFTS|INCONCLUSIVE): ", out)
     assert (results / "figures" / "transfer.png").exists()
     assert load_axes(results) == StoredAxes.of(load_sweep(file))
 

@@ -217,17 +217,15 @@ def test_everything_in_a_figure_of_a_search_can_be_read(varied):
     assert faults(plots.search_figure(trials, names)) == []
 
 
-def test_everything_in_a_figure_of_several_sweeps_can_be_read():
-    known = {"alpha": 0.1, "low": 0.0, "high": 0.2, "regret": 0.04, "regret_low": 0.01, "regret_high": 0.08}
-    table = pd.DataFrame(
-        [
-            {"name": "a", "verdict": "TRANSFERS", **known},
-            {"name": LONG, "verdict": "DRIFTS", **known, "regret": np.inf, "regret_high": np.inf},
-            {"name": "open", "verdict": "INCONCLUSIVE", **known, "regret_high": np.inf},
-            {"name": "lost", "verdict": "INCONCLUSIVE", **dict.fromkeys(known, np.nan)},
-        ]
-    )
-    assert faults(plots.ablations_figure(table)) == []
+@pytest.mark.parametrize("room", [10, 3.7])
+def test_everything_in_a_figure_of_several_sweeps_can_be_read(room, ruling):
+    fates = (("a", "TRANSFERS", 0.0), (LONG, "DRIFTS", np.inf), ("lost", "INCONCLUSIVE", np.nan))
+    rulings = [
+        ruling(name, (at, at - 0.1, at + 0.1), (at + 0.04, 0.01, 0.08), decision)
+        for name, decision, at in fates
+    ]
+    with plots.beside(room):
+        assert faults(plots.sweeps_figure(rulings)) == []
 
 
 def test_everything_in_a_figure_of_a_law_can_be_read():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import analyze, check_table
+from mup_tpu.analysis import Columns, analyze, check_table
 
 
 def test_regret_figure_writes_the_regrets(analysis):
@@ -97,35 +97,56 @@ def test_cells_of_a_map_of_regrets_carry_intervals_or_say_where_they_are(analysi
     assert "95 % intervals: table of the report" in [t.get_text() for t in many.legends[0].get_texts()]
 
 
-def test_sweeps_beside_each_other_have_their_baseline_on_top_and_names():
-    known = {"low": -0.1, "high": 0.1, "regret": 0.04, "regret_low": 0.01, "regret_high": 0.08}
-    table = pd.DataFrame(
-        {"name": name, "alpha": 0.0, "verdict": "TRANSFERS", **known}
-        for name in ("lost_multipliers", "sp", "warmup_0.9", "mup")
-    )
-    table.loc[2, ["alpha", "low", "high"]] = (1.09, -15.74, 17.92)
-    figure = plots.ablations_figure(table)
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert names == ["μP", "SP", "lost multipliers", "warmup 0.9"]
-    assert [(text.get_text(), text.xy[1]) for text in figure.axes[0].texts] == [("not known", 0)]
+UNKNOWN = (1.09, -15.74, 17.92)  # a flat valley has no exponent
 
 
-def test_what_has_no_number_or_no_bound_says_so_beside_other_sweeps():
-    known = {"alpha": 0.0, "low": -0.1, "high": 0.1, "verdict": "DRIFTS"}
-    table = pd.DataFrame(
-        {"name": name, "regret": regret, "regret_low": 0.01, "regret_high": high, **known}
-        for name, regret, high in (
-            ("a", np.inf, np.inf),
-            ("b", np.nan, np.nan),
-            ("c", 0.04, np.inf),
-            ("d", 0.05, 0.07),
-        )
+def test_all_sweeps_stand_below_each_other_with_intervals_and_verdicts(ruling):
+    deep, other = (
+        {"columns": Columns("depth"), "smallest": 2, "largest": 8},
+        {"architecture": "llama", "update_rule": "muon"},
     )
-    ax = plots.ablations_figure(table).axes[1]
-    assert {(text.get_text(), text.xy[1]) for text in ax.texts} == {
-        ("∞", 3),
-        ("not known", 2),
-        ("0.040, no bound", 1),
+    rulings = [
+        ruling("completep", (0.3, -0.2, 0.8), None, "INCONCLUSIVE", **deep),
+        ruling(cost=(0.004, 0.001, 0.2)),
+        ruling("sp", (-0.9, -4, -0.7), (np.inf, 0.03, np.inf), "DRIFTS", **other),
+        ruling("of_$mine$", UNKNOWN, (0.04, 0.01, np.inf), "INCONCLUSIVE"),
+    ]  # fmt: skip
+    figure = plots.sweeps_figure(rulings)
+    drift, cost = figure.axes
+    names = [label.get_text().replace("\\$", "$") for label in drift.get_yticklabels()]
+    assert names == [
+        "depth", "CompleteP: 2 to 8, a", "width", "μP: 64 to 256, a", "SP (llama, muon): 64 to 256, a",
+        "of_$mine$: 64 to 256, a",
+    ]  # fmt: skip
+    assert list(drift.get_yticks()) == [5, 4, 3, 2, 1, 0]
+    assert [text.get_fontweight() for text in drift.get_yticklabels()][:3] == ["bold", "normal", "bold"]
+    bars = [
+        {line.get_ydata()[0]: list(line.get_xdata()) for line in ax.lines if line.get_lw() == 1.6}
+        for ax in (drift, cost)
+    ]
+    assert bars == [{4: [-0.2, 0.8], 2: [-0.1, 0.1], 1: [-1.5, -0.7]}, {2: [0.001, 0.2], 0: [0.01, 0.3]}]
+    cuts = [
+        [(line.get_marker(), line.get_ydata()[0]) for line in ax.lines if line.get_marker() in "<>"]
+        for ax in (drift, cost)
+    ]
+    assert cuts == [[("<", 1)], [(">", 0)]], "beyond the edge"
+    marks = {line.get_ydata()[0]: line for line in drift.lines if line.get_marker() in ("o", "s", "D")}
+    assert [marks[row].get_xdata()[0] for row in (4, 2, 1)] == [0.3, 0.0, -0.9]
+    assert len({(marks[row].get_marker(), marks[row].get_color()) for row in (4, 2, 1)}) == 3
+    words = [[(text.get_text(), text.xy[1]) for text in ax.texts] for ax in (drift, cost)]
+    assert words == [[("not known", 0)], [("not known", 4), ("∞", 1)]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "TRANSFERS", "DRIFTS", "INCONCLUSIVE", "does not matter: |α| < 0.2, regret < 0.01 nat",
+    ]  # fmt: skip
+
+
+def test_a_group_has_each_rule_s_sweeps_together_and_its_baseline_first(ruling):
+    of_tokens = {
+        "columns": Columns("steps_planned", parametrization="token_rule"),
+        "smallest": 250,
+        "largest": 4000,
     }
-    (bar,) = [c for c in ax.containers if len(c[0].get_xdata())]
-    assert bar[0].get_xdata().tolist() == [0.05] and bar[0].get_color() == "#d55e00"
+    rulings = [ruling(rule, sweep=sweep, **of_tokens) for sweep in "ab" for rule in ("lr_0.32", "none")]
+    lr = "lr × tokens$^{−0.32}$"
+    names = ["step count", *(f"{rule}: 250 to 4000, {s}" for rule in ("no token rule", lr) for s in "ab")]
+    assert [label.get_text() for label in plots.sweeps_figure(rulings).axes[0].get_yticklabels()] == names

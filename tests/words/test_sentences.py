@@ -272,7 +272,7 @@ KEPT = KeptPrediction(
     ],
 )  # fmt: skip
 def test_scores_of_predictions(x, loss, ending):
-    start = "mup: at width 512, predicted on 2026-01-02 from 72 runs: learning rate 2^-6.00 = 0.0156 (95 % "
+    start = "μP: at width 512, predicted on 2026-01-02 from 72 runs: learning rate 2^-6.00 = 0.0156 (95 % "
     assert score(Score(KEPT, x, 0.01, loss)) == f"{start}0.011 to 0.0221); {ending}"
     unpredicted = Score(replace(KEPT, loss=None), -6.0, 0.01, 2.4)
     assert score(unpredicted).endswith("; loss 2.400 nat, not predicted")
@@ -316,7 +316,7 @@ MADE = RulePrediction(
         (
             {"claimed": True, "steady": 0.912, "steady_before": 0.75},
             [
-                "mup claims that the optimum stays: probability 0.91, before the runs 0.75; without the "
+                "μP claims that the optimum stays: probability 0.91, before the runs 0.75; without the "
                 "claim 95 % 0.00195 to 0.00781"
             ],
         ),
@@ -345,7 +345,7 @@ def test_limits_and_costs_of_predictions(changes, lines):
 def test_sentences_of_predictions(changes, at):
     predictions = Predictions(analyze(check_table(runs())), (), (), {}, ())
     assert prediction(replace(MADE, **changes), predictions) == (
-        f"mup: learning rate 2^-8.00 = 0.00391 at {at}; 95 % 0.00276 to 0.00552, 50 % 0.00364 to 0.00419"
+        f"μP: learning rate 2^-8.00 = 0.00391 at {at}; 95 % 0.00276 to 0.00552, 50 % 0.00364 to 0.00419"
     )
 
 
