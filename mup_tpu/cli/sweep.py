@@ -235,26 +235,31 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         how.dry.mfu,
         how.where,
         how.run.micro_batches,
+        how.run.split_over,
     )
     rows = []
     for row in sizes:
         needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
         if row.memory_bytes > machine.memory_bytes:
-            needed += f", {machine.memory_bytes / 2**20:,.0f} are available: the pack would be split"
-        took = "?" if math.isnan(row.seconds) else write_time(row.seconds)
+            what = "the pack would be split" if row.fits else "it does not fit (--split-over takes more GPUs)"
+            needed += f", {machine.memory_bytes / 2**20:,.0f} are available: {what}"
+        took = write_time(row.seconds) if row.fits and not math.isnan(row.seconds) else "?"
         rows.append((row.size, f"{row.trials}", f"{row.packs}", f"{row.flops:.2g}", needed, took))
     each = " on each device" if machine.devices > 1 else ""
     headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
     console.print(Table(headings, rows, left=("size",)))
-    seconds = sum(row.seconds for row in sizes)
-    flops = sum(row.flops * row.trials for row in sizes)
+    fitting = [row for row in sizes if row.fits]
+    seconds = sum(row.seconds for row in fitting)
+    flops = sum(row.flops * row.trials for row in fitting)
     within = f"the peak of {machine.name} in {missing[0].train.precision} is not known, so no time is given"
     if not math.isnan(seconds):
         within = (
             f"about {write_time(seconds)} on {machine.name}, at {how.dry.mfu:.0%} of "
             f"{machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation and evaluation"
         )
-    console.print(f"in all {len(missing)} trials, {flops:.2g} FLOP: {within}")
+    trials = sum(row.trials for row in fitting)
+    which = "trials" if trials == len(missing) else "trials that fit"
+    console.print(f"in all {trials} {which}, {flops:.2g} FLOP: {within}")
     if how.until.until_settled:
         console.print("--until-settled runs a part of these trials, batch by batch, and may add seeds")
 

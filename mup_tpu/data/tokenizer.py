@@ -156,7 +156,6 @@ def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokeniz
 
 
 def load_tokenizer(content: str | None, separator: int) -> Tokenizer:
-    """Load a tokenizer from `to_json` and its separator."""
     if content is None:
         return ByteTokenizer()
     from tokenizers import Tokenizer as LibraryTokenizer

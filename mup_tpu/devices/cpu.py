@@ -37,7 +37,6 @@ class CpuDevice(Device):
         return int(a_core * min(torch.get_num_threads(), cores()))
 
     def peak_memory_bytes(self) -> int:
-        """Return the peak resident set of this process, in bytes."""
         unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -51,7 +51,6 @@ class CudaDevice(Device):
         return torch.cuda.mem_get_info(device)[0] + unused
 
     def peak_memory_bytes(self) -> int:
-        """Return the most bytes that torch's allocator has handed out."""
         return torch.cuda.max_memory_allocated(self.torch_device)
 
 

@@ -52,12 +52,10 @@ class TpuGeneration:
 
     @property
     def device_flops(self) -> float:
-        """Peak FLOP/s of one XLA device."""
         return 1e12 * self.peak_tflops / self.devices
 
     @property
     def device_hbm_bytes(self) -> int:
-        """High-bandwidth memory of one XLA device, bytes."""
         return self.hbm_gib * 2**30 // self.devices
 
 
@@ -84,7 +82,6 @@ class TpuType:
 
     @property
     def generation(self) -> TpuGeneration:
-        """Facts about its chips."""
         return GENERATIONS[self.accelerator_type.partition("-")[0]]
 
 
@@ -107,17 +104,11 @@ TPU_TYPES = {
 
 
 def tpu_type(name: str) -> TpuType:
-    """Find a type of TPU, such as v4-8.
-
-    Raises:
-        ConfigError: no such type.
-    """
     require_one_of("TPU type", name, tuple(TPU_TYPES))
     return TPU_TYPES[name]
 
 
 def tpu_generation(accelerator_type: str) -> TpuGeneration | None:
-    """Find the generation of a type such as v4-16; None if it is unknown."""
     return GENERATIONS.get(accelerator_type.partition("-")[0])
 
 

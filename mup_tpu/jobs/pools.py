@@ -288,6 +288,9 @@ class Pools:
             workers, threads = this_machine.room(trials, run)
             workers = min(workers, at_most)
             execution, gpu = this_machine.execution(run), this_machine.gpu(run)
+            if run.split_over > 1:  # one trial after another, each over all GPUs
+                pool = self._kept((1,), lambda: InProcess(self._results))
+                return Place(pool, 1, "loop", run)
         # A GPU that fails is lost to its process, so that even a single pack has one of its own.
         forks = this_machine.CAN_FORK and (workers > 1 or gpu != "")
 

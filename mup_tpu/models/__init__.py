@@ -108,5 +108,4 @@ def forward_scaling(trial: Trial) -> ForwardScaling:
 
 
 def forward_factors(trial: Trial) -> dict[str, float]:
-    """Return the value of each buffer of a trial's network, by name."""
     return architecture_of(trial.model).factors(trial.model, forward_scaling(trial))

@@ -117,11 +117,11 @@ class Forms:
     """Forms of a network: the same function, each fast on some device."""
 
     attention: str = "fused"
-    """A form of `mup_tpu.models.kernels.attention`: "fused", "matmul" under vmap, "blocks" for CPUs."""
+    """A form of `mup_tpu.models.kernels.attention`: "fused", or "matmul" under vmap."""
     one_pass_norms: bool = False
     """Norms as few elementary operations, for XLA."""
-    in_blocks: bool = False
-    """Activations and RMS norms a cache-sized block at a time, for CPUs; not under vmap or torch.compile."""
+    gathered: bool = False
+    """Experts that compute the tokens sent to them alone; not under vmap or torch.compile."""
     vmapped: bool = False
     """Layers for members under vmap, which keep as little as possible for backward. Not under torch.compile:
     it takes no autograd function under vmap, and keeps little by itself."""

@@ -14,9 +14,8 @@ ACTIVATIONS = ActivationMemory(
     # (8). The rest was measured: gradients in the backward pass, and the allocator's share. Under vmap 34 are
     # alive at once, and malloc holds half as much again.
     vectors={"loop": 34, "vmap": 57},
-    # Attention as matrix products: under vmap logits, masked logits and softmax are alive at once (measured);
-    # in turns the softmax of the causal half.
-    scores={"loop": 0.5, "vmap": 4},
+    # Under vmap logits, masked logits and softmax are alive at once (measured); in turns attention is fused.
+    scores={"loop": 0, "vmap": 4},
     logits=4,  # logits, log-softmax, and the gradients of both
     # Fused attention, and an allocator that reuses all (benchmarks/gpu_memory.csv).
     cuda_vectors={"bf16": 11, "float32": 18},

@@ -10,7 +10,6 @@ Shapes: B sequences, T tokens, N = B·T, D width, X = 3·D, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import Forms
 from mup_tpu.models.kernels.attention import ATTENTION, AttentionFunction
-from mup_tpu.models.kernels.pointwise import FastGelu, OnePassLayerNorm
+from mup_tpu.models.kernels.pointwise import OnePassLayerNorm
 from mup_tpu.models.kernels.scans import through_blocks
 from mup_tpu.models.layers import Conv1D, Scale, ScaledNetwork, embedding, join_stream
 
@@ -30,7 +29,6 @@ class _Parts:
 
     attention: AttentionFunction
     norm: type[nn.LayerNorm]
-    gelu: Callable[[], nn.Module]
     through: Callable[..., Tensor]
     """The residual stream through all blocks."""
 
@@ -52,10 +50,10 @@ class _Attention(nn.Module):
 class _Mlp(nn.Module):
     """Two layers, 4·D wide between."""
 
-    def __init__(self, width: int, gelu: Callable[[], nn.Module]) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.c_fc, self.c_proj = Conv1D(width, 4 * width), Conv1D(4 * width, width)
-        self.act = gelu()
+        self.act = nn.GELU(approximate="tanh")
 
     def forward(self, x_ND: Tensor) -> Tensor:
         return self.c_proj(self.act(self.c_fc(x_ND)))
@@ -67,7 +65,7 @@ class _Block(nn.Module):
     def __init__(self, width: int, heads: int, parts: _Parts) -> None:
         super().__init__()
         self.ln_1, self.attn = parts.norm(width), _Attention(width, heads, parts.attention)
-        self.ln_2, self.mlp = parts.norm(width), _Mlp(width, parts.gelu)
+        self.ln_2, self.mlp = parts.norm(width), _Mlp(width)
 
     def forward(
         self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor, residual_factor: Tensor | None
@@ -108,7 +106,6 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
     parts = _Parts(
         ATTENTION[forms.attention],
         OnePassLayerNorm if forms.one_pass_norms else nn.LayerNorm,
-        FastGelu if forms.in_blocks else functools.partial(nn.GELU, approximate="tanh"),
         through_blocks(forms.scan),
     )
     with torch.device("meta"):

@@ -19,12 +19,9 @@ from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import Forms
 from mup_tpu.models.kernels.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.kernels.pointwise import (
-    BlockRMSNorm,
     OnePassRMSNorm,
     RMSNorm,
     Rotary,
-    block_rotate_and_join,
-    block_swiglu,
     one_pass_swiglu,
     rotary,
     rotate_and_join,
@@ -42,7 +39,6 @@ class Parts:
     mlp: Callable[[ModelConfig, Parts], nn.Module]
     """A block's MLP, called with x_ND, the tokens of a sequence, and a list for terms added to the loss."""
     attention: AttentionFunction
-    join: Callable[[Tensor, Tensor, Tensor, Rotary], Tensor]
     norm: type[RMSNorm]
     swiglu: Callable[[Tensor, Tensor], Tensor]
     through: Callable[..., Tensor]
@@ -60,7 +56,7 @@ class _Attention(nn.Module):
         self.v_proj, self.o_proj = Linear(config.width, outputs), Linear(config.width, config.width)
         self.q_norm = parts.norm(d) if config.qk_norm else None
         self.k_norm = parts.norm(d) if config.qk_norm else None
-        self._attention, self._join = parts.attention, parts.join
+        self._attention = parts.attention
 
     def forward(self, x_ND: Tensor, rotary: Rotary, attention_factor: Tensor) -> Tensor:
         query_NHd, key_NGd, value_NGd = (
@@ -69,7 +65,7 @@ class _Attention(nn.Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             query_NHd, key_NGd = self.q_norm(query_NHd), self.k_norm(key_NGd)
-        qkv_BTX = self._join(query_NHd, key_NGd, value_NGd, rotary)
+        qkv_BTX = rotate_and_join(query_NHd, key_NGd, value_NGd, rotary)
         return self.o_proj(self._attention(qkv_BTX, self.head_size, attention_factor).flatten(0, 1))
 
 
@@ -149,12 +145,10 @@ def build(
     It takes sequences of any length: positions are rotary.
     """
     attention, through = ATTENTION[forms.attention], through_blocks(forms.scan)
-    if forms.in_blocks:
-        parts = Parts(mlp, attention, block_rotate_and_join, BlockRMSNorm, block_swiglu, through)
-    elif forms.vmapped:
-        parts = Parts(mlp, attention, rotate_and_join, OnePassRMSNorm, one_pass_swiglu, through)
+    if forms.vmapped:
+        parts = Parts(mlp, attention, OnePassRMSNorm, one_pass_swiglu, through)
     else:
-        parts = Parts(mlp, attention, rotate_and_join, RMSNorm, swiglu, through)
+        parts = Parts(mlp, attention, RMSNorm, swiglu, through)
     with torch.device("meta"):
         model = _Model(config, vocab_size, parts)
         return ScaledNetwork("model", model, model.embed_tokens.weight, config.tied, forms.scaled_branches)

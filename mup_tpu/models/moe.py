@@ -34,7 +34,6 @@ class MoE(Llama):
         return super().factors(config, scaling) | dict.fromkeys(factors, config.balance_loss / config.depth)
 
     def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
-        """Declare router and experts, and shared experts with their gate."""
         d, between, experts = config.width, config.expert_width, config.num_experts
         shared = config.shared_experts * between
         # Gate and up of an expert are rows of one matrix, in this order.

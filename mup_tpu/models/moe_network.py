@@ -91,6 +91,6 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
 
     Blocks are never one loop of XLA's compiler: it would lose the terms that they add to the loss.
     """
-    mixture = functools.partial(_Mixture, gathered=forms.in_blocks)
+    mixture = functools.partial(_Mixture, gathered=forms.gathered)
     unscanned = dataclasses.replace(forms, scan=None)
     return llama_network.build(config, vocab_size, sequence_length, unscanned, mixture)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mup_tpu.config import Trial
-from mup_tpu.internals.accelerate import import_accelerate
 from mup_tpu.models import Parameter, architecture_of, forward_scaling
 from mup_tpu.rules.parametrization import Scaling
 
@@ -57,7 +59,7 @@ def export_stock(
 
     `separator` is the token between documents: texts begin after it and end with it.
     """
-    import_accelerate()
+    _import_accelerate()
     from transformers import GenerationConfig
 
     exported = folded(trial, {name: p.detach().to("cpu", torch.float32) for name, p in weights.items()})
@@ -73,3 +75,20 @@ def export_stock(
     for file in Path(path).glob("*.safetensors"):
         file.chmod(mode)  # safetensors lets only this user read them
     return Path(path)
+
+
+def _import_accelerate() -> None:
+    """Import accelerate (1.15), which models of transformers need, without torch_xla.
+
+    It imports torch_xla wherever that is installed, unless USE_TORCH_XLA is 0 at that moment: in 3 to 4 s,
+    and torch_xla may take the machine's TPUs.
+    """
+    is_quiet = "torch_xla" not in sys.modules and "USE_TORCH_XLA" not in os.environ
+    if is_quiet:
+        os.environ["USE_TORCH_XLA"] = "0"
+    try:
+        with contextlib.suppress(ImportError):
+            import accelerate  # noqa: F401
+    finally:
+        if is_quiet:
+            del os.environ["USE_TORCH_XLA"]

@@ -29,6 +29,5 @@ def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:
 
 
 def constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, Any]:
-    """Return the constants of each update rule in a trial, by the rule's name, with all factors."""
     moments = trial.optimizer.rules.moments(trial.growth)
     return {rule.name: rule.constants(trial.optimizer, moments) for rule in rules}

@@ -27,7 +27,6 @@ class AdamW(UpdateRule):
         return ("exp_avg", "exp_avg_sq")
 
     def learning_rate(self, config: OptimizerConfig) -> float:
-        """Return the configured one; beside another rule, times `adamw_lr_ratio`."""
         ratio = 1.0 if config.optimizer == self.name else config.adamw_lr_ratio
         return config.learning_rate * ratio
 
@@ -54,7 +53,6 @@ class AdamW(UpdateRule):
         return learning_rate, learning_rate / first, second**0.5
 
     def update_stack(self, stack: StackedParameter, constants: Betas) -> None:
-        """Update in torch.optim.AdamW's order of operations."""
         (lr, corrected_lr, root), gradient = stack.numbers, stack.gradient
         mean, mean_square = stack.slots["exp_avg"], stack.slots["exp_avg_sq"]
         stack.values.mul_(1 - lr * stack.lr_factor * stack.weight_decay)

@@ -56,6 +56,8 @@ class UpdateRule(ABC):
 
     name: str
     """Value of `OptimizerConfig.optimizer`."""
+    is_elementwise = True
+    """Whether a number's update follows from its own gradient and state; else it takes whole matrices."""
 
     @abstractmethod
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:

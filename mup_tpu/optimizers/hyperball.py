@@ -29,8 +29,9 @@ _LEAST_NORM = 1e-10
 class Hyperball(UpdateRule):
     """Steps of constant size in the direction of another rule, on matrices of constant norm."""
 
+    is_elementwise = False
+
     def __init__(self, name: str, inner: UpdateRule) -> None:
-        """Wrap a rule, which gives the directions."""
         self.name = name
         self._inner = inner
 
@@ -63,11 +64,9 @@ class Hyperball(UpdateRule):
             leaf.copy_(_turned(parameter, leaf, step, angle))
 
     def step_numbers(self, constants: Any, step: int, learning_rate: float) -> tuple[float, ...]:
-        """Return the learning rate, and the inner rule's numbers at learning rate 1."""
         return learning_rate, *self._inner.step_numbers(constants, step, 1.0)
 
     def update_stack(self, stack: StackedParameter, constants: Any) -> None:
-        """Update of all members, each matrix by norms of its own."""
         import torch
 
         angle, *numbers = stack.numbers
@@ -92,7 +91,6 @@ def _turned(parameter: Parameter, values: Tensor, steps: Tensor, angle: float | 
 
 
 def _norm(matrices: Tensor) -> Tensor:
-    """Return the Frobenius norm of each matrix, (..., 1, 1)."""
     import torch
 
     norm = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)

@@ -50,9 +50,9 @@ class Muon(UpdateRule):
     """Muon; reads learning_rate, weight_decay, and fields named muon_… and newton_schulz_…."""
 
     name = "muon"
+    is_elementwise = False
 
     def __init__(self, scale: str = "") -> None:
-        """Take the scale of each configuration, or one for all."""
         self._scale = scale
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:

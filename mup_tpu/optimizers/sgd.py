@@ -23,7 +23,6 @@ class SGD(UpdateRule):
         return config.momentum
 
     def update_member(self, group: Group, constants: float, learning_rate: float) -> None:
-        """Update by torch's fused function."""
         from torch.optim.sgd import sgd
 
         gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]

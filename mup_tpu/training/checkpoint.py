@@ -70,14 +70,9 @@ def save(
 ) -> None:
     """Write the checkpoint of `step`; then drop all except the last `KEEP`, the best and open ones.
 
-    If others remove the folder each time that it is written, training goes on with a warning.
-
-    Args:
-        path: the pack's folder of checkpoints, or its fsspec URL.
-        step: steps done.
-        tensors: by name, from any device.
-        meta: plain values; `trial_ids` names the pack, `is_open` says that a longer run can go on from here.
-        evaluation_loss: held-out loss of the pack's best member; None without an evaluation.
+    If others remove the folder each time that it is written, training goes on with a warning. Of the plain
+    values `meta`, `trial_ids` names the pack, and `is_open` says that a longer run can go on from here.
+    `evaluation_loss` is the held-out loss of the pack's best member.
 
     Raises:
         StoreError: the folder cannot be written; earlier checkpoints stay.
@@ -162,6 +157,10 @@ class CheckpointWriter:
             warnings.warn(str(error), stacklevel=2)
 
 
+def _reading(folder: object) -> contextlib.AbstractContextManager[None]:
+    return raised_as(StoreError, f"checkpoint folder {folder} cannot be read")
+
+
 def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
     """Return the last whole checkpoint, or None; warn of damaged ones."""
     with _reading(path):
@@ -229,19 +228,12 @@ def _metas(folder: Folder) -> dict[str, dict[str, Any]]:
 
 
 def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
-    """Read a checkpoint's meta.json.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged, or a value is impossible.
-    """
+    """Read a checkpoint's meta.json; ValueError if it is damaged, or a value is impossible."""
     try:
         meta = json.loads(folder.read(f"{name}/{_META}"))
     except (ValueError, RecursionError):
         raise ValueError(f"{_META} is no JSON") from None
-    if not isinstance(meta, dict):
-        raise ValueError(f"{_META} is no table")
-    if _META_SHA256 not in meta:
+    if not isinstance(meta, dict) or _META_SHA256 not in meta:
         raise ValueError(
             f"{_META} has no checksum of itself, as earlier versions and other programs write it"
         )
@@ -259,10 +251,6 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
     return meta
 
 
-def _reading(folder: object) -> contextlib.AbstractContextManager[None]:
-    return raised_as(StoreError, f"checkpoint folder {folder} cannot be read")
-
-
 def begin(
     root: Folder,
     trials: Sequence[Trial],
@@ -273,10 +261,8 @@ def begin(
     """Write a checkpoint for a pack to go on from, made of checkpoints of the same trials with fewer steps.
 
     `root` is the folder of all packs' checkpoints, `folder` this pack's. The shorter trials may lie in other
-    packs. Before the checkpoint updates must agree too, so it has at most `open_steps` steps.
-
-    Returns:
-        The steps before the checkpoint; 0 if the trials have no checkpoints of a common step.
+    packs. Before the checkpoint updates must agree too, so it has at most `open_steps` steps. Returns its
+    steps; 0 if the trials have no checkpoints of a common step.
     """
     ids, shorter_ids = ([trial_id(trial) for trial in some] for some in (trials, shorter))
     latest = load_latest(folder)

@@ -58,8 +58,7 @@ class Subject(ABC):
         """
 
     @abstractmethod
-    def step(self, number: int) -> None:
-        """Make an update of each model."""
+    def step(self, number: int) -> None: ...
 
     def others(self, model: int) -> dict[tuple[str, str], float]:
         """Return further measurements of a model after an update, by (layer, quantity)."""
@@ -153,15 +152,9 @@ def measure(
 ) -> Iterator[pd.DataFrame]:
     """Train each (point of the scale, parametrization, seed), measuring before each step and at the end.
 
-    Args:
-        trial: trial to train, with its steps; the scale's field, parametrization and seed are replaced. The
-            probe is the first held-out batch.
-        scale: axis of growth. Its smallest value is the base, if the trial has none.
-        parametrizations: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
-        num_seeds: seeds from 0.
-        stored: earlier measurements, which are not repeated.
-        say: function for a progress bar.
-        seconds: time within which a further point must be expected to end, once three are measured.
+    The scale's field, parametrization and seed of the trial are replaced; without a base, the smallest value
+    of the scale is it. The probe is the first held-out batch, seeds count from 0. Measurements in `stored`
+    are not repeated. A further point must be expected to end within `seconds`, once three are measured.
 
     Yields:
         All measurements so far, stored ones first, at the start and after each point and parametrization.
@@ -258,19 +251,19 @@ class _PackSubject(Subject):
         if by_kind:
             self._layers = _kinds(declaration)
             for i, module in enumerate(self._blocks):
-                self._network.get_submodule(module).register_forward_hook(self._keep_block(i))
+                self._network.get_submodule(module).register_forward_hook(self._keep(_added(i), i))
             for k in range(len(members)):  # parameters and blocks' inputs around which blocks are expanded
                 self._activations(k)
                 weights = {name: p.clone() for name, p in self._pack.member_parameters(k).items()}
                 self._expansions.append((weights, dict(self._inputs)))
 
-    def _keep(self, name: str) -> Callable:
-        return lambda module, inputs, output: self._outputs.__setitem__(name, output.detach())
-
-    def _keep_block(self, block: int) -> Callable:
+    def _keep(self, name: str, block: int | None = None) -> Callable:
         def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            self._inputs[block] = inputs
-            self._outputs[_added(block)] = output.detach() - inputs[0]
+            if block is None:
+                self._outputs[name] = output.detach()
+            else:
+                self._inputs[block] = inputs
+                self._outputs[name] = output.detach() - inputs[0]
 
         return keep
 

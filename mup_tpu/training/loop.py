@@ -9,25 +9,28 @@ import contextlib
 import gc
 import logging
 import math
+import pickle
 import signal
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from os import PathLike
 
 import numpy as np
 import torch
 
+from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
 from mup_tpu.devices.peak import bfloat16_units, peak_flops
-from mup_tpu.errors import StoreError, first_line
+from mup_tpu.errors import MupTpuError, StoreError, first_line
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.memory import check_fits, device_errors
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.process import handling
-from mup_tpu.training.record import Records, rungs
-from mup_tpu.training.report import Meter, PackResult, Rates, Report, summary
+from mup_tpu.training.record import Meter, PackResult, Records, Report, rungs, summary
+from mup_tpu.training.sharded import Processes, ShardedPack
 from mup_tpu.training.trials import learning_rate, open_steps
 
 # SIGTERM takes effect between two chunks of steps, and comes 30 s before a machine is taken away.
@@ -41,46 +44,18 @@ _TOKEN_BYTES = 4
 _log = logging.getLogger(__name__)
 
 
-def train_pack(
-    trials: Sequence[Trial],
-    dataset: TokenDataset,
-    options: RunOptions,
-    checkpoints: str | PathLike[str] | None = None,
-) -> Iterator[Report | PackResult]:
-    """Train a pack to its end, yielding a Report at every log point and the PackResult last.
+class PackRun:
+    """State of one pack in training, all of it in the checkpoint.
 
     Args:
         trials: the members, of one `pack_key`.
         dataset: their batches.
         options: how to run.
         checkpoints: folder (or fsspec URL) to checkpoint to and to go on from; None keeps none.
-
-    Returns:
-        An iterator; a member that diverges ends with status "diverged" and loss +inf, and raises nothing.
+        writes: whether this process writes the checkpoints; one of the processes of a pack does.
 
     Raises:
         PackTooLarge: the pack does not fit in memory; a part of it may.
-        DeviceFailed: a GPU failed.
-    """
-    return PackRun(trials, dataset, options, checkpoints).steps()
-
-
-def run_to_end(
-    events: Iterator[Report | PackResult], on_report: Callable[[Report], None] | None = None
-) -> PackResult:
-    """Drain `train_pack`, handing its reports on, and return its result."""
-    for event in events:
-        if isinstance(event, PackResult):
-            return event
-        if on_report is not None:
-            on_report(event)
-    raise AssertionError("a pack always ends with its result")
-
-
-class PackRun:
-    """State of one pack in training, all of it in the checkpoint; `train_pack` runs one to its end.
-
-    `writes` says whether this process writes the checkpoints; one of the processes of a pack does.
     """
 
     def __init__(
@@ -94,16 +69,20 @@ class PackRun:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.options, self.dataset, self._writes = options, dataset, writes
+        self.records = Records(trials, dataset)
+        self._processes = Processes(trials, options, checkpoints) if options.split_over > 1 else None
         batch_size, parts = trials[0].data.batch_size, options.micro_batches
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
         execution = self.device.execution if options.execution == "auto" else options.execution
         gc.collect()  # a pack that ran out of memory holds it until then, through its error's traceback
-        options.require_parts(batch_size, self.device.mesh.data)
-        with device_errors(len(trials)):
-            check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution, parts)
-            self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile, parts)
+        options.require_parts(batch_size, max(self.device.mesh.data, options.split_over))
+        with self._errors():
+            if self._processes is not None:
+                self.pack: Pack = ShardedPack(trials[0], dataset.vocab_size, self.device, parts)
+            else:
+                check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution, parts)
+                self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile, parts)
         self.total = trials[0].train.steps
-        self.records = Records(trials, dataset)
         self.wall_time = 0.0
         self._preempted = False
         self._rungs = rungs(self.total) if options.halving else {}
@@ -114,38 +93,69 @@ class PackRun:
             self._resume(checkpoints)
 
     def steps(self) -> Iterator[Report | PackResult]:
-        """Train, report, finish. However it ends, no checkpoint is left half-written."""
-        try:
-            with device_errors(len(self.pack.trials)):
-                yield from self._steps()
-        finally:
-            if self._checkpoints is not None:
-                self._checkpoints.close()
+        """Train the pack to its end, yielding a Report at every log point and the PackResult last.
 
-    def _steps(self) -> Iterator[Report | PackResult]:
+        A member that diverges ends with status "diverged" and loss +inf, and raises nothing. However training
+        ends, no checkpoint is left half-written.
+
+        Raises:
+            PackTooLarge: the pack does not fit in memory; a part of it may.
+            DeviceFailed: a GPU failed.
+        """
+        with self._errors():
+            try:
+                yield from self._train()
+            finally:
+                if self._checkpoints is not None:
+                    self._checkpoints.close()
+                if self._processes is not None:
+                    self._processes.close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Name the process of a sharded trial that failed: in the others, the exchange with it fails."""
+        try:
+            with device_errors(len(self.records.members)):
+                yield
+        except (RuntimeError, MupTpuError) as error:
+            failure = self._processes and self._processes.failure()
+            raise (failure or error) from None
+
+    def finish(self, on_report: Callable[[Report], None] = lambda report: None) -> PackResult:
+        """Train the pack to its end, handing its reports on."""
+        for event in self.steps():
+            if isinstance(event, PackResult):
+                return event
+            on_report(event)
+        raise AssertionError("a pack always ends with its result")
+
+    def _train(self) -> Iterator[Report | PackResult]:
         pack, records, options, total = self.pack, self.records, self.options, self.total
-        self._log_begin()
-        epoch_began = pack.steps_done
-        meter = self._meter()
+        first, mesh, tokens_per_step = pack.trials[0], self.device.mesh, self.dataset.tokens_per_step
+        flops = pack.declaration.flops_per_token(pack.vocab_size, first.data.sequence_length)
+        peak = peak_flops(self.device, first.train.precision)
+        meter = Meter(tokens_per_step, flops, mesh.trial * mesh.data, peak)
         chunks = self._chunks(meter)
         unread: list[tuple[torch.Tensor, int]] = []  # losses_SR of chunks on the device, and their steps
         first_step_prepares = pack.compiles or self.device.compiles  # compiles, or traces and records
+        epoch_tokens = self.dataset.meta.get("train", {}).get("tokens") or math.inf
+        epoch_began = pack.steps_done
+        self._log_begin()
         with self._batches(chunks) as batches:
             for chunk in chunks:
                 with meter.waiting():
-                    tokens_SBT1 = next(batches, None)
-                if tokens_SBT1 is None:  # preempted while it waited
-                    self.wall_time += meter.lap(*self._read_losses(unread))
-                    self.save()
-                    yield self.so_far("preempted")
-                    return
+                    tokens_SBT1 = None if self._preempted else next(batches, None)
+                if pack.agree(tokens_SBT1 is None):  # preempted, perhaps while it waited
+                    self._preempted = True
+                    break
+                assert tokens_SBT1 is not None
                 unread.append((pack.train(tokens_SBT1, len(chunk)), len(chunk)))
                 if first_step_prepares:
                     self.device.synchronize()  # the chunk may still run, and would take time from the next
                     meter.prepared(len(chunk), sum(pack.live))
                     first_step_prepares = False
-                done, preempted = pack.steps_done, self._preempted
-                if not (self._reads_losses_after(done) or preempted):
+                done = pack.steps_done
+                if not self._reads_losses_after(done):
                     continue
                 steps, live = self._read_losses(unread)
                 if done in self._rungs and done < total:
@@ -153,35 +163,50 @@ class PackRun:
                 evaluates = _is_due(options.eval_every, done) and done < total
                 validation = self._evaluate(done) if evaluates else None
                 self.wall_time += meter.lap(steps, live)
-                report = self._report(meter.rates(total - done), validation)
-                if self._epoch(done) > self._epoch(epoch_began) and any(pack.live):
-                    self._log_epoch(epoch_began, meter.overall())
+                losses = tuple(records.losses_SK[done - 1].tolist())
+                rates = tuple(learning_rate(trial, done - 1) for trial in pack.trials)
+                speed = meter.rates(total - done)
+                report = Report(done, total, losses, validation, rates, records.statuses, speed)
+                _log.info("%s", report)
+                epoch = done * tokens_per_step // epoch_tokens
+                if epoch > epoch_began * tokens_per_step // epoch_tokens and any(pack.live):
+                    means = records.losses_SK[epoch_began:done].mean(0)[torch.tensor(pack.live)]
+                    best = f"{means.min():.4f}" + (f", best of {len(means)}" if len(means) > 1 else "")
+                    _log.info("epoch %d, to step %d: mean loss %s · %s", epoch, done, best, meter.overall())
                     epoch_began = done
                 yield report
                 if _is_due(options.checkpoint_every, done) and done < total or done == self._open_until:
                     self._save()
-                if preempted and done < total:
-                    self.save()
-                    yield self.so_far("preempted")
-                    return
                 if not any(pack.live):
                     break
-        rates = meter.overall()
+        if self._preempted and pack.steps_done < total and any(pack.live):
+            self.wall_time += meter.lap(*self._read_losses(unread))
+            self.save()
+            yield self.so_far("preempted")
+            return
+        speed = meter.overall()
         final = self._evaluate(pack.steps_done) if any(pack.live) else (math.nan,) * len(pack.trials)
         self.device.synchronize()
         self.wall_time += meter.lap(0, 0)
+        pack.leave()
         records.end_all(pack.steps_done, final)
         rows, curves = records.results(final, options.log_every, self.wall_time, self.device.name)
-        _log.info("%s", summary(rows, rates))
+        _log.info("%s", summary(rows, speed))
         if self._checkpoints is not None:
             self._checkpoints.close()  # before the result: its receiver may drop the folder
-        yield PackResult(rows, curves, pack, rates)
+        yield PackResult(rows, curves, pack, speed)
 
-    def _meter(self) -> Meter:
-        pack, mesh = self.pack, self.device.mesh
-        flops = pack.declaration.flops_per_token(pack.vocab_size, pack.trials[0].data.sequence_length)
-        peak = peak_flops(self.device, pack.trials[0].train.precision)
-        return Meter(self.dataset.tokens_per_step, flops, mesh.trial * mesh.data, peak)
+    def _log_begin(self) -> None:
+        trials, trial_id = self.pack.trials, self.records.trial_ids()[0]
+        name = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
+        done, kind = self.pack.steps_done, self.device.torch_device.type
+        at = f"goes on from step {done} of {self.total}" if done else f"starts its {self.total} steps"
+        size = write_scale("params", self.pack.declaration.total)
+        _log.info("%s of %s parameters, %s, %s on %s", name, size, trial_id, at, self.device.name)
+        if trials[0].train.precision == "bf16" and kind != "xla":
+            has_units, why = bfloat16_units(kind)
+            if not has_units:
+                _log.warning("precision bf16 is slow: %s", why)
 
     def _reads_losses_after(self, done: int) -> bool:
         options = self.options
@@ -189,11 +214,8 @@ class PackRun:
         seldom = 0 if options.eval_every else 10 * options.log_every
         log_every = options.log_every if self.device.reads_cheaply else seldom
         periods = (log_every, options.eval_every, options.checkpoint_every)
-        return (
-            done in self._rungs
-            or done in (self._open_until, self.total)
-            or any(_is_due(every, done) for every in periods)
-        )
+        ends = (*self._rungs, self._open_until, self.total)
+        return done in ends or any(_is_due(every, done) for every in periods)
 
     def _chunks(self, meter: Meter) -> list[range]:
         """Divide the steps that are left into chunks dispatched together; losses are read between them."""
@@ -240,34 +262,27 @@ class PackRun:
         self.records.evaluated(done, losses)
         return losses
 
-    def _report(self, rates: Rates, validation: tuple[float, ...] | None) -> Report:
-        done = self.pack.steps_done
-        losses = tuple(self.records.losses_SK[done - 1].tolist())
-        learning_rates = tuple(learning_rate(trial, done - 1) for trial in self.pack.trials)
-        report = Report(done, self.total, losses, validation, learning_rates, self.records.statuses, rates)
-        _log.info("%s", report)
-        return report
-
     @property
     def first_report_waits_for(self) -> str:
-        """Work between the start of `steps` and its first report, in a few words."""
         return "compiling, then first steps" if self.pack.compiles else "first steps"
 
     def preempt(self) -> None:
-        """Checkpoint after this chunk, or at once if it waits for data, and end as "preempted"."""
+        """End as "preempted", with a checkpoint, after this chunk, or at once if it waits for data."""
         self._preempted = True
+
+    def preemptible(self) -> contextlib.AbstractContextManager[None]:
+        """Handle SIGTERM, which Google Cloud sends before it takes a machine away, by `preempt`."""
+        return handling({signal.SIGTERM: lambda number, frame: self.preempt()})
 
     def stop(self, trial_ids: Collection[str]) -> None:
         """Train these members no further; their rows have status "stopped" and the last known loss."""
-        ids, done = self.records.trial_ids(), self.pack.steps_done
-        members = [k for k, name in enumerate(ids) if name in trial_ids and self.records.members[k].runs]
-        for k in members:
-            self.records.members[k].end("stopped", done, f"stopped by the search at step {done}")
-        self.pack.end(*members)
-
-    def preemptible(self) -> contextlib.AbstractContextManager[None]:
-        """Preempt the run on SIGTERM, as Google Cloud sends it before it takes a machine away."""
-        return handling({signal.SIGTERM: lambda number, frame: self.preempt()})
+        done, records = self.pack.steps_done, self.records
+        ended = [
+            k for k, name in enumerate(records.trial_ids()) if name in trial_ids and records.members[k].runs
+        ]
+        for k in ended:
+            records.members[k].end("stopped", done, f"stopped by the search at step {done}")
+        self.pack.end(*ended)
 
     def so_far(self, status: str = "stopped") -> PackResult:
         """Return the result if the members still running were stopped (or preempted) now."""
@@ -277,7 +292,7 @@ class PackRun:
         return PackResult(rows, curves, None, None)
 
     def save(self) -> None:
-        """Checkpoint the pack if it has checkpoints, and wait until all is written.
+        """Write a checkpoint if the pack keeps them, and wait for it.
 
         At its end a pack is checkpointed only if a longer run can go on from there.
         """
@@ -316,30 +331,13 @@ class PackRun:
                 f"({first_line(error)}); remove that folder to train from the start"
             ) from None
 
-    def _log_begin(self) -> None:
-        trials, trial_id = self.pack.trials, self.records.trial_ids()[0]
-        name = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
-        done, where = self.pack.steps_done, f"on {self.device.name}"
-        at = f"goes on from step {done} of {self.total}" if done else f"starts its {self.total} steps"
-        size = f"{write_scale('params', self.pack.declaration.total)} parameters"
-        _log.info("%s of %s, %s, %s %s", name, size, trial_id, at, where)
-        kind = self.device.torch_device.type
-        if trials[0].train.precision == "bf16" and kind != "xla":
-            has_units, why = bfloat16_units(kind)
-            if not has_units:
-                _log.warning("precision bf16 is slow: %s", why)
-
-    def _epoch(self, step: int) -> int:
-        """Return whole passes over the training text after a step; 0 if its length is unknown."""
-        tokens = self.dataset.meta.get("train", {}).get("tokens")
-        return step * self.dataset.tokens_per_step // tokens if tokens else 0
-
-    def _log_epoch(self, began: int, rates: Rates) -> None:
-        done = self.pack.steps_done
-        means = self.records.losses_SK[began:done].mean(0)[torch.tensor(self.pack.live)]
-        best = f"mean loss {means.min():.4f}" + (f", best of {len(means)}" if len(means) > 1 else "")
-        _log.info("epoch %d, to step %d: %s · %s", self._epoch(done), done, best, rates)
-
 
 def _is_due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def follow() -> None:
+    """Train as another process of a split trial than its first, which `Processes` starts."""
+    trials, options, checkpoints = pickle.load(sys.stdin.buffer)
+    dataset = data.load(trials[0].data, progress=False)
+    PackRun(trials, dataset, options, checkpoints, writes=False).finish()

@@ -3,6 +3,7 @@
 In turns, each member makes its step alone by torch's fused functions, which is fast on CPUs. Stacked, a step
 (gradients, clipping, update) is one function of tensors under `torch.func.vmap`, which is fast on
 accelerators: a device may trace it once and repeat it. Its arguments are all that changes from step to step.
+Tests compare both forms of each update with `torch.optim`.
 
 Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens, V vocabulary, P parameters,
 X numbers of a step.
@@ -26,8 +27,13 @@ from mup_tpu.config import Trial
 from mup_tpu.devices import Device
 from mup_tpu.internals.torch import compile_function, tree_flatten, tree_unflatten
 from mup_tpu.models import Parameter
+from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
 from mup_tpu.rules.parametrization import Scaling
-from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, State, clip_factors
+from mup_tpu.training.trials import schedule_factor
+
+State = dict[str, dict[str, Tensor]]
+"""Optimizer state: slot name ("exp_avg", ...) -> parameter name -> stacked tensor."""
+
 
 MemberLoss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
 """Mean cross-entropy in nat per token, from a member's parameters, its buffers and tokens_BT1.
@@ -102,6 +108,142 @@ def backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
     return torch.autograd.set_multithreading_enabled(False)
 
 
+def state_slots(trial: Trial, parameters: Mapping[str, Parameter]) -> dict[str, list[str]]:
+    """Return the names of the parameters with each slot, by its name."""
+    slots: dict[str, list[str]] = {}
+    for name, parameter in parameters.items():
+        for slot in update_rule_of(trial.optimizer, parameter).slots(trial.optimizer):
+            slots.setdefault(slot, []).append(name)
+    return slots
+
+
+def _factors(trial: Trial, rule: UpdateRule, parameter: Parameter, scaling: Scaling) -> tuple[float, ...]:
+    decay = rule.weight_decay(trial.optimizer, parameter, scaling)
+    return scaling.learning_rate, decay, trial.optimizer.eps * scaling.eps
+
+
+class MemberOptimizer:
+    """Updates of one member's parameters, in groups that share a rule and all factors.
+
+    `leaves` and `state` are views into the pack's stack; `steps_done` updates have been made before.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        parameters: Mapping[str, Parameter],
+        leaves: Mapping[str, Tensor],
+        scaling: Mapping[str, Scaling],
+        state: Mapping[str, Mapping[str, Tensor]],
+        steps_done: int,
+    ) -> None:
+        self.trial = trial
+        names_by_factors: dict[tuple[Any, ...], list[str]] = {}
+        for name in leaves:
+            rule = update_rule_of(trial.optimizer, parameters[name])
+            factors = _factors(trial, rule, parameters[name], scaling[name])
+            names_by_factors.setdefault((rule, *factors), []).append(name)
+        self._groups: list[tuple[UpdateRule, Group]] = []
+        for (rule, *factors), names in names_by_factors.items():
+            slots = {slot: [state[slot][name] for name in names] for slot in rule.slots(trial.optimizer)}
+            updates = [torch.tensor(float(steps_done), device=leaves[name].device) for name in names]
+            declared, values = [parameters[name] for name in names], [leaves[name] for name in names]
+            self._groups.append((rule, Group(declared, values, slots, updates, *factors)))
+        self._constants = constants(trial, (rule for rule, _ in self._groups))
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Apply the leaves' gradients with this step's learning rate, and drop the gradients."""
+        share = schedule_factor(self.trial.train, step)
+        for rule, group in self._groups:
+            self.apply(rule, group, rule.learning_rate(self.trial.optimizer) * share)
+            for leaf in group.leaves:
+                leaf.grad = None
+
+    def apply(self, rule: UpdateRule, group: Group, learning_rate: float) -> None:
+        rule.update_member(group, self._constants[rule.name], learning_rate)
+
+
+class StackedOptimizer:
+    """The same updates over stacked parameters, all members at once.
+
+    Members share the update rule and its constants, not learning rate or decay. `place` sends a CPU tensor
+    (R, ...) to the parameters' device, in their dtype.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        parameters: Mapping[str, Parameter],
+        scalings: Sequence[Mapping[str, Scaling]],
+        place: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._trials = trials
+        self._parameters = parameters
+        self._rules = {name: update_rule_of(trials[0].optimizer, p) for name, p in parameters.items()}
+        self._constants = constants(trials[0], self._rules.values())
+        factors = [
+            [_factors(trial, rule, parameters[name], scaling[name]) for name, rule in self._rules.items()]
+            for trial, scaling in zip(trials, scalings, strict=True)
+        ]
+        self.factors_RP3 = place(torch.tensor(factors, dtype=torch.float64))
+        """Factor on the learning rate, weight decay, and ε of each of P parameters."""
+
+    def step_numbers(self, steps: range) -> Tensor:
+        """Return numbers of updates that change with the step (S, R, X), float64 on the CPU, for `update`.
+
+        In a tensor, since Python's numbers would be constants of the program.
+        """
+        numbers = [[sum(self._numbers(trial, step).values(), ()) for trial in self._trials] for step in steps]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def _numbers(self, trial: Trial, step: int) -> dict[str, tuple[float, ...]]:
+        share, numbers = schedule_factor(trial.train, step), {}
+        for rule in self._rules.values():
+            peak = rule.learning_rate(trial.optimizer)
+            numbers[rule.name] = rule.step_numbers(self._constants[rule.name], step, peak * share)
+        return numbers
+
+    def update(
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        clips_R: Tensor,
+        state: Mapping[str, Mapping[str, Tensor]],
+        factors_RP3: Tensor,
+        numbers_RX: Tensor,
+    ) -> None:
+        """Update stacked parameters in place with the learning rates of one item of `step_numbers`.
+
+        `clips_R` are factors on the members' gradients. `factors_RP3` is `self.factors_RP3`, or its stand-in
+        while a step is traced.
+        """
+        numbers_R = iter(numbers_RX.unbind(1))
+        counts = {name: len(numbers) for name, numbers in self._numbers(self._trials[0], 0).items()}
+        numbers = {name: [next(numbers_R) for _ in range(count)] for name, count in counts.items()}
+        for (name, p), factors_R3 in zip(parameters.items(), factors_RP3.unbind(1), strict=True):
+            rule = self._rules[name]
+            over = (-1,) + (1,) * (p.dim() - 1)
+            stack = StackedParameter(
+                self._parameters[name],
+                p,
+                gradients[name] * clips_R.view(over),
+                {slot: tensors[name] for slot, tensors in state.items() if name in tensors},
+                tuple(x_R.view(over) for x_R in numbers[rule.name]),
+                *(x_R.view(over) for x_R in factors_R3.unbind(1)),
+            )
+            rule.update_stack(stack, self._constants[rule.name])
+
+
+def clip_factors(gradients: Mapping[str, Tensor], limits_R: Tensor) -> Tensor:
+    """Return factors (R,) that clip each member's gradient norm to its limit, as torch's clip_grad_norm_."""
+    matrices = [g.flatten(1) for g in gradients.values() if g.dim() > 2]
+    vectors = torch.cat([g for g in gradients.values() if g.dim() == 2], 1)  # one sum for all
+    squares = [g.square().sum(1) for g in (*matrices, vectors)]
+    norms_R = torch.stack(squares).sum(0).sqrt()
+    return (limits_R / (norms_R + 1e-6)).clamp(max=1.0)
+
+
 @dataclass
 class Members(ABC):
     """Rows of members on the device, and how they go through a step: in turns, or stacked."""
@@ -148,36 +290,30 @@ class Members(ABC):
 
 
 class InTurns(Members):
-    """Members that make their steps one after another, without those that have ended."""
+    """Members that make their steps one after another; losses of those that have ended are nan."""
 
     def __post_init__(self) -> None:
         self._bf16 = self.trials[0].train.precision == "bf16"
         self._loss = self.compiled(self.loss)
         self._whole_loss = over_micro_batches(self._loss, self.micro_batches)
-        rows = range(len(self.trials))
-        self._leaves = [
-            {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()} for r in rows
-        ]
-        self._buffers = [{name: b[r] for name, b in self.buffers.items()} for r in rows]
-        self._optimizers = [
-            MemberOptimizer(
-                self.trials[r],
-                self.declared,
-                self._leaves[r],
-                self.scalings[r],
-                {slot: {name: t[r] for name, t in tensors.items()} for slot, tensors in self.state.items()},
-                self.steps_done,
+        self._leaves, self._buffers, self._optimizers = [], [], []
+        for r, trial in enumerate(self.trials):
+            leaves = {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()}
+            state = {
+                slot: {name: t[r] for name, t in tensors.items()} for slot, tensors in self.state.items()
+            }
+            optimizer = MemberOptimizer(
+                trial, self.declared, leaves, self.scalings[r], state, self.steps_done
             )
-            for r in rows
-        ]
+            self._leaves.append(leaves)
+            self._buffers.append({name: b[r] for name, b in self.buffers.items()})
+            self._optimizers.append(optimizer)
         first = next(iter(self.parameters.values()))
         self._device_type = first.device.type
         self._no_losses_R = first.new_full((len(first),), math.nan)
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
-        """Train live rows; losses_SR of the others are nan."""
-        batches_BT1 = tokens_SBT1[: len(steps)]
-        return torch.stack([self._step(*both, live) for both in zip(batches_BT1, steps, strict=True)])
+        return torch.stack([self._step(tokens_SBT1[i], step, live) for i, step in enumerate(steps)])
 
     def _step(self, tokens_BT1: Tensor, step: int, live: Sequence[int]) -> Tensor:
         losses_R = self._no_losses_R.clone()
@@ -201,7 +337,6 @@ class InTurns(Members):
         return torch.autocast(self._device_type, enabled=False) if self._bf16 else contextlib.nullcontext()
 
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
-        """Evaluate live rows; losses_R of the others are nan."""
         losses_R = self._no_losses_R.clone()
         for r in live:
             member = self._leaves[r], self._buffers[r]
@@ -232,13 +367,13 @@ class Stacked(Members):
             for function in (grad_and_value(self.loss), self.loss)
         )
         self._steps = device.repeated(self.step, self.compile)
-        self._evaluations = device.repeated(self._evaluation)
+        self._evaluations = device.repeated(lambda changed, fixed, batch: self._losses(*fixed, *batch))
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
         numbers_SRX = self._optimizer.step_numbers(steps).to(self._dtype)
         return self._steps(
             (self.parameters, self.state),
-            (self.buffers, self._clip_limits_R, self._optimizer.factors_KP3),
+            (self.buffers, self._clip_limits_R, self._optimizer.factors_RP3),
             (tokens_SBT1, self.device.place_stack(numbers_SRX, "trial", len(tokens_SBT1))),
             len(steps),
         )
@@ -258,6 +393,3 @@ class Stacked(Members):
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
         fixed, batches = (self.parameters, self.buffers), (tokens_NBT1,)
         return self._evaluations((), fixed, batches, len(tokens_NBT1)).mean(0)
-
-    def _evaluation(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
-        return self._losses(*fixed, *batch)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
-from mup_tpu.models import Declaration, declare
+from mup_tpu.models import declare
 from mup_tpu.models.kernels.attention import choose_form, has_kernel
 from mup_tpu.models.kernels.scans import SCANNED_FROM
-from mup_tpu.training.optimizer import state_slots
+from mup_tpu.training.members import state_slots
 
 _IN_PIECES = 1.1
 """Factor of malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)."""
@@ -36,102 +34,19 @@ _CUDA_WEIGHTS = {"bf16": 1.5, "float32": 1.0}
 """Float32 numbers kept for a weight of attention where no fused kernel takes the heads."""
 _CUDA_AT_ONCE = 3
 """Numbers for each logit of a token, or each score of one layer, at the peak."""
+_GATHERED_BLOCKS, _GATHERED_REST = 4.0, 3.0
+"""Copies of a block's parameters, and of those outside of blocks, that a process of a sharded trial has
+whole: parameters, their gradients, and buffers of the exchange."""
 _CUDA_BYTES = 64 * 2**20
 """Workspaces of CUDA's libraries (measured)."""
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """Numbers in memory on each device, and an estimator of their peak for each execution."""
+# A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say
+# that an allocation failed (CUBLAS_STATUS_ALLOC_FAILED).
+_SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread", "ALLOC_FAILED")
 
-    trial: Trial
-    vocab_size: int
-    members: int
-    """Members on each device."""
-    mesh: MeshShape
-    micro_batches: int
-
-    @cached_property
-    def declaration(self) -> Declaration:
-        return declare(self.trial.model, self.vocab_size, self.trial.data.sequence_length)
-
-    @property
-    def bf16(self) -> bool:
-        return self.trial.train.precision == "bf16"
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        data = self.trial.data
-        return math.ceil(data.batch_size / self.mesh.data / self.micro_batches) * data.sequence_length
-
-    @property
-    def pairs(self) -> int:
-        """Heads times positions; times tokens, attention's scores."""
-        return self.declaration.heads * self.trial.data.sequence_length
-
-    @property
-    def kept(self) -> int:
-        """Parameters and optimizer state of a member."""
-        parameters = self.declaration.parameters
-        slots = state_slots(self.trial, parameters).values()
-        return self.declaration.total + sum(parameters[name].size for names in slots for name in names)
-
-    @property
-    def sums(self) -> int:
-        """Gradients summed over micro-batches, beside the gradients of one micro-batch."""
-        return self.declaration.total if self.micro_batches > 1 else 0
-
-    def _activations(self, execution: Execution, in_parts: float) -> float:
-        """Count activations of a member on a CPU; micro-batches fragment malloc's memory by `in_parts`."""
-        kept = self.declaration.activations
-        a_layer = kept.vectors[execution] * self.declaration.width + kept.scores[execution] * self.pairs
-        a_token = self.declaration.layers * a_layer + kept.logits * self.vocab_size
-        at_once = _IN_PIECES * self.tokens * a_token
-        return at_once * in_parts if self.micro_batches > 1 else at_once
-
-    def in_turns(self) -> float:
-        """Gradients and activations of one member at a time.
-
-        Scores count with torch.compile too. On a CPU bf16 counts as float32: norms, softmax and loss are
-        float32, and both copies of a cast are alive for a while.
-        """
-        at_once = self._activations("loop", in_parts=1.3)
-        return self.members * self.kept + (self.sums + self.declaration.total + at_once)
-
-    def stacked(self) -> float:
-        at_once = self._activations("vmap", in_parts=1.1)
-        return self.members * self.kept + self.members * (self.sums + self.declaration.total + at_once)
-
-    def on_cuda(self, execution: Execution) -> float:
-        """Count gradients and activations of all members, or of one in turns, in torch's allocator."""
-        declaration, precision = self.declaration, "bf16" if self.bf16 else "float32"
-        # In turns, torch pads the heads to a size that a kernel takes.
-        takes_heads = execution == "loop" or has_kernel(declaration.head_size)
-        is_fused = takes_heads and self.trial.train.precision != "float64"
-        pairs = 0 if is_fused else self.pairs
-        a_layer = declaration.activations.cuda_vectors[precision] * declaration.width
-        a_layer += _CUDA_WEIGHTS[precision] * pairs
-        at_once = _CUDA_AT_ONCE * max(self.vocab_size, pairs)
-        evaluation = declaration.activations.cuda_evaluation * declaration.width if self.bf16 else 0.0
-        activations = self.tokens * (declaration.layers * a_layer + at_once + evaluation)
-        gradients = self.sums + _CUDA_GRADIENTS[precision] * declaration.total
-        training = self.members if execution == "vmap" else 1
-        return _FROM_CUDA * (self.members * self.kept + training * (gradients + activations))
-
-    def stacked_by_xla(self) -> float:
-        """Count as `stacked` what XLA compiles: it allocates gradients as it frees activations."""
-        declaration, kept = self.declaration, self.declaration.activations
-        form = choose_form(True, False, self.trial.data.sequence_length)
-        if declaration.layers >= SCANNED_FROM:
-            # A block keeps its input, and the loop has all blocks' parameters stacked.
-            kept_by_layers = declaration.layers * _SCANNED_VECTORS * declaration.width
-            at_once = self.tokens * (kept_by_layers + kept.xla_logits * self.vocab_size) + declaration.total
-        else:
-            a_layer = kept.xla_vectors[form] * declaration.width + kept.xla_scores[form] * self.pairs
-            share = kept.xla_bf16 if self.bf16 else 1.0
-            at_once = self.tokens * (share * declaration.layers * a_layer + kept.xla_logits * self.vocab_size)
-        return self.members * (self.kept + self.sums + max(at_once, declaration.total))
+# Beginnings of errors of CUDA, as torch and Triton word them; those of its libraries among them.
+_FAILURES = ("CUDA error: ", "CUDA driver error: ", "Triton Error [CUDA]: ")
 
 
 def estimate_pack_bytes(
@@ -142,19 +57,65 @@ def estimate_pack_bytes(
     mesh: MeshShape = ONE_DEVICE,
     kind: str = "cpu",
     micro_batches: int = 1,
+    shards: int = 1,
 ) -> int:
     """Estimate the peak memory of training a pack, in bytes on each device, beside the process's own.
 
-    `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda" or "xla".
+    `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda" or "xla". `shards` are
+    the processes that a single trial is split over.
     """
-    counts = _Counts(trial, vocab_size, math.ceil(members / mesh.trial), mesh, micro_batches)
+    data, precision = trial.data, trial.train.precision
+    declaration = declare(trial.model, vocab_size, data.sequence_length)
+    kept, width, layers, total = (
+        declaration.activations, declaration.width, declaration.layers, declaration.total
+    )  # fmt: skip
+    members = math.ceil(members / mesh.trial)  # on each device
+    tokens = (
+        math.ceil(data.batch_size / mesh.data / shards / micro_batches) * data.sequence_length
+    )  # of a micro-batch
+    pairs = declaration.heads * data.sequence_length  # times tokens: attention's scores
+    slots = state_slots(trial, declaration.parameters).values()
+    state = total + sum(declaration.parameters[name].size for names in slots for name in names)
+    gradients, gathered = total / shards, 0.0
+    if shards > 1:
+        block = sum(
+            p.size for name, p in declaration.parameters.items() if name.startswith(declaration.blocks[0])
+        )
+        gathered = _GATHERED_BLOCKS * block + _GATHERED_REST * (total - layers * block)
+    state = state / shards + gathered
+    sums = gradients if micro_batches > 1 else 0  # gradients summed over micro-batches, beside those of one
+    training = members if execution == "vmap" else 1  # members with gradients and activations at a time
     if kind == "cuda":
-        numbers = counts.on_cuda(execution)
-    elif execution == "loop":
-        numbers = counts.in_turns()
+        dtype = "bf16" if precision == "bf16" else "float32"
+        # In turns, torch pads the heads to a size that a kernel takes.
+        takes_heads = execution == "loop" or has_kernel(declaration.head_size)
+        pairs = 0 if takes_heads and precision != "float64" else pairs
+        a_layer = kept.cuda_vectors[dtype] * width + _CUDA_WEIGHTS[dtype] * pairs
+        at_once = _CUDA_AT_ONCE * max(vocab_size, pairs)
+        evaluation = kept.cuda_evaluation * width if dtype == "bf16" else 0.0
+        activations = tokens * (layers * a_layer + at_once + evaluation)
+        kept_gradients = sums + _CUDA_GRADIENTS[dtype] * gradients
+        numbers = _FROM_CUDA * (members * state + training * (kept_gradients + activations))
+    elif kind == "xla" and execution == "vmap":
+        # XLA allocates gradients as it frees activations.
+        form = choose_form(True, data.sequence_length)
+        if layers >= SCANNED_FROM:
+            # A block keeps its input, and the loop has all blocks' parameters stacked.
+            activations = tokens * (layers * _SCANNED_VECTORS * width + kept.xla_logits * vocab_size) + total
+        else:
+            a_layer = kept.xla_vectors[form] * width + kept.xla_scores[form] * pairs
+            share = kept.xla_bf16 if precision == "bf16" else 1.0
+            activations = tokens * (share * layers * a_layer + kept.xla_logits * vocab_size)
+        numbers = members * (state + sums + max(activations, total))
     else:
-        numbers = counts.stacked_by_xla() if kind == "xla" else counts.stacked()
-    size = 8 if trial.train.precision == "float64" else 4
+        # In turns, scores count with torch.compile too. bf16 counts as float32: norms, softmax and loss are
+        # float32, and both copies of a cast are alive for a while.
+        a_layer = kept.vectors[execution] * width + kept.scores[execution] * pairs
+        activations = _IN_PIECES * tokens * (layers * a_layer + kept.logits * vocab_size)
+        if micro_batches > 1:  # which fragment malloc's memory
+            activations *= 1.3 if execution == "loop" else 1.1
+        numbers = members * state + training * (sums + gradients + activations)
+    size = 8 if precision == "float64" else 4
     return int(size * numbers) + (_CUDA_BYTES if kind == "cuda" else 0)
 
 
@@ -202,22 +163,11 @@ def device_errors(members: int) -> Iterator[None]:
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS):
             trials = f"{members} trials" if members > 1 else "a trial"
             hint = "" if members > 1 else "; --micro-batches may help"
-            why = message.partition(" Of the allocated memory")[0].rstrip(
-                "."
-            )  # then come torch's own options
+            why = message.partition(" Of the allocated memory")[0].rstrip(".")  # then come torch's options
             raise PackTooLarge(f"{trials} ran out of memory ({why}){hint}", members // 2) from None
         if any(sign in message for sign in _FAILURES):
             raise DeviceFailed(f"the GPU failed ({message})") from None
         raise
-
-
-# A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say
-# that an allocation failed (CUBLAS_STATUS_ALLOC_FAILED).
-_SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread", "ALLOC_FAILED")
-
-
-_FAILURES = ("CUDA error: ", "CUDA driver error: ", "Triton Error [CUDA]: ")
-"""Beginnings of errors of CUDA, as torch and Triton word them; those of its libraries among them."""
 
 
 def _size(count: float) -> str:

@@ -35,8 +35,7 @@ from mup_tpu.models import (
 from mup_tpu.models.kernels.attention import choose_form
 from mup_tpu.models.kernels.scans import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
-from mup_tpu.training.members import InTurns, Members, Stacked, member_loss
-from mup_tpu.training.optimizer import State, state_slots
+from mup_tpu.training.members import InTurns, Members, Stacked, State, member_loss, state_slots
 from mup_tpu.training.trials import pack_key
 
 EXECUTIONS: Mapping[Execution, type[Members]] = {"loop": InTurns, "vmap": Stacked}
@@ -52,7 +51,7 @@ _LOGIT_S = 0.05e-9  # a token, for each entry of the vocabulary
 
 
 def plain_step_s(declaration: Declaration, vocab_size: int, tokens: int) -> float:
-    """Return the seconds of a step that is not compiled, on this number of tokens of all members."""
+    """Return the seconds of a step that is not compiled, on `tokens` of all members together."""
     a_token = _NUMBER_S * declaration.width * declaration.layers + _LOGIT_S * vocab_size
     return _LAYER_S * declaration.layers + a_token * tokens
 
@@ -215,6 +214,13 @@ class Pack:
             }
             self._stack([self.members[r] for r in rows], remaining)
 
+    def agree(self, stops: bool) -> bool:
+        """Return whether any process of this pack stops here; all of them must ask."""
+        return stops
+
+    def leave(self) -> None:
+        """Take leave of the pack's other processes after the last step."""
+
     def member_parameters(self, member: int) -> dict[str, Tensor]:
         """Return the weights by name, on the CPU, of a member that is still in the stack.
 
@@ -242,12 +248,11 @@ class Pack:
 def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compile: bool) -> dict[str, Any]:
     # torch.compile fuses torch's own forms by itself.
     kind, length = device.torch_device.type, trials[0].data.sequence_length
-    in_blocks = kind == "cpu" and not is_stacked and not compile
     is_folded, is_deep = is_stacked and kind == "cuda", trials[0].model.depth >= SCANNED_FROM
     return {
-        "attention": "folded" if is_folded else choose_form(is_stacked, in_blocks, length),
+        "attention": "folded" if is_folded else choose_form(is_stacked, length),
         "one_pass_norms": kind == "xla",
-        "in_blocks": in_blocks,
+        "gathered": kind == "cpu" and not is_stacked and not compile,
         "vmapped": is_stacked and (kind == "cuda" or not compile),
         "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
         "scan": device.scan if is_stacked and is_deep else None,

@@ -1,12 +1,13 @@
-"""Records of a pack's members: their losses, how each ends, and its row and learning curve.
+"""Records of a pack's members, events of its training, and the meter of its rates.
 
-Without torch until a pack trains, since drivers write the rows of trials that fail.
+Without torch until a pack trains, since drivers write the rows of trials that fail and show reports.
 
 Shapes: K members, S steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -15,7 +16,9 @@ import json
 import math
 import platform
 import subprocess
-from collections.abc import Hashable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,14 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mup_tpu.config import Trial
+from mup_tpu.config import Trial, format_learning_rate
 from mup_tpu.config.columns import configured
+from mup_tpu.config.values import counted, write_time
 from mup_tpu.data import TokenDataset
 from mup_tpu.models import declare, parameter_scalings, sizes
 from mup_tpu.optimizers import constants, update_rule_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mup_tpu.training.pack import Pack
 
 # Packages that decide numbers.
 _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
@@ -187,10 +193,20 @@ class Records:
                 pack_size=len(self.members),
                 threads=torch.get_num_threads(),
             )
-            points = train_curve(trained, every, self._dataset.tokens_per_step) + member.validation
             rows.append(row)
-            curves += [{"trial_id": row["trial_id"], **point} for point in points]
+            curves += [
+                {"trial_id": row["trial_id"], **point} for point in self._curve(member, trained, every)
+            ]
         return rows, curves
+
+    def _curve(self, member: MemberRecord, trained: list[float], every: int) -> list[dict[str, Any]]:
+        points = []
+        for start in range(0, len(trained), every):
+            part = trained[start : start + every]
+            tokens = (start + len(part)) * self._dataset.tokens_per_step
+            mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan
+            points.append({"step": start + len(part), "tokens": tokens, "split": "train", "loss": mean})
+        return points + member.validation
 
     def state(self) -> dict[str, Any]:
         """Return plain values for a checkpoint; the losses are a tensor beside them."""
@@ -258,17 +274,6 @@ def applied(trial: Trial, vocab_size: int) -> dict[str, float]:
     return {f"applied_{name}": value for name, value in values.items()}
 
 
-def train_curve(losses: list[float], every: int, tokens_per_step: int) -> list[dict[str, Any]]:
-    """Return points of a training curve: mean losses of `every` steps each (nan once diverged)."""
-    points = []
-    for start in range(0, len(losses), every):
-        part = losses[start : start + every]
-        done = start + len(part)
-        mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan
-        points.append({"step": done, "tokens": done * tokens_per_step, "split": "train", "loss": mean})
-    return points
-
-
 @functools.cache
 def _versions() -> str:
     versions = {"python": platform.python_version()}
@@ -292,3 +297,172 @@ def _git_commit() -> str:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+HORIZON_S = 30.0
+"""Seconds after which an interval has the weight 1/e in the smoothed rates."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of a pack in training, without work for members that have ended."""
+
+    tokens: int
+    """Training tokens of all members together since this process took up the pack."""
+    tokens_per_second: float
+    """Tokens of all members together, over about the last half minute."""
+    overall_tokens_per_second: float
+    """The same since this process took up the pack."""
+    devices: int
+    """Devices of the pack."""
+    mfu: float
+    """Model FLOP/s utilisation: the model's arithmetic over the devices' peak; nan if unknown."""
+    input_wait: float
+    """Share of the time in which the step waited for its batch."""
+    seconds_left: float
+
+    def __str__(self) -> str:
+        rate, overall = self.tokens_per_second, self.overall_tokens_per_second
+        details = [f"{overall:,.0f} overall"] if rate != overall else []
+        details += [f"{rate / self.devices:,.0f} a device"] if self.devices > 1 else []
+        parts = [
+            f"{rate:,.0f} tokens/s" + (f" ({', '.join(details)})" if details else ""),
+            *([] if math.isnan(self.mfu) else [f"MFU {self.mfu:.1%}"]),
+            f"input wait {self.input_wait:.1%}",
+            *([f"{write_time(self.seconds_left)} left"] if self.seconds_left else []),
+        ]
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Progress of a pack."""
+
+    step: int
+    steps: int
+    losses: tuple[float, ...]
+    """Last training loss of each member, nat per token; nan for a member that has ended."""
+    validation_losses: tuple[float, ...] | None
+    """Held-out loss of each member; None if this step had no evaluation."""
+    learning_rates: tuple[float, ...]
+    """Learning rate of each member at this step, before the parametrization's factors."""
+    statuses: tuple[str, ...]
+    """"running", or the end of each member."""
+    rates: Rates
+
+    @staticmethod
+    def note(reports: Sequence[Report]) -> str:
+        """Return the rate of several running packs, in a few words."""
+        return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
+
+    def __str__(self) -> str:
+        # Losses are those of the member of least training loss.
+        running = [k for k, status in enumerate(self.statuses) if status == "running"]
+        line = f"step {self.step}/{self.steps}"
+        if running:
+            best = min(running, key=lambda k: self.losses[k])
+            line += f" · loss {self.losses[best]:.4f}"
+            if self.validation_losses:
+                line += f" · held-out {self.validation_losses[best]:.4f}"
+            line += f" · lr {format_learning_rate(self.learning_rates[best])}"
+        if len(self.statuses) > 1:
+            line += f" · best of {len(running)} running of {len(self.statuses)}"
+        return f"{line} · {self.rates}"
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """Result of a pack: rows and curve points for the store, and the pack itself for export."""
+
+    rows: list[dict[str, Any]]
+    curves: list[dict[str, Any]]
+    pack: Pack | None
+    rates: Rates | None
+    """Rates of all training in this process; None without training."""
+
+
+def count_statuses(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(row["status"] for row in rows)
+
+
+def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
+    """Return one line about the end of a pack: statuses, best loss, tokens, and overall rates."""
+    parts = [counted(sorted(count_statuses(rows).items()))]
+    losses = [row["loss"] for row in rows if math.isfinite(row["loss"])]
+    if losses:
+        parts.append(f"best loss {min(losses):.4f}")
+    parts.append(f"{sum(row['tokens'] for row in rows):,} tokens")
+    return " · ".join([*parts, str(rates)])
+
+
+class Meter:
+    """Stopwatch of a pack's training, in laps from one report to the next.
+
+    All the time of a lap counts, evaluations and copies for checkpoints too; the smoothed rates and the time
+    left leave out the steps that were `prepared`, and their time. Tokens and FLOP are of one member,
+    peak_flops (FLOP/s; nan if unknown) of one device.
+    """
+
+    def __init__(
+        self,
+        tokens_per_step: int,
+        flops_per_token: float,
+        devices: int,
+        peak_flops: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._tokens_per_step, self._flops_per_token = tokens_per_step, flops_per_token
+        self._devices, self._peak_flops = devices, peak_flops
+        self._clock = clock
+        self._lap_began = clock()
+        self._waited = 0.0
+        # Sums of seconds, of those spent waiting, of steps, and of steps of all live members
+        self._recent, self._all, self._preparing = np.zeros(4), np.zeros(4), np.zeros(4)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the block as waiting for a batch."""
+        began = self._clock()
+        yield
+        self._waited += self._clock() - began
+
+    def _lap(self, steps: int, live_members: int) -> np.ndarray:
+        return np.array([self._clock() - self._lap_began, self._waited, steps, steps * live_members])
+
+    def prepared(self, steps: int, live_members: int) -> None:
+        """Mark the lap so far as spent on tracing and compiling a step, and on the first steps."""
+        self._preparing = self._lap(steps, live_members)
+
+    def seconds_a_step(self, mfu: float) -> float:
+        """Return the seconds of a member's step at a given share of the devices' peak; nan if unknown."""
+        return self._tokens_per_step * self._flops_per_token / (self._devices * self._peak_flops * mfu)
+
+    def lap(self, steps: int, live_members: int) -> float:
+        """End a lap of some steps of the members that trained in it; return its seconds."""
+        lap = self._lap(steps, live_members)
+        self._all += lap
+        trained = lap - self._preparing
+        self._recent = math.exp(-trained[0] / HORIZON_S) * self._recent + trained
+        self._lap_began += lap[0]
+        self._waited, self._preparing = 0.0, np.zeros(4)
+        return float(lap[0])
+
+    def rates(self, steps_left: int) -> Rates:
+        return self._rates(self._recent if self._recent[2] else self._all, steps_left)
+
+    def overall(self) -> Rates:
+        return self._rates(self._all, 0)
+
+    def _rates(self, sums: np.ndarray, steps_left: int) -> Rates:
+        seconds, waited, steps, member_steps = sums.tolist()
+        seconds, rate = max(seconds, 1e-9), member_steps * self._tokens_per_step / max(seconds, 1e-9)
+        tokens = round(float(self._all[3])) * self._tokens_per_step
+        return Rates(
+            tokens=tokens,
+            tokens_per_second=rate,
+            overall_tokens_per_second=tokens / max(float(self._all[0]), 1e-9),
+            devices=self._devices,
+            mfu=rate * self._flops_per_token / (self._devices * self._peak_flops),
+            input_wait=waited / seconds,
+            seconds_left=steps_left * seconds / max(steps, 1e-9),
+        )

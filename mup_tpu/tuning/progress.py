@@ -19,7 +19,7 @@ from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.store import Store
-from mup_tpu.training.report import count_statuses
+from mup_tpu.training.record import count_statuses
 
 if TYPE_CHECKING:
     from mup_tpu.tuning.chooser import SearchLog

@@ -30,8 +30,7 @@ from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials,
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.jobs.this_machine import is_cpu
 from mup_tpu.store import Store, load_precisions
-from mup_tpu.training.record import failed_row
-from mup_tpu.training.report import PackResult, Rates, count_statuses
+from mup_tpu.training.record import PackResult, Rates, count_statuses, failed_row
 from mup_tpu.tuning.progress import TrialProgress
 from mup_tpu.tuning.tracking import Tracking
 
@@ -242,7 +241,8 @@ class Packs:
         for batch_size in {trial.data.batch_size for trial in missing}:
             self._run.require_parts(batch_size)
         place = self._pools.place(len(missing), self._run)
-        packs = make_packs(missing, place.workers, place.execution, self._options.pack_size, place.gpu)
+        size = 1 if self._run.split_over > 1 else self._options.pack_size
+        packs = make_packs(missing, place.workers, place.execution, size, place.gpu)
         if self._steps_before is not None:
             from mup_tpu.training.checkpoint import begin
 

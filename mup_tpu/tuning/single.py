@@ -18,7 +18,7 @@ from mup_tpu.errors import ConfigError, Preempted, raised_as
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mup_tpu.training.report import PackResult, Report
+    from mup_tpu.training.record import PackResult, Report
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _train(
         from mup_tpu import data
         from mup_tpu.jobs.this_machine import unused_gpus
         from mup_tpu.store import Store
-        from mup_tpu.training.loop import PackRun, run_to_end
+        from mup_tpu.training.loop import PackRun
 
     if checkpoints is not None and not run.checkpoint_every:
         run = replace(run, checkpoint_every=max(1, trial.train.steps // 10))
@@ -139,7 +139,7 @@ def _train(
                 status.update(str(report))
                 next_interval()
 
-            result = run_to_end(training.steps(), show)
+            result = training.finish(show)
         if store is not None:
             store.append(result.rows, result.curves)
     return result

@@ -165,6 +165,8 @@ class SizeForecast:
     """Time of all trials, at the utilisation of the forecast."""
     memory_bytes: int
     """Memory of a pack on each device."""
+    fits: bool
+    """Whether it can be trained, if need be in smaller packs."""
 
 
 def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
@@ -176,6 +178,12 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     device, precision = get_device(run.device), trials[0].train.precision
     execution = here.execution(run)
     packs, threads = here.room(len(trials), run)
+    if run.split_over > 1:
+        on_cpu = device.torch_device.type == "cpu"
+        peak = peak_flops(device, precision) * (1 if on_cpu else run.split_over)
+        memory = device.free_memory_bytes() // (run.split_over if on_cpu else 1)
+        name = f"{run.split_over} × {device.name}"
+        return Machine(name, peak, 1, "loop", run.split_over, memory, device.torch_device.type)
     if device.torch_device.type == "cpu":
         peak = cpu_peak_flops(precision, 1) * threads * packs
         return Machine(f"{packs * threads} cores here", peak, packs, execution, 1, device.free_memory_bytes())
@@ -205,6 +213,7 @@ def forecast(
     utilisation: float,
     where: SweepOptions,
     micro_batches: int = 1,
+    shards: int = 1,
 ) -> list[SizeForecast]:
     """Predict the cost of each size of a sweep before it runs, the smallest first."""
     from mup_tpu.devices.base import MeshShape, choose_mesh
@@ -212,20 +221,23 @@ def forecast(
 
     by_size: dict[str, list[list[Trial]]] = {}
     gpu = machine.name if machine.kind == "cuda" else ""
-    packs = make_packs(trials, machine.packs, machine.execution, where.pack_size, gpu)
+    most = 1 if shards > 1 else where.pack_size
+    packs = make_packs(trials, machine.packs, machine.execution, most, gpu)
     for pack in sorted(packs, key=lambda pack: work(pack[0])):
         by_size.setdefault(describe(pack[0], scale), []).append(pack)
     forecasts = []
     for size, packs in by_size.items():
         first, most = packs[0][0], max(map(len, packs))
         mesh = MeshShape(1, 1)
-        if machine.devices > 1:
+        if machine.devices > 1 and shards == 1:
             mesh = choose_mesh(machine.devices, most, first.data.batch_size)
         vocabulary = vocab_size(first)
         flops = sum(training_flops(trial, vocabulary) for pack in packs for trial in pack)
         execution: Execution = "vmap" if machine.execution == "vmap" else "loop"
-        needed = estimate_pack_bytes(first, vocabulary, most, execution, mesh, machine.kind, micro_batches)
-        count = sum(map(len, packs))
-        seconds = flops / (machine.flops * utilisation)
-        forecasts.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed))
+        needed = estimate_pack_bytes(
+            first, vocabulary, most, execution, mesh, machine.kind, micro_batches, shards
+        )
+        count, seconds = sum(map(len, packs)), flops / (machine.flops * utilisation)
+        fits = needed <= machine.memory_bytes or most > 1
+        forecasts.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed, fits))
     return forecasts

@@ -165,10 +165,10 @@ def test_resuming_reads_the_shards_of_its_step_and_nothing_before(config, shards
 
 
 def trained(tiny, corpus):
-    from mup_tpu.training.loop import run_to_end, train_pack
+    from mup_tpu.training.loop import PackRun
 
     trial = tiny.replace(corpus=corpus, sequence_length=32, batch_size=24, steps=20)
-    result = run_to_end(train_pack([trial], load(trial.data), RunOptions(log_every=1)))
+    result = PackRun([trial], load(trial.data), RunOptions(log_every=1)).finish()
     return result.rows[0], [point["loss"] for point in result.curves]
 
 

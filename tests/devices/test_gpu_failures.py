@@ -6,7 +6,7 @@ TRAIN = """
 import gc, logging, sys, torch
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu import data
-from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.training.loop import PackRun
 
 logging.basicConfig(level="INFO", stream=sys.stdout)
 trial = Trial().replace(width=32, base_width=32, head_size=16, depth=1, sequence_length=32, batch_size=4,
@@ -14,7 +14,7 @@ trial = Trial().replace(width=32, base_width=32, head_size=16, depth=1, sequence
 dataset = data.load(trial.data)
 def train(seed):
     options = RunOptions(device="cuda", compile=len(sys.argv) > 2)
-    run_to_end(train_pack([trial.replace(seed=seed)], dataset, options))
+    PackRun([trial.replace(seed=seed)], dataset, options).finish()
 """
 
 

@@ -41,9 +41,8 @@ def test_every_form_is_softmax_attention_and_so_is_its_gradient(form, b, t, head
 
 
 @pytest.mark.parametrize("size", [1.0, 5.0])
-@pytest.mark.parametrize("form", ["blocks", "fused"])
-def test_in_bf16_only_products_are_rounded(form, size):
-    """Against float64 on the same inputs; torch's kernel is held to the same bound.
+def test_in_bf16_only_products_are_rounded(size):
+    """Against float64 on the same inputs.
 
     Logits of queries and keys of size 5 reach 100, where bf16 is wrong by 0.25: in bf16 they would fail.
     """
@@ -52,7 +51,7 @@ def test_in_bf16_only_products_are_rounded(form, size):
     exact = qkv.detach().double().requires_grad_()
     toward = torch.randn(2, 130, 64, generator=generator).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        ours = ATTENTION[form](qkv, 16, torch.tensor(1.0))
+        ours = ATTENTION["fused"](qkv, 16, torch.tensor(1.0))
     theirs = written_out(exact, 16, 1.0)
     found, expected = (
         torch.autograd.grad(*of)[0] for of in ((ours, qkv, toward), (theirs, exact, toward.double()))

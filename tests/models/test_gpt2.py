@@ -107,13 +107,11 @@ def test_an_export_imports_no_torch_xla_and_leaves_the_choice_of_others_as_it_is
     assert (tmp_path / "config.json").exists()
 
 
-@pytest.mark.parametrize("form", ["matmul", "blocks"])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_every_attention_equals_fused(config, form):
+def test_attention_by_products_equals_fused(config):
     parameters = weights(config)
-    torch.testing.assert_close(
-        logits(config, parameters, Forms(attention=form)), logits(config, parameters), rtol=1e-5, atol=1e-5
-    )
+    products = logits(config, parameters, Forms(attention="matmul"))
+    torch.testing.assert_close(products, logits(config, parameters), rtol=1e-5, atol=1e-5)
 
 
 def test_base_width_with_unit_alphas_is_stock_gpt2():

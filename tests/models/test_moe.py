@@ -52,7 +52,7 @@ def mixture(trial: Trial, **forms) -> tuple[torch.nn.Module, dict[str, torch.Ten
     return network.get_submodule("model.layers.0.mlp"), own
 
 
-@pytest.mark.parametrize("forms", [{}, {"in_blocks": True, "attention": "blocks"}], ids=str)
+@pytest.mark.parametrize("forms", [{}, {"gathered": True}], ids=str)
 def test_equal_experts_are_one_wherever_tokens_go(forms):
     """Weights of the chosen add up to 1."""
     module, own = mixture(TRIAL, **forms)

@@ -17,7 +17,7 @@ from mup_tpu.models import declare, parameter_scalings
 from mup_tpu.models.base import Parameter, Slice
 from mup_tpu.optimizers import UPDATE_RULES, Group, StackedParameter, constants
 from mup_tpu.optimizers.muon import orthogonalised, scale_of
-from mup_tpu.training.optimizer import state_slots
+from mup_tpu.training.members import state_slots
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.record import applied
 from mup_tpu.training.trials import schedule_factor

@@ -14,7 +14,7 @@ from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules import parametrization
 from mup_tpu.rules.optimizer import BATCH_RULES, PowerRule
 from mup_tpu.rules.parametrization import Parametrization, Scaling
-from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, state_slots
+from mup_tpu.training.members import MemberOptimizer, StackedOptimizer, state_slots
 from mup_tpu.training.trials import schedule_factor
 
 STEPS = 6

@@ -14,7 +14,7 @@ from mup_tpu.models import declare
 from mup_tpu.tpu import compiler
 from mup_tpu.tpu.compiler import CASES, Compiled, compile_pack, compile_program, faults, trace_pack
 from mup_tpu.tpu.libtpu import donated_parameters
-from mup_tpu.training.optimizer import state_slots
+from mup_tpu.training.members import state_slots
 
 # The wide one takes the compiler a minute as it is; its sequences stay long enough for attention in blocks.
 SHORTER = {"width": 128, "sequence_length": 512, "batch_size": 2}

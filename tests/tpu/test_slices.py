@@ -17,7 +17,7 @@ from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.job import Failed, Finished, Started
 from mup_tpu.store import load_runs
 from mup_tpu.tpu.hosts import SliceKind
-from mup_tpu.training.report import Report
+from mup_tpu.training.record import Report
 from mup_tpu.tuning import runner
 from mup_tpu.tuning.sweep import run_sweep
 

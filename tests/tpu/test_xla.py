@@ -18,7 +18,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.devices.base import MeshShape, choose_mesh
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import ARCHITECTURES
-from mup_tpu.training.loop import PackResult, PackRun, run_to_end
+from mup_tpu.training.loop import PackResult, PackRun
 
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
@@ -97,7 +97,7 @@ def run_on_cpu(
     from mup_tpu import data
 
     members = trials(str(corpus), precision_of(architecture), architecture, optimizer, blocks)
-    return run_to_end(PackRun(members, data.load(members[0].data), RunOptions(threads=1)).steps())
+    return PackRun(members, data.load(members[0].data), RunOptions(threads=1)).finish()
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_four_devices_checkpoint_is_gone_on_with_on_the_cpu(run, on_cpu, corpus)
     one_thread = RunOptions(threads=1)  # as `run_on_cpu`
     resumed = PackRun(members, data.load(members[0].data), one_thread, folder / "checkpoints")
     assert resumed.pack.steps_done == STEPS // 2
-    losses = [row["loss"] for row in run_to_end(resumed.steps()).rows]
+    losses = [row["loss"] for row in resumed.finish().rows]
     assert losses == pytest.approx([row["loss"] for row in on_cpu.rows], abs=5e-5)
 
 

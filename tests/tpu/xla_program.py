@@ -34,7 +34,7 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.models.kernels.pointwise import OnePassLayerNorm, OnePassRMSNorm
 from mup_tpu.tpu import xla
 from mup_tpu.training import pack as pack_module
-from mup_tpu.training.loop import PackRun, run_to_end
+from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -127,7 +127,7 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     empty = get_device("xla").free_memory_bytes()
     run = PackRun(members, dataset, RunOptions(device="xla"))
     free = run.device.free_memory_bytes()
-    rows = run_to_end(run.steps()).rows
+    rows = run.finish().rows
     placed = sum(t.nbytes for t in run.pack.tensors().values())
     return {
         "name": run.device.name, "empty": empty, "free": free, "peak": run.device.peak_memory_bytes(),
@@ -172,7 +172,7 @@ def main(
             if event.step == STEPS // 2:
                 stopped.save()
                 break
-        rows = run_to_end(PackRun(members, dataset, options, Path(checkpoints)).steps()).rows
+        rows = PackRun(members, dataset, options, Path(checkpoints)).finish().rows
     print(
         json.dumps(
             {

@@ -16,7 +16,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
 from mup_tpu.training.checkpoint import CheckpointWriter, begin, load_best, load_latest, save
-from mup_tpu.training.loop import PackRun, run_to_end, train_pack
+from mup_tpu.training.loop import PackRun
 from mup_tpu.training.trials import longer
 
 _numbers = itertools.count()
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 def left(tiny, dataset, tmp_path_factory):
     """Folder of a run that was left at step 20, with its checkpoint of step 10."""
     folder = Folder(tmp_path_factory.mktemp("left"))
-    for event in train_pack([tiny], dataset, RunOptions(checkpoint_every=10), folder.path):
+    for event in PackRun([tiny], dataset, RunOptions(checkpoint_every=10), folder.path).steps():
         if event.step == 20:
             break
     return folder
@@ -165,8 +165,8 @@ def test_a_failure_to_write_is_raised_by_the_next_save_or_wait_and_warned_of_at_
 def test_a_pack_resumes_from_a_url_to_the_same_rows_and_keeps_its_best(tiny, dataset, folder):
     trials = [tiny, tiny.replace(learning_rate=0.003, seed=3)]
     options = RunOptions(eval_every=5, checkpoint_every=5)
-    whole = run_to_end(train_pack(trials, dataset, RunOptions(eval_every=5)))
-    for event in train_pack(trials, dataset, options, folder.path):
+    whole = PackRun(trials, dataset, RunOptions(eval_every=5)).finish()
+    for event in PackRun(trials, dataset, options, folder.path).steps():
         if event.step == 25:
             break
         if event.step == 20:
@@ -175,7 +175,7 @@ def test_a_pack_resumes_from_a_url_to_the_same_rows_and_keeps_its_best(tiny, dat
     assert load_best(folder.path).meta["evaluation_loss"] == min(second)
     resumed = PackRun(trials, dataset, options, folder.path)
     assert resumed.pack.steps_done == 20
-    rows = run_to_end(resumed.steps()).rows
+    rows = resumed.finish().rows
     assert [row["loss"] for row in rows] == [row["loss"] for row in whole.rows]
 
 
@@ -188,12 +188,12 @@ def test_a_checkpoint_in_flight_is_whole_when_the_run_is_left_or_ends(tiny, data
         write(self, name, content)
 
     monkeypatch.setattr(Folder, "write", slowly)
-    for event in train_pack([tiny], dataset, RunOptions(checkpoint_every=10), folder.path):
+    for event in PackRun([tiny], dataset, RunOptions(checkpoint_every=10), folder.path).steps():
         if event.step == 20:
             break
     assert steps(folder) == [10]
     assert json.loads(folder.read("step-00000010/meta.json"))["step"] == 10
-    run_to_end(train_pack([tiny], dataset, RunOptions(checkpoint_every=28, log_every=28), folder.path))
+    PackRun([tiny], dataset, RunOptions(checkpoint_every=28, log_every=28), folder.path).finish()
     assert load_latest(folder.path).step == 28
 
 
@@ -202,13 +202,13 @@ def test_a_finished_run_is_not_lost_to_a_checkpoint_that_cannot_be_written(tiny,
     run = PackRun([tiny], dataset, options, tmp_path / "c")
     (tmp_path / "c").write_text("in the way")
     with pytest.warns(UserWarning, match="cannot be written"):
-        result = run_to_end(run.steps())
+        result = run.finish()
     assert result.rows[0]["status"] == "finished"
     (tmp_path / "c").unlink()
     run = PackRun([tiny], dataset, RunOptions(checkpoint_every=14), tmp_path / "c")
     (tmp_path / "c").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
-        run_to_end(run.steps())
+        run.finish()
 
 
 METAS = {
@@ -379,7 +379,7 @@ def test_a_continued_run_is_bit_identical_to_one_of_its_length(tiny, dataset, tm
     root = Folder(tmp_path)
     for pack in (short[:2], short[2:]):
         name = ids(pack, dataset)[0]
-        run_to_end(PackRun(pack, dataset, run, tmp_path / name).steps())
+        PackRun(pack, dataset, run, tmp_path / name).finish()
         assert f"step-{at:08d}" in (root / name).names()
     long = [longer(trial, 24) for trial in reversed(short)]
     assert not set(ids(long, dataset)) & set(ids(short, dataset))
@@ -393,8 +393,8 @@ def test_a_continued_run_is_bit_identical_to_one_of_its_length(tiny, dataset, tm
 
     going = PackRun(long, dataset, run, tmp_path / "pack")
     assert going.pack.steps_done == at
-    continued = run_to_end(going.steps())
-    whole = run_to_end(PackRun(long, dataset, run).steps())
+    continued = going.finish()
+    whole = PackRun(long, dataset, run).finish()
     unlike = ("wall_time_s", "finished_at")
     for row, expected in zip(continued.rows, whole.rows, strict=True):
         assert {k: v for k, v in row.items() if k not in unlike} == {

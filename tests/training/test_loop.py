@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from mup_tpu.config import RunOptions
-from mup_tpu.training.loop import PackRun, run_to_end, train_pack
+from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.training.record import PackResult, Report
 
 
 def run(trials, dataset, **options):
     checkpoints = options.pop("checkpoints", None)
-    return run_to_end(train_pack(trials, dataset, RunOptions(**options), checkpoints))
+    return PackRun(trials, dataset, RunOptions(**options), checkpoints).finish()
 
 
 def unigram_loss(dataset, held_out):
@@ -91,15 +91,15 @@ def test_halving_compares_values_of_what_is_tuned_and_nothing_else(tiny, dataset
 def test_a_member_that_was_stopped_stays_so_after_a_resume(tiny, dataset, tmp_path):
     trials = [tiny.replace(width=64, steps=40, init_std=std) for std in (0.05, 0.08, 3.0)]
     options = RunOptions(halving=True, tuned=("init_std",), log_every=5)
-    whole = run_to_end(train_pack(trials, dataset, options))
+    whole = PackRun(trials, dataset, options).finish()
     options = dataclasses.replace(options, checkpoint_every=5)
-    for event in train_pack(trials, dataset, options, tmp_path):
+    for event in PackRun(trials, dataset, options, tmp_path).steps():
         if event.step > whole.rows[2]["steps_done"] + 5:
             break
     resumed = PackRun(trials, dataset, options, tmp_path)
     assert resumed.pack.steps_done >= whole.rows[2]["steps_done"]
     assert list(resumed.pack.live) == [True, True, False], "it is trained on, unseen"
-    rows = run_to_end(resumed.steps()).rows
+    rows = resumed.finish().rows
     told = ("status", "steps_done", "reason", "loss")
     assert [[row[name] for name in told] for row in rows] == [[r[name] for name in told] for r in whole.rows]
     assert rows[2]["status"] == "stopped"
@@ -136,11 +136,11 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
     ]
     whole = run(trials, dataset, execution=execution, eval_every=8)
     options = RunOptions(execution=execution, eval_every=8, checkpoint_every=7)
-    for event in train_pack(trials, dataset, options, tmp_path):
+    for event in PackRun(trials, dataset, options, tmp_path).steps():
         if isinstance(event, Report) and event.step == 24:
             break  # the generator is dropped here, as in a kill: nothing after step 21's checkpoint is kept
     steps = []
-    for event in train_pack(trials, dataset, options, tmp_path):
+    for event in PackRun(trials, dataset, options, tmp_path).steps():
         if isinstance(event, Report):
             steps.append(event.step)
         else:
@@ -163,25 +163,23 @@ def test_checkpoints_of_other_trials_are_not_taken(tiny, dataset, tmp_path):
 
 
 def test_reports_come_at_every_log_point(tiny, dataset):
-    reports = [e for e in train_pack([tiny], dataset, RunOptions(log_every=8)) if isinstance(e, Report)]
+    reports = [e for e in PackRun([tiny], dataset, RunOptions(log_every=8)).steps() if isinstance(e, Report)]
     assert [r.step for r in reports] == [8, 16, 24, 30]
     assert all(r.rates.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
 
 
 def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, dataset, tmp_path):
-    """At once is after a step on a CPU, and at the next log point where a device gets a chunk of steps."""
-    uninterrupted = run_to_end(PackRun([tiny], dataset, RunOptions(log_every=7)).steps())
+    uninterrupted = PackRun([tiny], dataset, RunOptions(log_every=7)).finish()
     first = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
     for event in first.steps():
         if isinstance(event, Report) and event.step == 7:
             first.preempt()
     assert isinstance(event, PackResult)
     assert event.rows[0]["status"] == "preempted"
-    done = 7 + min(7, first.pack.longest_chunk(1))
-    assert event.rows[0]["steps_done"] == done
+    assert event.rows[0]["steps_done"] == 7
     second = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
-    assert second.pack.steps_done == done
-    assert run_to_end(second.steps()).rows[0]["loss"] == uninterrupted.rows[0]["loss"]
+    assert second.pack.steps_done == 7
+    assert second.finish().rows[0]["loss"] == uninterrupted.rows[0]["loss"]
 
 
 @pytest.mark.parametrize("loss_kind", ["validation_final", "train_mean"])
@@ -200,7 +198,7 @@ def test_a_run_that_is_preempted_while_it_waits_for_its_first_batch_ends_at_step
 
     waits = PackRun([tiny.replace(loss_kind=loss_kind)], Late(), RunOptions())
     threading.Timer(0.5, waits.preempt).start()
-    row = run_to_end(waits.steps()).rows[0]
+    row = waits.finish().rows[0]
     come.set()
     assert (row["status"], row["steps_done"]) == ("preempted", 0)
     assert math.isnan(row["loss"])

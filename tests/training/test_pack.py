@@ -463,7 +463,7 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
 def test_compiled_members_have_forms_that_torch_compile_can_trace(execution):
     """No autograd function of ours, unless a GPU's step is traced first. A nightly test compiles them."""
     forms = Pack([TINY], VOCAB, DEVICE, execution, compile=True).forms
-    assert not forms.in_blocks
+    assert not forms.gathered
     assert forms.vmapped == (execution == "vmap" and DEVICE.compiles)
     assert forms.attention in ("fused", "matmul", "folded")
 

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
-from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.report import HORIZON_S, Meter, Rates, Report
+from mup_tpu.training.record import HORIZON_S, Meter, Rates, Report
 
 
 class Clock:
@@ -133,7 +133,7 @@ def test_a_pack_logs_a_line_every_log_point_and_one_summary_an_epoch_and_at_the_
 ):
     monkeypatch.setitem(dataset.meta, "train", {"tokens": 12 * dataset.tokens_per_step})
     with caplog.at_level(logging.INFO, "mup_tpu"):
-        run_to_end(train_pack([tiny, tiny.replace(seed=1)], dataset, RunOptions(log_every=5)))
+        PackRun([tiny, tiny.replace(seed=1)], dataset, RunOptions(log_every=5)).finish()
     lines = caplog.messages
     assert re.fullmatch(r"a pack of 2 of 34688 parameters, \w{16}, starts its 30 steps on cpu", lines[0])
     assert [re.split(r": mean| · ", line)[0] for line in lines[1:-1]] == [

@@ -14,7 +14,7 @@ from mup_tpu.jobs.job import Finished, Preparing, Started
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.pools import InProcess
 from mup_tpu.store import Store
-from mup_tpu.training.report import Report
+from mup_tpu.training.record import Report
 from mup_tpu.tuning.progress import TrialProgress
 from mup_tpu.tuning.runner import Corpora, Packs
 

@@ -30,7 +30,7 @@ from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
-from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.training.loop import PackRun
 from mup_tpu.tuning.chooser import Chooser, SearchLog
 from mup_tpu.tuning.search import run_search
 
@@ -208,7 +208,7 @@ def test_after_the_budget_trials_pause_and_a_resumed_search_goes_on_with_them(ti
 
 def trained(trial, run=ALONE):
     """Loss of a trial that is not interrupted."""
-    return run_to_end(train_pack([trial], data.load(trial.data), run)).rows[0]["loss"]
+    return PackRun([trial], data.load(trial.data), run).finish().rows[0]["loss"]
 
 
 def test_a_search_takes_no_slices(search, tmp_path):

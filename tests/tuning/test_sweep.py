@@ -21,7 +21,7 @@ from mup_tpu.cli import main
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, StoredAxes, load_curves, load_runs
-from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.training.loop import PackRun
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sweep import measured, run_sweep
 
@@ -252,7 +252,7 @@ def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path)
     assert runs.groupby("batch_size")["tokens"].first().to_dict() == {2: 10 * 2 * 32, 4: 10 * 4 * 32}
     assert runs["data_fingerprint"].nunique() == 1
     alone = sweep.base.replace(batch_size=2, weight_decay=0.1, seed=1)
-    row = run_to_end(train_pack([alone], data.load(alone.data), RunOptions(threads=1))).rows[0]
+    row = PackRun([alone], data.load(alone.data), RunOptions(threads=1)).finish().rows[0]
     stored = runs.set_index("trial_id").loc[row["trial_id"]]
     assert stored["loss"] == row["loss"]
 

@@ -28,11 +28,11 @@ _LONG = 256
 _LARGE_BLOCK = 128  # rows of a recomputed block: the size of accelerators' matrix units
 
 
-def choose_form(vmapped: bool, in_blocks: bool, sequence_length: int) -> str:
-    """Choose the fast form for members under vmap, or one at a time in blocks (CPUs) or fused."""
+def choose_form(vmapped: bool, sequence_length: int) -> str:
+    """Choose the fast form for members under vmap, or one at a time."""
     if vmapped:
         return "recomputed" if sequence_length > _LONG else "matmul"
-    return "blocks" if in_blocks else "fused"
+    return "fused"
 
 
 def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
@@ -53,74 +53,6 @@ def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
     weights_BHTT = logits_BHTT.to(torch.promote_types(logits_BHTT.dtype, torch.float32)).softmax(-1)
     out_BHTd = weights_BHTT.to(value_BHTd.dtype) @ value_BHTd
     return out_BHTd.transpose(1, 2).flatten(-2)
-
-
-def _blocks(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    return _BlockAttention.apply(qkv_BTX, head_size, factor.item() * head_size**-0.5)
-
-
-class _BlockAttention(torch.autograd.Function):
-    """Attention of some rows of all heads at a time with the keys up to their end.
-
-    torch's fused kernel for CPUs takes one head after another, and recomputes its weights in backward. Here
-    T²/2 weights a head (the causal half) are kept (`benchmarks/attention.py`).
-
-    In bf16 logits and softmax are float32, because rounding moves a logit of 40 by up to 0.125. Weights are
-    bf16, whose products are twice as fast. Softmax's backward sums each row in float32.
-    """
-
-    @staticmethod
-    @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
-    def forward(ctx, qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
-        """Return output_BTD; `factor` is the whole factor on the logits, and has no gradient."""
-        query_NTd, key_NTd, value_NTd = (
-            x_BHTd.flatten(0, 1).contiguous() for x_BHTd in _qkv_by_head(qkv_BTX, head_size)
-        )
-        exact = torch.promote_types(qkv_BTX.dtype, torch.float32)
-        exact_query_NTd, exact_key_NTd = query_NTd.to(exact), key_NTd.to(exact)
-        ctx.factor = factor
-        out_BTD = qkv_BTX.new_empty(*qkv_BTX.shape[:-1], qkv_BTX.shape[-1] // 3)
-        out_BHTd = _by_head(out_BTD, head_size)
-        weights = []
-        for rows in _rows(qkv_BTX.shape[1], _block(qkv_BTX)):
-            keys = slice(rows.stop)
-            future_RS = exact_query_NTd.new_full((rows.stop - rows.start, rows.stop), -math.inf)
-            future_RS.triu_(1 + rows.start)
-            logits_NRS = torch.baddbmm(
-                future_RS, exact_query_NTd[:, rows], exact_key_NTd[:, keys].mT, alpha=factor
-            )
-            weights_NRS = torch.softmax(logits_NRS, -1, out=logits_NRS).to(value_NTd.dtype)
-            part_BHRd = out_BHTd[:, :, rows]
-            part_BHRd.copy_(torch.bmm(weights_NRS, value_NTd[:, keys]).view(part_BHRd.shape))
-            weights.append(weights_NRS)
-        ctx.save_for_backward(query_NTd, key_NTd, value_NTd, *weights)
-        return out_BTD
-
-    @staticmethod
-    def backward(ctx, gradient_BTD: Tensor) -> tuple[Tensor, None, None]:
-        """Return gradient_BTX of query, key and value side by side."""
-        query_NTd, key_NTd, value_NTd, *weights = ctx.saved_tensors
-        t, head_size = query_NTd.shape[1:]
-        gradient_NTd = _by_head(gradient_BTD, head_size).flatten(0, 1).contiguous()
-        to_qkv_BTX = gradient_BTD.new_empty(*gradient_BTD.shape[:-1], 3 * gradient_BTD.shape[-1])
-        to_query_BHTd, to_key_BHTd, to_value_BHTd = _qkv_by_head(to_qkv_BTX, head_size)
-        for rows, weights_NRS in reversed([*zip(_rows(t, _block(query_NTd)), weights, strict=True)]):
-            keys = slice(rows.stop)
-            to_weights_NRS = torch.bmm(gradient_NTd[:, rows], value_NTd[:, keys].mT)
-            to_logits_NRS = torch._softmax_backward_data(to_weights_NRS, weights_NRS, -1, weights_NRS.dtype)
-            part_BHRd = to_query_BHTd[:, :, rows]
-            to_query_NRd = torch.bmm(to_logits_NRS, key_NTd[:, keys])
-            torch.mul(to_query_NRd.view(part_BHRd.shape), ctx.factor, out=part_BHRd)
-            to_key_NSd = torch.bmm(to_logits_NRS.mT, query_NTd[:, rows])
-            to_value_NSd = torch.bmm(weights_NRS.mT, gradient_NTd[:, rows])
-            if rows.stop == t:  # the last rows see all keys
-                to_key_NTd, to_value_NTd = to_key_NSd, to_value_NSd
-            else:
-                to_key_NTd[:, keys] += to_key_NSd
-                to_value_NTd[:, keys] += to_value_NSd
-        torch.mul(to_key_NTd.view(to_key_BHTd.shape), ctx.factor, out=to_key_BHTd)
-        to_value_BHTd.copy_(to_value_NTd.view(to_value_BHTd.shape))
-        return to_qkv_BTX, None, None
 
 
 def _folded(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
@@ -215,11 +147,6 @@ def _by_head(x_BTD: Tensor, head_size: int) -> Tensor:
 
 def _rows(t: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, t)) for start in range(0, t, block)]
-
-
-def _block(x: Tensor) -> int:
-    # Fewer rows waste fewer masked keys, but their products miss a core's peak.
-    return 64 if x.dtype == torch.bfloat16 else 48
 
 
 # Torch's `scaled_dot_product_attention` has no batching rule: vmap would call it once a member. From here on
@@ -381,7 +308,6 @@ def _unfold(outputs: tuple[Tensor, ...], members: int) -> tuple[Any, ...]:
 ATTENTION: dict[str, AttentionFunction] = {
     "fused": _fused,
     "matmul": _matmul,
-    "blocks": _blocks,
     "recomputed": _recomputed,
     "folded": _folded,
 }

@@ -1,0 +1,317 @@
+"""One trial too wide for a device: its parameters, gradients and optimizer state split over processes.
+
+By torch's `fully_shard` (Zhao et al. 2023, arXiv:2304.11277): every process has a shard of each parameter,
+the whole parameters of a block while it computes that block, and a part of each batch. Factors go by a
+parameter's name and whole shape, so that they are those of the unsharded trial. So are checkpoints: they load
+at another number of processes.
+
+Shapes: S steps, N evaluation batches, B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from mup_tpu.config import RunOptions, Trial
+from mup_tpu.devices import Device
+from mup_tpu.errors import ConfigError, DeviceFailed
+from mup_tpu.models import (
+    Forms,
+    architecture_of,
+    declare,
+    forward_factors,
+    forward_scaling,
+    parameter_scalings,
+)
+from mup_tpu.models.weights import init_parameters
+from mup_tpu.optimizers import Group, UpdateRule
+from mup_tpu.training.members import MemberOptimizer, member_loss, micro_batches, state_slots
+from mup_tpu.training.pack import Pack
+
+# A process whose others ended waits no longer for them. The first step of a large model may take minutes.
+_PATIENCE = datetime.timedelta(minutes=10)
+
+_RANK = "MUP_TPU_SHARD"  # environment of a process that `Processes` started: its number, from 1
+
+
+class ShardedPack(Pack):
+    """A pack of one trial over the processes of torch's process group."""
+
+    compiles = False
+
+    def __init__(self, trial: Trial, vocab_size: int, device: Device, parts: int = 1) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
+        self.trials, self.live, self.members = [trial], [True], [0]
+        self.vocab_size, self.device, self.steps_done, self._micro_batches = vocab_size, device, 0, parts
+        length, precision = trial.data.sequence_length, trial.train.precision
+        self.declaration = declare(trial.model, vocab_size, length)
+        self.scalings = [parameter_scalings(trial, vocab_size, length)]
+        self._dtype = torch.float64 if precision == "float64" else torch.float32
+        self.forms = Forms(scaled_branches=forward_scaling(trial).residual != 1)
+        self.network = architecture_of(trial.model).network(trial.model, vocab_size, length, self.forms)
+        for name, value in forward_factors(trial).items():
+            module, _, buffer = name.rpartition(".")
+            if buffer in self.network.get_submodule(module)._buffers:
+                factor = torch.tensor(value, dtype=self._dtype, device=device.torch_device)
+                self.network.get_submodule(module).register_buffer(buffer, factor)
+        mesh = init_device_mesh(device.torch_device.type, (self._world,))
+        for name in (*self.declaration.blocks, ""):  # no process has more than one block's parameters whole
+            module = self.network.get_submodule(name)
+            self._draw(module, name)
+            fully_shard(module, mesh=mesh)
+        self._mesh = mesh
+        self._shards = dict(self.network.named_parameters())
+        self.parameters = {name: p.to_local().detach() for name, p in self._shards.items()}
+        slots = state_slots(trial, self.declaration.parameters)
+        self.state = {
+            slot: {name: torch.zeros_like(self.parameters[name]) for name in names}
+            for slot, names in slots.items()
+        }
+        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device)
+        self._optimizer = self._new_optimizer()
+        self._weights: dict[str, Tensor] = {}
+
+    def _draw(self, module: nn.Module, prefix: str) -> None:
+        """Give a module's parameters their first values, in place of those without memory (meta device)."""
+        trial, drawn = self.trials[0], dict[nn.Parameter, nn.Parameter]()
+        for name, parameter in module.named_parameters(prefix):
+            if parameter.is_meta:
+                declared = {name: self.declaration.parameters[name]}
+                fresh = init_parameters(declared, self.scalings[0], trial.model.init_std, trial.train.seed)
+                drawn[parameter] = nn.Parameter(fresh[name].to(self.device.torch_device, self._dtype))
+        for part in module.modules():  # a tied readout has the embedding's
+            for name, parameter in part._parameters.items():
+                if parameter in drawn:
+                    part._parameters[name] = drawn[parameter]
+
+    def _new_optimizer(self) -> _Optimizer:
+        of_trial = self.trials[0], self.declaration.parameters, self.parameters, self.scalings[0], self.state
+        return _Optimizer(self, *of_trial, self.steps_done)
+
+    def whole(self, name: str, shard: Tensor) -> Tensor:
+        """Return the whole of a parameter, or of what is split as it is, in every process."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        shape = torch.empty(self.declaration.shapes[name], device="meta")
+        split = DTensor.from_local(
+            shard, self._mesh, [Shard(0)], run_check=False, shape=shape.shape, stride=shape.stride()
+        )
+        return split.full_tensor()
+
+    def shard(self, whole: Tensor) -> Tensor:
+        parts = whole.chunk(self._world)
+        return parts[self._rank] if self._rank < len(parts) else whole[:0]
+
+    def _sum(self, *values: Tensor) -> Tensor:
+        total = torch.stack(values).sum(0)
+        distributed.all_reduce(total)
+        return total
+
+    def train(self, tokens_SBT1: Tensor, steps: int) -> Tensor:
+        losses = [self._step(tokens_SBT1[i]) for i in range(steps)]
+        return torch.stack(losses)[:, None]
+
+    def _step(self, tokens_BT1: Tensor) -> Tensor:
+        losses = []
+        for part, share in micro_batches(self.shard(tokens_BT1), self._micro_batches):
+            loss = self._loss({}, {}, part)
+            loss.backward(torch.full_like(loss, share))
+            losses.append(loss.detach() * share / self._world)
+        for name, p in self._shards.items():
+            self.parameters[name].grad, p.grad = p.grad.to_local(), None
+        limit = self.trials[0].optimizer.grad_clip
+        if limit:
+            gradients = [p.grad for p in self.parameters.values()]
+            norm = self._sum(*(g.square().sum() for g in gradients)).sqrt()
+            torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+        self._optimizer.update(self.steps_done)
+        self.steps_done += 1
+        return self._sum(*losses)
+
+    @torch.no_grad()
+    def evaluate(self, tokens_NBT1: Tensor) -> Tensor:
+        losses = []
+        for tokens_BT1 in tokens_NBT1:
+            # Without a sequence of its own, a process computes one for nothing: the others need its shards.
+            part, count = self.shard(tokens_BT1), len(tokens_BT1)
+            loss = self._loss({}, {}, part if len(part) else tokens_BT1[:1])
+            losses.append(loss * (len(part) / count))
+        return self._sum(*losses)[None] / len(tokens_NBT1)
+
+    def longest_chunk(self, batch_bytes: int) -> int:
+        return 1
+
+    def agree(self, stops: bool) -> bool:
+        flag = torch.tensor(float(stops), device=self.device.torch_device)
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        return bool(flag)
+
+    def _split(self) -> Iterator[tuple[str, str, Tensor]]:
+        for kind, tensors in {"parameters": self.parameters, **self.state}.items():
+            for name, tensor in tensors.items():
+                yield kind, name, tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return whole tensors as an unsharded pack of one does, in the first process alone."""
+        gathered = {}
+        for kind, name, tensor in self._split():
+            whole = self.whole(name, tensor)
+            if self._rank == 0:
+                gathered[f"{kind}/{name}"] = whole.cpu()[None]
+        return gathered
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], members: Sequence[int], steps_done: int) -> None:
+        for kind, name, tensor in self._split():
+            tensor.copy_(self.shard(tensors[f"{kind}/{name}"][0]))
+        self.steps_done = steps_done
+        self._optimizer = self._new_optimizer()
+
+    def leave(self) -> None:
+        """Gather the weights in the first process, for an export, before the processes part."""
+        for name, shard in self.parameters.items():
+            whole = self.whole(name, shard)
+            if self._rank == 0:
+                self._weights[name] = whole.cpu()
+
+    def member_parameters(self, member: int) -> dict[str, Tensor]:
+        return self._weights
+
+
+class _Optimizer(MemberOptimizer):
+    """Updates of the shards of a process; rules that need whole matrices get them one at a time."""
+
+    def __init__(self, pack: ShardedPack, *of_member: Any) -> None:
+        super().__init__(*of_member)
+        self._pack = pack
+        self._names = {id(leaf): name for name, leaf in pack.parameters.items()}
+
+    def apply(self, rule: UpdateRule, group: Group, learning_rate: float) -> None:
+        if rule.is_elementwise:
+            super().apply(rule, group, learning_rate)
+            return
+        for i, leaf in enumerate(group.leaves):
+            name = self._names[id(leaf)]
+            shards = [leaf, *(slots[i] for slots in group.slots.values())]
+            whole, *slots = (self._pack.whole(name, shard) for shard in shards)
+            whole.grad = self._pack.whole(name, leaf.grad)
+            one = replace(
+                group, parameters=[group.parameters[i]], leaves=[whole], updates=[group.updates[i]],
+                slots={slot: [tensor] for slot, tensor in zip(group.slots, slots, strict=True)},
+            )  # fmt: skip
+            super().apply(rule, one, learning_rate)
+            for shard, tensor in zip(shards, (whole, *slots), strict=True):
+                shard.copy_(self._pack.shard(tensor))
+
+
+class Processes:
+    """The processes of a sharded trial: this one is the first, and starts the others.
+
+    Raises:
+        ConfigError: the trials or the devices do not suit them.
+    """
+
+    def __init__(
+        self, trials: Sequence[Trial], options: RunOptions, checkpoints: str | PathLike[str] | None
+    ) -> None:
+        shards, trial = options.split_over, trials[0]
+        gpus = torch.cuda.device_count() if options.device in ("auto", "cuda") else 0
+        if len(trials) > 1:
+            raise ConfigError(f"split_over {shards} needs packs of one trial: add --pack-size 1")
+        if trial.data.batch_size % shards:
+            raise ConfigError(
+                f"split_over {shards} is not allowed: it must divide batch_size {trial.data.batch_size}"
+            )
+        if trial.model.architecture == "moe":  # hooks of `fully_shard` copy the list of terms of the loss
+            raise ConfigError("split_over is not allowed with architecture 'moe': it must be a dense one")
+        if options.device == "xla" or options.execution == "vmap" or options.compile:
+            raise ConfigError(
+                "split_over needs device cpu or cuda, members in turns (--execution loop) and no --compile"
+            )
+        if 0 < gpus < shards:
+            raise ConfigError(f"split_over {shards} is not allowed: it must be at most the GPUs here, {gpus}")
+        self.rank = int(os.environ.get(_RANK, 0))
+        self._others: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+        self._folder = contextlib.ExitStack()
+        meeting = os.environ.get(f"{_RANK}_AT", "")
+        if not self.rank:
+            meeting = self._folder.enter_context(tempfile.TemporaryDirectory()) + "/meeting"
+            self._start_others(pickle.dumps((trials, options, checkpoints)), shards, meeting)
+        if gpus:
+            torch.cuda.set_device(self.rank)
+        elif not options.threads:
+            torch.set_num_threads(max(1, torch.get_num_threads() // shards))
+        with _quiet():
+            distributed.init_process_group(
+                "nccl" if gpus else "gloo", init_method=Path(meeting).as_uri(), rank=self.rank,
+                world_size=shards, timeout=_PATIENCE,
+            )  # fmt: skip
+
+    def _start_others(self, run: bytes, shards: int, meeting: str) -> None:
+        from mup_tpu.internals import with_parent
+
+        first = [sys.executable, "-ISu", with_parent.__file__] if sys.platform == "linux" else []
+        program = [*first, sys.executable, "-P", "-c", "from mup_tpu.training.loop import follow; follow()"]
+        for rank in range(1, shards):
+            environment = {**os.environ, _RANK: str(rank), f"{_RANK}_AT": meeting}
+            errors = self._folder.enter_context(Path(f"{meeting}-{rank}").open("w+b"))  # noqa: SIM115
+            other = subprocess.Popen(
+                program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
+            )
+            self._others.append((other, errors))
+            assert other.stdin is not None
+            other.stdin.write(run)
+            other.stdin.close()
+
+    def failure(self) -> DeviceFailed | None:
+        """Return the error of another process that has ended; None if all of them run."""
+        for rank, (other, errors) in enumerate(self._others, 1):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                other.wait(5)
+            if other.poll():
+                errors.seek(0)
+                last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                return DeviceFailed(f"process {rank + 1} of {len(self._others) + 1} failed ({last})")
+        return None
+
+    def close(self) -> None:
+        """Leave the group, and end the others."""
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        for other, _ in self._others:
+            try:
+                other.wait(30)
+            except subprocess.TimeoutExpired:
+                other.kill()
+                other.wait()
+        self._folder.close()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Close standard output in the block: gloo prints there how many processes it has met."""
+    sys.stdout.flush()
+    before, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nowhere)
