@@ -28,6 +28,10 @@ _FROM = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     for module, names in _FROM.items():
         if name in names:

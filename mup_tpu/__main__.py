@@ -1,6 +1,6 @@
 """`python -m mup_tpu` is `mup-tpu`."""
 
-from mup_tpu.files.safe_path import leave_working_folder
+from mup_tpu.files.local import leave_working_folder
 
 leave_working_folder()
 

@@ -22,8 +22,8 @@ from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.config import Trial
 from mup_tpu.config.toml import from_dict, load_search, load_sweep
 from mup_tpu.errors import MupTpuError
+from mup_tpu.files import short_hash
 from mup_tpu.store import load_axes, load_curves, load_header, load_runs
-from mup_tpu.store.parts import new_name
 from mup_tpu.words.verdicts import to_dict, verdict
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -374,7 +374,9 @@ def test_a_store_s_part(store, kind, is_named, data):
     content = bytearray(sink.getvalue())
     for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3) | st.just([])):
         content[at] ^= data.draw(st.integers(1, 255))
-    part = folder / kind / (new_name(bytes(content)) if is_named else "part.parquet")
+    part = (
+        folder / kind / (f"{'0' * 32}-{short_hash(bytes(content))}.parquet" if is_named else "part.parquet")
+    )
     part.write_bytes(bytes(content))
     try:
         use_store(folder)

@@ -16,7 +16,7 @@ from mup_tpu.cli import main
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
-from mup_tpu.store.predictions import load_predictions
+from mup_tpu.store.header import load_predictions
 from mup_tpu.words import names
 from mup_tpu.words.referee import page
 from mup_tpu.words.verdicts import to_dict

@@ -18,7 +18,7 @@ def refused_names(source: str) -> list[tuple[int, str]]:
     return sorted(names)
 
 
-ALLOWED: dict[str, int] = {"analysis": 15, "files": 3, "store": 23, "study": 14, "words": 1}
+ALLOWED: dict[str, int] = {"analysis": 15, "words": 1}
 """Refused names that a room still has; lower the number when some go."""
 
 

@@ -18,8 +18,7 @@ from mup_tpu.analysis.run_table import HISTORY, RunTable
 from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
-from mup_tpu.store import StoredAxes, load_axes, load_curves, load_header, load_runs
-from mup_tpu.store.conditions import Condition
+from mup_tpu.store import Condition, StoredAxes, load_axes, load_curves, load_header, load_runs
 from mup_tpu.store.header import FILE as STORE
 
 Place = str | Path | Sequence[str | Path]  # one place of runs, or several that are read as one table

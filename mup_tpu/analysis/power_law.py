@@ -34,7 +34,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import select
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import TableError
-from mup_tpu.store.conditions import Condition
+from mup_tpu.store import Condition
 
 _CELL = "cell"
 

@@ -20,7 +20,7 @@ from mup_tpu.analysis.worth import Worth
 from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.store import is_search
-from mup_tpu.store.predictions import FILE, load_predictions
+from mup_tpu.store.header import PREDICTIONS, load_predictions
 
 _FIRST = "parametrization"  # compared column whose rows come first
 # Values of columns that the rows of the first releases lack
@@ -170,7 +170,7 @@ def compare(
 
 def _inside(folder: Path, known: tuple[TransferAnalysis, RunTable | None] | None) -> list[bool]:
     inside = []
-    for file in sorted(folder.rglob(FILE)):
+    for file in sorted(folder.rglob(PREDICTIONS)):
         try:
             analysis, table = known if known and file.parent == folder else (None, load_table(file.parent))
             assert table is not None

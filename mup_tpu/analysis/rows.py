@@ -15,7 +15,7 @@ from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.store.conditions import Condition
+from mup_tpu.store import Condition
 
 DATA = ("dataset", "data_fingerprint")  # columns that change with a field of the data
 # Columns of a results folder that have one value in all rows, except along the axes; `DATA` stands for the

@@ -12,7 +12,7 @@ from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.errors import TableError
-from mup_tpu.store.predictions import KeptPrediction, fingerprint
+from mup_tpu.store.header import KeptPrediction, fingerprint
 
 
 @dataclass(frozen=True)

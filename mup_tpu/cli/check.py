@@ -109,7 +109,7 @@ def check(
 
 
 def _check_module(text: str, points: Check, trial: Trial, json: bool) -> None:
-    from mup_tpu.study.program import load
+    from mup_tpu.study.trainer import load
 
     console = Console()
     with console.status("importing"):

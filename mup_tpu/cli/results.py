@@ -29,7 +29,7 @@ from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
-from mup_tpu.store.predictions import keep_predictions, load_predictions
+from mup_tpu.store.header import keep_predictions, load_predictions
 from mup_tpu.words import referee, tables, verdicts
 from mup_tpu.words.names import name, power
 from mup_tpu.words.predictions import prediction, prediction_details

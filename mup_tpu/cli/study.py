@@ -123,6 +123,6 @@ def tell(
 
 def _study(path: str) -> Study:
     from mup_tpu.study import Study
-    from mup_tpu.study.toml import load_study
+    from mup_tpu.study.study import load_study
 
     return load_study(path)[0] if path.endswith(".toml") else Study.load(path)

@@ -114,7 +114,7 @@ def sweep(
 
 def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
-    from mup_tpu.study.toml import load_study
+    from mup_tpu.study.study import load_study
 
     study, trainer = load_study(file, how.results)
     trainer = options.trainer or trainer

@@ -11,7 +11,7 @@ from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
     from mup_tpu.analysis import Columns, RunTable, TransferAnalysis
-    from mup_tpu.store.conditions import Condition
+    from mup_tpu.store import Condition
 
 _COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
 _STATES = ("finished", "diverged", "unfinished")
@@ -90,7 +90,7 @@ class TableOptions:
 
     @property
     def conditions(self) -> list[Condition] | None:
-        from mup_tpu.store.conditions import Condition
+        from mup_tpu.store import Condition
 
         return [Condition.parse(text) for text in self.where] if self.where else None
 

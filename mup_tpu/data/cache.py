@@ -27,7 +27,7 @@ from mup_tpu.data.corpus import (
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError, raised_as
 from mup_tpu.files import Folder, cache_root, checksum, short_hash
-from mup_tpu.files.leftovers import partial, remove_partial
+from mup_tpu.files.local import partial, remove_partial
 
 FORMAT = 1  # version in the fingerprint: tokens made by another rule are other data
 

@@ -38,7 +38,7 @@ from mup_tpu.data.shards import (
 )
 from mup_tpu.errors import ConfigError, DataError, raised_as
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.files.safe_path import safe_path
+from mup_tpu.files.local import safe_path
 from mup_tpu.internals.control_groups import cores
 
 _PLAN = "preparing.json"

@@ -1,4 +1,4 @@
-"""Folders on a local disk or at an fsspec URL (gs://, s3://, memory://), each file whole or not there.
+"""Folders on a local disk or at an fsspec URL (gs://, s3://, memory://), each file whole or missing.
 
 On a local disk a file appears by a rename, on an object store by one upload. Errors of a bucket's library
 (HTTP answers, missing credentials) become OSErrors, as for a disk.
@@ -12,32 +12,46 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+import fsspec
+from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 
-from mup_tpu.errors import ConfigError, StoreError, raised_as
-from mup_tpu.files.leftovers import partial, remove_partial, scratch_folder
-from mup_tpu.files.local import flush, open_own, read_regular
-from mup_tpu.files.remote import BUCKETS, errors_as_oserror, file_system, scheme
+from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
+from mup_tpu.files.local import flush, open_own, partial, read_regular, remove_partial, scratch_folder
 
 NOTICE_S = 15.0
 """Time without an answer of a bucket after which a warning says so."""
-
 UNANSWERED_S = 60.0
 """Time limit of a request to a bucket, besides the time of its bytes at MIN_RATE."""
-
 MIN_RATE = 2**16
 """Bytes a second below which a transfer counts as failed."""
+PATIENCE_S = 300.0
+"""Time limit for tries of an unreachable service: shorter than the heartbeat of a worker."""
+
+_BUCKETS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Schemes of buckets, each with the extra of this package that reaches them."""
+
+# Errors by name, since none of their packages need be installed: no answer (aiohttp, botocore); missing or
+# expired credentials (botocore, google.auth).
+_UNREACHABLE = {"ClientConnectionError", "HTTPClientError", "ConnectionError", "TimeoutError"}
+_NOT_ALLOWED = {
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "SSOError", "TokenRetrievalError",
+    "DefaultCredentialsError", "RefreshError",
+}  # fmt: skip
 
 _log = logging.getLogger(__name__)
+# gcsfs logs a traceback besides raising, and Python prints it unless logging is set up.
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 
 
 def cache_root() -> Path:
-    """Folder of the caches (tokens, compiled programs): $MUP_TPU_CACHE, or ~/.cache/mup_tpu.
+    """Return the folder of the caches (tokens, compiled programs): $MUP_TPU_CACHE, or ~/.cache/mup_tpu.
 
     Raises:
         ConfigError: the variable is not set, and the user has no home folder.
@@ -52,9 +66,79 @@ def cache_root() -> Path:
         ) from None
 
 
+def file_system(url: str, **options: Any) -> tuple[Any, str]:
+    """Return the fsspec file system of a local folder or fsspec URL, and the path in it.
+
+    Raises:
+        OSError: the URL is of an unknown kind, or its package is not installed.
+    """
+    extra = _BUCKETS.get(url.partition("://")[0])
+    with _errors_as_oserror():
+        try:
+            if extra == "gcs":
+                from aiohttp import ClientTimeout  # comes with gcsfs
+
+                options = {"requests_timeout": ClientTimeout(sock_connect=10, sock_read=30)} | options
+            filesystem, path = fsspec.url_to_fs(url, **options)
+            return filesystem, path
+        except ImportError as error:
+            if extra is None:
+                raise
+            raise OSError(f"{reason(error)}: pip install '.[{extra}]'") from error
+
+
+def as_oserror(error: Exception) -> OSError:
+    """Return an error of an fsspec file system as a disk would raise it.
+
+    Missing rights and credentials are a PermissionError, and no answer is a ConnectionError.
+    """
+    first, _, rest = str(error).strip().partition("\n")
+    if isinstance(error, FSTimeoutError):
+        return ConnectionError("no answer in time")
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & _UNREACHABLE:
+        return ConnectionError(reason(error))
+    if isinstance(error, OSError):
+        # Text of gcsfs for a 403: the address on the first line, the service's reason below.
+        return PermissionError(reason(OSError(rest or first))) if first.startswith("Forbidden: ") else error
+    is_refused = kinds & _NOT_ALLOWED or getattr(error, "code", None) == 401
+    return (PermissionError if is_refused else OSError)(reason(error))
+
+
+@contextlib.contextmanager
+def _errors_as_oserror() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        translated = as_oserror(error)
+        if translated is error:
+            raise
+        raise translated from error
+
+
+def patiently(act: Callable[[], None]) -> None:
+    """Call a function that writes; try again while a bucket's service cannot be reached.
+
+    Args:
+        act: may run twice, even if the first call succeeded and only its answer was lost.
+
+    Raises:
+        OSError: another error, or the service stays away.
+    """
+    deadline, pause = time.monotonic() + PATIENCE_S, 1.0
+    while True:
+        try:
+            return act()
+        except ConnectionError as error:
+            if time.monotonic() + pause > deadline:
+                raise
+            _log.warning("tried again: %s", reason(error))
+        time.sleep(pause)
+        pause = min(2 * pause, 15.0)
+
+
 class Folder:
-    """A local folder or fsspec URL, there already or not. Names of files are relative, with `/` between
-    parts.
+    """A local folder or fsspec URL, which need not exist. Names of files are relative, parts joined by `/`.
 
     Raises:
         OSError: the URL is of an unknown kind, or its package is not installed.
@@ -63,7 +147,7 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._fs, self._root = file_system(os.fspath(path))
         self.is_local = isinstance(self._fs, LocalFileSystem)
-        self._is_bucket = scheme(os.fspath(path)) in BUCKETS
+        self._is_bucket = os.fspath(path).partition("://")[0] in _BUCKETS
         self.path: str = self._root if self.is_local else os.fspath(path).rstrip("/")
         """Absolute local path, or the URL: it names the same folder in every process."""
 
@@ -74,17 +158,30 @@ class Folder:
         return Folder(f"{self.path}/{name}")
 
     def names(self) -> list[str]:
-        """Names of files and folders in this one, sorted; none if it is not there."""
+        """Return the sorted names of files and folders in this one; none if it is missing."""
         if self.is_local:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return sorted(os.listdir(self._root))
             return []
         # Cloud consoles make a folder of a bucket by an empty object `folder/`, which is in its own listing.
-        inside = [path.rstrip("/") for path in self._listed(False) if path.rstrip("/") != self._root]
+        inside = [path.rstrip("/") for path in self._list(False) if path.rstrip("/") != self._root]
         return sorted(path.rsplit("/", 1)[-1] for path in inside)
 
-    def _listed(self, detail: bool) -> list[Any]:
-        with self._asking():
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each file in this folder, by sorted name; none if it is missing."""
+        if not self.is_local:
+            files = [entry for entry in self._list(True) if entry["type"] == "file"]
+            sizes = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in files}
+            return {name: sizes[name] for name in sorted(sizes) if name}
+        sizes = {}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._root) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                    sizes[entry.name] = entry.stat().st_size
+        return dict(sorted(sizes.items()))
+
+    def _list(self, detail: bool) -> list[Any]:
+        with self._request():
             self._fs.invalidate_cache()  # others may have written since
             try:
                 return list(self._fs.ls(self._root, detail=detail, **self._limit()))
@@ -92,47 +189,32 @@ class Folder:
                 return []
 
     def require_bucket(self) -> None:
-        """Check that the bucket of a URL is there; an empty list of names does not tell.
+        """Check that the bucket of a URL exists; an empty list of names does not tell.
 
         Raises:
-            OSError: the bucket is not there, or does not answer.
+            OSError: the bucket does not exist, or does not answer.
         """
-        if not self._is_bucket:
-            return
-        with self._bucket_errors():
-            self._fs.invalidate_cache()
-            self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
-
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of each file in this folder, by sorted name; none if it is missing."""
-        if self.is_local:
-            with (
-                contextlib.suppress(FileNotFoundError, NotADirectoryError),
-                os.scandir(self._root) as entries,
-            ):
-                found = {}
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-                        found[entry.name] = entry.stat().st_size
-                return dict(sorted(found.items()))
-            return {}
-        files = {d["name"].rsplit("/", 1)[-1]: d["size"] for d in self._listed(True) if d["type"] == "file"}
-        return {name: int(size) for name, size in sorted(files.items()) if name}
+        if self._is_bucket:
+            with self._request(missing_bucket=True):
+                self._fs.invalidate_cache()
+                self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
 
     def read(self, name: str, most: int | None = None) -> bytes:
-        """Content of a file.
+        """Read a file.
 
         Raises:
-            OSError: the file is not there, cannot be read, is too large or not regular, such as a named pipe.
+            OSError: the file is missing, cannot be read, is too large, or is not regular, as a named pipe.
         """
         if self.is_local:
             return read_regular(self._at(name), most)
-        with self._asking():
-            return bytes(self._fs.cat_file(self._at(name)))
+        with self._request():
+            content = bytes(self._fs.cat_file(self._at(name)))
+        if most is not None and len(content) > most:
+            raise OSError(f"it has more than {most:,} bytes")
+        return content
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
-        with self._asking():
+        with self._request():
             return int(self._fs.size(self._at(name), **self._limit()))
 
     def write(self, name: str, content: bytes, flushed: bool = True) -> None:
@@ -143,21 +225,21 @@ class Folder:
             path.write_bytes(content)
 
     def create(self, name: str, content: bytes) -> None:
-        """Write a file that is not there yet; only one of several writers succeeds.
+        """Write a new file; only one of several writers succeeds.
 
         Raises:
-            OSError: the file cannot be written, or is there. A service that tries again by itself may say so
+            OSError: the file cannot be written, or exists. A service that tries again by itself may say so
                 of a file that it wrote.
         """
         if not self.is_local:
             return self._upload(name, content, mode="create")
         self._make_room(name)
         target = Path(self._at(name))
-        with partial(target) as made:
-            made.write_bytes(content)
-            flush(made)
+        with partial(target) as path:
+            path.write_bytes(content)
+            flush(path)
             try:
-                os.link(made, target)
+                os.link(path, target)
             except FileExistsError:
                 raise
             except OSError:  # a disk without hard links
@@ -165,45 +247,50 @@ class Folder:
                     file.write(content)
 
     def _upload(self, name: str, content: bytes, **options: Any) -> None:
-        with self._bucket_errors():
+        with self._request(missing_bucket=True):
             self._make_room(name)
             self._fs.pipe_file(self._at(name), content, **options, **self._limit(len(content)))
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """A local path to read a file at: its own, or a copy's for the length of the block."""
+        """Yield a local path to read a file at: its own, or a copy's for the length of the block."""
         if self.is_local:
             yield Path(self._at(name))
             return
         with scratch_folder() as scratch:
-            copy = scratch / "file"
-            with self._asking():
-                self._fs.get_file(self._at(name), str(copy))
-            yield copy
+            with self._request():
+                self._fs.get_file(self._at(name), str(scratch / "file"))
+            yield scratch / "file"
 
     @contextlib.contextmanager
     def writing(self, name: str, flushed: bool = True) -> Iterator[Path]:
-        """A local path to write a file to; the file is put in place when the block ends without an error."""
+        """Yield a local path to write to; the file gets its name when the block ends without an error."""
         target = self._at(name)
-        if not self.is_local:
-            with scratch_folder() as scratch:
-                made = scratch / "file"
-                yield made
-                with self._bucket_errors():
-                    self._make_room(name)
-                    self._fs.put_file(str(made), target, **self._limit(made.stat().st_size))
+        if self.is_local:
+            self._make_room(name)
+            with partial(Path(target)) as path:
+                yield path
+                if flushed:
+                    flush(path)
+                path.replace(target)
             return
-        self._make_room(name)
-        with partial(Path(target)) as made:
-            yield made
-            if flushed:
-                flush(made)
-            made.replace(target)
+        with scratch_folder() as scratch:
+            path = scratch / "file"
+            yield path
+            with self._request(missing_bucket=True):
+                self._make_room(name)
+                self._fs.put_file(str(path), target, **self._limit(path.stat().st_size))
 
     def remove(self, *names: str) -> None:
         """Remove files, and folders with their contents; a missing one is no error."""
         for name in names:
-            self._remove(self._at(name))
+            with self._request(), contextlib.suppress(FileNotFoundError):
+                self._fs.rm(self._at(name), recursive=True, **self._limit())
+
+    def remove_leftovers(self) -> None:
+        """Remove half-written files of this machine's killed processes, here and in folders below."""
+        if self.is_local:
+            remove_partial(Path(self._root))
 
     def append_to(self, name: str) -> TextIOWrapper:
         """Open a file of a local folder to append to; see `open_own`.
@@ -216,7 +303,7 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str, busy: str | None = None) -> Iterator[None]:
-        """Lock that one process holds for the length of a block; a bucket has none.
+        """Hold a lock that one process has at a time; a bucket has none.
 
         The system frees it however the process ends.
 
@@ -225,7 +312,7 @@ class Folder:
             busy: error if another process holds the lock, with {who} for its name; None waits for it.
 
         Raises:
-            StoreError: the file cannot be opened, or the lock is held.
+            StoreError: the file cannot be opened, or the lock is taken.
         """
         if not self.is_local:
             yield
@@ -244,19 +331,6 @@ class Folder:
                 file.flush()
             yield
 
-    def remove_leftovers(self) -> None:
-        """Remove half-written files of this machine's killed processes, here and in folders below."""
-        if self.is_local:
-            remove_partial(Path(self._root))
-
-    def remove_all(self) -> None:
-        """Remove this folder with its contents."""
-        self._remove(self._root)
-
-    def _remove(self, path: str) -> None:
-        with self._asking(), contextlib.suppress(FileNotFoundError):
-            self._fs.rm(path, recursive=True, **self._limit())
-
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
@@ -265,31 +339,26 @@ class Folder:
             self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
 
     def _limit(self, size: int = 0) -> dict[str, float]:
-        """Time limit of a transfer, as an option of fsspec; s3fs would wait without end."""
+        # s3fs would wait without end.
         return {"timeout": UNANSWERED_S + size / MIN_RATE} if self._is_bucket else {}
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Raise errors as OSErrors, and warn if a bucket does not answer for long."""
-        waits = threading.Timer(
-            NOTICE_S, _log.warning, ["%s has not answered for %g s: still waiting", self, NOTICE_S]
-        )
-        waits.daemon = True
-        if self._is_bucket:
-            waits.start()
-        try:
-            with errors_as_oserror():
-                yield
-        finally:
-            waits.cancel()
+    def _request(self, missing_bucket: bool = False) -> Iterator[None]:
+        """Raise errors as OSErrors, and warn if a bucket does not answer for long.
 
-    @contextlib.contextmanager
-    def _bucket_errors(self) -> Iterator[None]:
-        with self._asking():
-            try:
+        With `missing_bucket` nothing but the bucket can be missing: gcsfs names the address alone.
+        """
+        message = "%s has not answered for %g s: still waiting"
+        timer = threading.Timer(NOTICE_S, _log.warning, [message, self, NOTICE_S])
+        timer.daemon = True
+        if self._is_bucket:
+            timer.start()
+        try:
+            with _errors_as_oserror():
                 yield
-            except FileNotFoundError:
-                if not self._is_bucket:
-                    raise
-                # The text of gcsfs is the address alone.
+        except FileNotFoundError:
+            if missing_bucket and self._is_bucket:
                 raise OSError(f"there is no bucket {self._root.partition('/')[0]}") from None
+            raise
+        finally:
+            timer.cancel()

@@ -24,8 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mup_tpu.files.leftovers import for_sockets, mark
-from mup_tpu.files.safe_path import safe_path
+from mup_tpu.files.local import for_sockets, mark, safe_path
 
 
 def ensure_server(preload: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from unittest.mock import patch
 from ray._private import parameter, ray_constants, services
 from ray.job_config import JobConfig
 
-from mup_tpu.files.safe_path import is_needed
+from mup_tpu.files.local import is_needed
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, Preempted, first_line
-from mup_tpu.files.leftovers import folder_of_this_process
+from mup_tpu.files.local import folder_of_this_process
 from mup_tpu.internals.ray import actor_id, alone_on_this_machine, safe_job
 from mup_tpu.jobs.address import check_answers, find
 from mup_tpu.jobs.job import (

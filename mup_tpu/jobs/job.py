@@ -50,6 +50,8 @@ class Job(ABC):
 
     members = 1
     """Trials of the job: one of several can be split."""
+    values = ""
+    """Values of the job's only trial, in words; "" for a pack."""
     kept = "its checkpoints are kept"
     """State of a preempted job, in words."""
 

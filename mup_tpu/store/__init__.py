@@ -1,7 +1,6 @@
 """The store: run tables and learning curves in a results folder."""
 
-from mup_tpu.store.access import results_folder
-from mup_tpu.store.header import STUDY_COLUMNS, StoredAxes, StoredAxis
+from mup_tpu.store.header import STUDY_COLUMNS, Condition, StoredAxes, StoredAxis, results_folder
 from mup_tpu.store.runs import (
     FINAL,
     LOG_FILE,
@@ -17,6 +16,7 @@ from mup_tpu.store.runs import (
 )  # fmt: skip
 
 __all__ = [
-    "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Store", "StoredAxes", "StoredAxis", "done_of",
-    "is_search", "load_axes", "load_curves", "load_header", "load_precisions", "load_runs", "results_folder",
+    "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Condition", "Store", "StoredAxes", "StoredAxis",
+    "done_of", "is_search", "load_axes", "load_curves", "load_header", "load_precisions", "load_runs",
+    "results_folder",
 ]  # fmt: skip

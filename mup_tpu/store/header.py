@@ -1,35 +1,112 @@
-"""The header of a results folder, store.json: its experiment, axes, planned scales and question."""
+"""JSON files of a results folder: its header store.json, and predictions.json.
+
+The header names the experiment, the axes, the scales that a sequence plans, the columns of a study, and
+conditions on the rows that the verdict uses.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
-from mup_tpu.config import Sweep, field_column, shown
-from mup_tpu.config.columns import COLUMNS
-from mup_tpu.config.fields import TYPE_NAMES
+from mup_tpu.config import Sweep, field_column, on_one_line, parse_number, shown
+from mup_tpu.config.columns import COLUMNS, label
+from mup_tpu.config.fields import TYPE_NAMES, require_valid
+from mup_tpu.config.toml import from_dict
 from mup_tpu.config.trial import part_of_field
-from mup_tpu.errors import StoreError, TableError, raised_as
-from mup_tpu.files import Folder, patiently
-from mup_tpu.store.access import accessed, read_if_there, write_whole
-from mup_tpu.store.conditions import Condition
+from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
+from mup_tpu.files import Folder, patiently, short_hash
 
-FILE = "store.json"
+FILE, PREDICTIONS = "store.json", "predictions.json"
 FORMAT = 1
-
-MOST_BYTES = 2**24
-"""Largest header that is read."""
+LOCK = "store.lock"
+"""File that writers of the header or of predictions lock; a bucket has no locks."""
 
 STUDY_COLUMNS = (
     "experiment", "trial_id", "seed", "loss", "status", "reason", "wall_time_s", "steps_done",
     "purchase", "versions", "config", "finished_at",
 )  # fmt: skip
-"""Columns of a study's runs besides its own."""
+"""Columns of every study's runs; its user's names come beside them."""
 
+_MOST_BYTES = 2**24
+_TRIES = 5  # In a bucket another writer may replace a file between our reading and writing it.
 _TYPES = {kind.__name__: kind for kind in TYPE_NAMES}
-"""Types of columns by their names in store.json."""
+
+
+def results_folder(path: str | os.PathLike[str]) -> Folder:
+    """Open a results folder by its local path or fsspec URL.
+
+    Raises:
+        StoreError: the URL is of an unknown kind, or its package is not installed.
+    """
+    with accessed(path, "opened"):
+        return Folder(path)
+
+
+def accessed(
+    folder: object, how: Literal["opened", "read", "written"], file: str = ""
+) -> AbstractContextManager[None]:
+    """Raise errors of the file system as StoreErrors, which name the file where it is known."""
+    return raised_as(StoreError, f"results folder {folder} cannot be {how}{file and f': {file}'}")
+
+
+def read_file(folder: Folder, file: str, most: int | None = None) -> bytes | None:
+    """Read a file of a results folder; None if it is missing."""
+    with accessed(folder, "read", file):
+        try:
+            return folder.read(file, most)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def write_file(folder: Folder, file: str, content: bytes) -> None:
+    with accessed(folder, "written", file):
+        patiently(lambda: folder.write(file, content))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on rows: a column equals a value, or is at least or at most a number."""
+
+    column: str
+    relation: str
+    """"=", ">=" or "<="."""
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Parse COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE."""
+        match = re.fullmatch(r"\s*([^=<>]+?)\s*(>=|<=|=)\s*(.*?)\s*", text, re.DOTALL)
+        if match is None:
+            raise TableError(
+                f"where {on_one_line(text)!r} is not COLUMN=VALUE; write for example steps_planned=500, or "
+                "width>=64"
+            )
+        condition = cls(*match.groups())
+        if condition.relation != "=":
+            condition.bound()
+        return condition
+
+    def bound(self) -> float:
+        try:
+            return parse_number(self.value)
+        except (ValueError, ConfigError):
+            raise TableError(
+                f"where {on_one_line(str(self))!r}: {on_one_line(self.value)!r} is not a number"
+            ) from None
+
+    def __str__(self) -> str:
+        return f"{self.column}{self.relation}{self.value}"
+
+    @property
+    def words(self) -> str:
+        relations = {"=": "{} {}", ">=": "{} from {} on", "<=": "{} up to {}"}
+        return relations[self.relation].format(label(self.column), self.value)
 
 
 @dataclass(frozen=True)
@@ -39,30 +116,11 @@ class StoredAxis:
     column: str
     fields: tuple[str, ...]
     is_study: bool = False
-    """Whether the fields are a study's own names, under which its columns go."""
+    """Whether the fields are names of a study's user, which are columns too."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the fields."""
         return self.fields if self.is_study else tuple(map(field_column, self.fields))
-
-    @classmethod
-    def parse(cls, name: str, found: Any, columns: Mapping[str, type] | None) -> StoredAxis:
-        """The axis `name` from JSON; ValueError where its column or a field is unknown.
-
-        `columns` are a study's own; None for our own trials.
-        """
-        known = COLUMNS if columns is None else {*columns, *STUDY_COLUMNS}
-        match found:
-            case {"column": str(column), "fields": [*own]} if (
-                own
-                and column in known
-                and all(
-                    isinstance(f, str) and f in (part_of_field() if columns is None else known) for f in own
-                )
-            ):
-                return cls(column, tuple(own), columns is not None)
-        raise ValueError(f"its axis {name} is not a column and fields that this version knows")
 
 
 @dataclass(frozen=True)
@@ -75,16 +133,7 @@ class StoredAxes:
 
     @classmethod
     def of(cls, sweep: Sweep) -> StoredAxes:
-        """Axes of a sweep."""
         return cls(*(StoredAxis(axis.column, axis.fields) for axis in sweep.axes))
-
-    @classmethod
-    def parse(cls, found: Any, columns: Mapping[str, type] | None) -> StoredAxes:
-        """Axes from JSON, of a study with these columns or of our own trials; ValueError as for an axis."""
-        usual = [f.name for f in fields(cls)]
-        if not isinstance(found, dict) or not set(found) <= set(usual):
-            raise ValueError(f"its axes are not {', '.join(usual)}")
-        return cls(**{name: StoredAxis.parse(name, axis, columns) for name, axis in found.items()})
 
     def __str__(self) -> str:
         scale = " with ".join(self.scale.fields)
@@ -103,35 +152,45 @@ class Header:
     where: tuple[Condition, ...] = ()
     """Conditions on the rows that the verdict uses; without any it uses all."""
     columns: Mapping[str, type] | None = None
-    """Own columns of a study with their types; None for our own trials."""
+    """Columns of a study with their types; None for our own trials."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Entries of later versions, kept as they are."""
 
     @classmethod
     def parse(cls, content: bytes) -> Header:
-        """A header from the bytes of store.json.
+        """Parse the bytes of store.json.
 
         Raises:
             ValueError: an entry is not allowed.
             RecursionError: lists are nested too deeply.
         """
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"it has {len(content):,} bytes; at most {MOST_BYTES:,} are read")
-        found = json.loads(content)
-        if not isinstance(found, dict):
+        entries = json.loads(content)
+        if not isinstance(entries, dict):
             raise ValueError("it is no JSON object")
-        if found.pop("format", None) != FORMAT:
-            told = shown(json.loads(content).get("format"))
-            raise ValueError(f"it has store format {told}; this version reads {FORMAT}")
-        if not isinstance(experiment := found.pop("experiment", None), str):
+        if (version := entries.pop("format", None)) != FORMAT:
+            raise ValueError(f"it has store format {shown(version)}; this version reads {FORMAT}")
+        if not isinstance(experiment := entries.pop("experiment", None), str):
             raise ValueError("it does not name its experiment")
-        columns = _types(found.pop("columns")) if "columns" in found else None
-        axes = StoredAxes.parse(found.pop("axes"), columns) if "axes" in found else None
-        where, planned = _conditions(found.pop("where", [])), _scales(found.pop("planned", []))
-        return cls(experiment, axes, planned, where, columns, found)
+        columns, axes = entries.pop("columns", None), entries.pop("axes", None)
+        where, planned = entries.pop("where", []), entries.pop("planned", [])
+        if columns is not None:
+            if not isinstance(columns, dict) or not {*map(str, columns.values())} <= _TYPES.keys():
+                raise ValueError(f"its columns are not names with types of {', '.join(_TYPES)}")
+            columns = {name: _TYPES[kind] for name, kind in columns.items()}
+        if not isinstance(where, list) or not all(isinstance(text, str) for text in where):
+            raise ValueError("its question, where, is not a list of conditions on columns")
+        if not isinstance(planned, list) or not all(
+            type(scale) in (int, float) and 0 < scale < 2**63 for scale in planned
+        ):
+            raise ValueError(f"its planned scales are not numbers above 0: {shown(planned)}")
+        try:
+            conditions = tuple(map(Condition.parse, where))
+        except TableError as error:
+            raise ValueError(f"its question: {error}") from None
+        parsed = None if axes is None else _parse_axes(axes, columns)
+        return cls(experiment, parsed, tuple(map(float, planned)), conditions, columns, entries)
 
     def to_json(self) -> bytes:
-        """Bytes of store.json."""
         content: dict[str, Any] = {"experiment": self.experiment, "format": FORMAT}
         if self.axes:
             axes = asdict(self.axes).items()
@@ -141,51 +200,145 @@ class Header:
         if self.planned:
             content["planned"] = self.planned
         if self.where:
-            content["where"] = [str(condition) for condition in self.where]
+            content["where"] = list(map(str, self.where))
         return json.dumps({**content, **self.others}).encode()
 
 
-def _types(found: Any) -> dict[str, type]:
-    if not isinstance(found, dict) or not all(isinstance(k, str) and k in _TYPES for k in found.values()):
-        raise ValueError(f"its columns are not names with types of {', '.join(_TYPES)}")
-    return {name: _TYPES[kind] for name, kind in found.items()}
-
-
-def _conditions(found: Any) -> tuple[Condition, ...]:
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise ValueError("its question, where, is not a list of conditions on columns")
-    try:
-        return tuple(Condition.parse(text) for text in found)
-    except TableError as error:
-        raise ValueError(f"its question: {error}") from None
-
-
-def _scales(found: Any) -> tuple[float, ...]:
-    if not isinstance(found, list) or not all(type(p) in (int, float) and 0 < p < 2**63 for p in found):
-        raise ValueError(f"its planned scales are not numbers above 0: {shown(found)}")
-    return tuple(float(scale) for scale in found)
+def _parse_axes(axes: Any, columns: Mapping[str, type] | None) -> StoredAxes:
+    names = [f.name for f in fields(StoredAxes)]
+    if not isinstance(axes, dict) or not set(axes) <= set(names):
+        raise ValueError(f"its axes are not {', '.join(names)}")
+    # A study's fields are columns; ours are fields of a trial.
+    known = COLUMNS.keys() if columns is None else {*columns, *STUDY_COLUMNS}
+    known_fields = part_of_field().keys() if columns is None else known
+    parsed = {}
+    for name, axis in axes.items():
+        match axis:
+            case {"column": str(column), "fields": [_, *_] as given} if column in known and all(
+                isinstance(f, str) and f in known_fields for f in given
+            ):
+                parsed[name] = StoredAxis(column, tuple(given), columns is not None)
+            case _:
+                raise ValueError(f"its axis {name} is not a column and fields that this version knows")
+    return StoredAxes(**parsed)
 
 
 def read_header(folder: Folder) -> Header | None:
-    """Header of a results folder; None without a store."""
-    said = f"results folder {folder} cannot be read: {FILE}"
-    content = read_if_there(folder, FILE, MOST_BYTES)
-    with raised_as(StoreError, said, (ValueError, RecursionError)):
+    """Read the header of a results folder; None without a store."""
+    content = read_file(folder, FILE, _MOST_BYTES)
+    misfits = (ValueError, RecursionError)
+    with raised_as(StoreError, f"results folder {folder} cannot be read: {FILE}", misfits):
         return None if content is None else Header.parse(content)
 
 
 def create_header(folder: Folder, header: Header) -> Header:
-    """Header of a new results folder: this one, or another driver's that was created at the same time."""
+    """Begin a results folder with this header; return it, or another driver's of the same moment."""
     with accessed(folder, "written"):
         try:
             patiently(lambda: folder.create(FILE, header.to_json()))
         except OSError:
-            if (found := read_header(folder)) is None:
+            if (theirs := read_header(folder)) is None:
                 raise
-            return found
+            return theirs
     return read_header(folder) or header
 
 
-def write_header(folder: Folder, header: Header) -> None:
-    """Put a header in place of an earlier one."""
-    write_whole(folder, FILE, header.to_json())
+def change_header(folder: Folder, experiment: str, change: Callable[[Header], Header]) -> Header:
+    """Change the header as it is at this time, and return it."""
+    header = read_header(folder) or Header(experiment)
+    if change(header) == header:
+        return header
+    with folder.locked(LOCK):
+        for _ in range(_TRIES):
+            changed = change(read_header(folder) or Header(experiment))
+            write_file(folder, FILE, changed.to_json())
+            if folder.is_local or read_header(folder) == changed:
+                return changed
+    raise StoreError(f"results folder {folder}: another process changes {FILE} again and again")
+
+
+@dataclass(frozen=True)
+class KeptPrediction:
+    """A prediction of one rule's optimum at one scale."""
+
+    made_at: str
+    """ISO time."""
+    rows: int
+    """Number of rows behind it."""
+    fingerprint: str
+    """Hash of the rows' trial_ids."""
+    scales: tuple[float, ...]
+    """Scales of the rows."""
+    compared: str
+    """Name of the rule."""
+    scale_column: str
+    hyperparameter: str
+    scale: float
+    """Scale of the target."""
+    x: float
+    """log2 of the predicted optimum."""
+    half: tuple[float, float]
+    """50 % interval of x."""
+    interval: tuple[float, float]
+    """95 % interval of x."""
+    expected_cost: float | None
+    """Expected cost of taking x, nat per token; None if it is unknown."""
+    loss: tuple[float, float, float] | None
+    """Expected loss at the optimum and its 95 % interval; None if it is unknown."""
+
+    @property
+    def subject(self) -> tuple[Any, ...]:
+        return self.fingerprint, self.compared, self.scale_column, self.hyperparameter, self.scale
+
+
+def _parse_prediction(entry: Any) -> KeptPrediction:
+    # Entries of later versions are left out.
+    prediction = from_dict(
+        KeptPrediction, {f.name: entry[f.name] for f in fields(KeptPrediction)}, "prediction"
+    )
+    require_valid(prediction)
+    if entry.get("checksum") != _checksum(entry):
+        raise ValueError(
+            f"the prediction of {prediction.made_at} for {prediction.compared} was changed later"
+        )
+    for name, count in (("half", 2), ("interval", 2), ("loss", 3)):
+        values = getattr(prediction, name)
+        if values is not None and len(values) != count:
+            raise ValueError(f"{name} has not {count} numbers")
+    return prediction
+
+
+def _checksum(entry: Mapping[str, Any]) -> str:
+    return short_hash(json.dumps({k: v for k, v in entry.items() if k != "checksum"}, sort_keys=True))
+
+
+def fingerprint(trial_ids: Iterable[str]) -> str:
+    """Hash the trial_ids of the rows behind a prediction."""
+    return short_hash("\n".join(sorted(map(str, trial_ids))))
+
+
+def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]:
+    """Load the predictions kept in a results folder, the oldest first."""
+    folder = results_folder(path)
+    content = read_file(folder, PREDICTIONS, _MOST_BYTES)
+    misfits = (ConfigError, ValueError, TypeError, KeyError, RecursionError, AttributeError)
+    sentence = f"results folder {folder} cannot be read: {PREDICTIONS} is no list of predictions"
+    with raised_as(StoreError, sentence, misfits):
+        return () if content is None else tuple(map(_parse_prediction, json.loads(content)))
+
+
+def keep_predictions(path: str | os.PathLike[str], made: Sequence[KeptPrediction]) -> None:
+    """Add predictions to a results folder, without those of the same rows, rule and target."""
+    folder = results_folder(path)
+    for _ in range(_TRIES):
+        with folder.locked(LOCK):
+            kept = load_predictions(path)
+            subjects = {prediction.subject for prediction in kept}
+            more = [prediction for prediction in made if prediction.subject not in subjects]
+            if not more:
+                return
+            entries = [asdict(prediction) for prediction in (*kept, *more)]
+            entries = [{**entry, "checksum": _checksum(entry)} for entry in entries]
+            write_file(folder, PREDICTIONS, json.dumps(entries, indent=1).encode() + b"\n")
+        if folder.is_local:
+            return  # else another writer may have replaced them: look again

@@ -1,16 +1,15 @@
-"""The store: a run table and learning curves on disk, in parts that are whole or not there.
+"""The store: a run table and learning curves on disk, in parts that are whole or missing.
 
 A results folder holds one experiment:
 
-    results/lr_transfer/store.json        experiment, axes, format; planned scales of a sequence; columns
-                                          of a study; conditions on rows (`header.py`)
-    results/lr_transfer/runs/*.parquet    one row a trial
-    results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
+    results/lr_transfer/store.json   experiment, axes, format; planned scales of a sequence; columns of a
+                                     study; conditions on rows (`header.py`)
+    results/lr_transfer/runs/*       one row a trial, in Parquet and Arrow files (`tables.py`)
+    results/lr_transfer/curves/*     learning curves, keyed by trial_id
 
-Parts are verified when they are read (`parts.py`). Writers only add parts, and now and then merge those that
-are there, so any number of them may write at once, and a kill leaves no damaged file. A row written twice (by
-two drivers, or by a killed merge) is one row when read. Paths may be fsspec URLs (`gs://`, `memory://`);
-there a write is one atomic upload.
+Writers only add parts, and now and then merge those that are there, so any number of them may write at once,
+and a kill leaves no damaged file. A row written twice (by two drivers, or by a killed merge) is one row when
+read. Paths may be fsspec URLs (`gs://`, `memory://`); there a write is one atomic upload.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,30 +26,32 @@ import pandas as pd
 from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.errors import StoreError
 from mup_tpu.store import tables
-from mup_tpu.store.access import LOCK, accessed, results_folder
-from mup_tpu.store.conditions import Condition
-from mup_tpu.store.header import FILE as HEADER
-from mup_tpu.store.header import Header, StoredAxes, create_header, read_header, write_header
+from mup_tpu.store.header import (
+    Condition,
+    Header,
+    StoredAxes,
+    accessed,
+    change_header,
+    create_header,
+    read_header,
+    results_folder,
+)  # fmt: skip
 
 LOG_FILE, LOG_OBJECTS = "search.jsonl", "search"
 """Log of a search in its results folder: a file; in a bucket, a folder of objects."""
 
-_LOOK_EVERY = 16
-"""Parts that a writer adds before it looks again whether there are many to merge."""
-
-_TRIES = 5
-"""Tries to change the header of a bucket, where another writer may replace it in between."""
-
-TABLES = ("runs", "curves")
-
 FINAL = ("finished", "diverged", "stopped")
 """Statuses of results; "failed" and "preempted" trials are run again."""
+
+_TABLES = ("runs", "curves")
+_LOOK_EVERY = 16
+"""Parts that a writer adds before it looks again whether there are many to merge."""
 
 _log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
-    """Row of a trial, as far as writers ask for it."""
+    """Row of a trial, as far as writers need it."""
 
     status: str
     loss: float
@@ -61,11 +62,11 @@ class Store:
     """A results folder, open for writing.
 
     Args:
-        path: local folder or fsspec URL; created if it is not there.
+        path: local folder or fsspec URL; created if it is missing.
         experiment: name of the rows' experiment.
         axes: axes of the rows' sweep; None without a sweep.
         planned: scales of the rows' sequence; added to the stored ones.
-        columns: own columns of a study with their types, str, int, float or bool; None for our own trials.
+        columns: columns of a study with their types, str, int, float or bool; None for our own trials.
 
     Raises:
         StoreError: the folder cannot be written, or holds another experiment, or runs along other axes or
@@ -80,90 +81,75 @@ class Store:
         planned: Sequence[float] = (),
         columns: Mapping[str, type] | None = None,
     ) -> None:
-        self.folder = results_folder(path)
-        self.experiment = experiment
+        self.folder, self.experiment = results_folder(path), experiment
         self._added = 0
+        # Rows that were read or written: their number in each part, and the best result of each trial.
         self._rows_of: dict[str, int] = {}
-        """Rows of each part that `known` holds."""
         self._known: dict[str, Result] = {}
         self.folder.remove_leftovers()
-        mine = Header(experiment, axes, tuple(sorted({*map(float, planned)})), columns=columns)
-        held = read_header(self.folder) or create_header(self.folder, mine)
-        if held.experiment != experiment:
+        scales = {*map(float, planned)}
+        mine = Header(experiment, axes, tuple(sorted(scales)), columns=columns)
+        header = read_header(self.folder) or create_header(self.folder, mine)
+        folder, stored_axes = f"results folder {self.folder}", header.axes or StoredAxes()
+        if header.experiment != experiment:
             raise StoreError(
-                f"results folder {self.folder} holds experiment {held.experiment!r}, not {experiment!r}; "
-                "give this one a folder of its own"
+                f"{folder} holds experiment {header.experiment!r}, not {experiment!r}; give this one a "
+                "folder of its own"
             )
-        if axes is not None and axes != (found := held.axes or StoredAxes()):
+        if axes is not None and axes != stored_axes:
             raise StoreError(
-                f"results folder {self.folder} holds a {'study' if held.columns is not None else 'sweep'} of "
-                f"{found}, not of {axes}; give this one a folder of its own"
+                f"{folder} holds a {'study' if header.columns is not None else 'sweep'} of {stored_axes}, "
+                f"not of {axes}; give this one a folder of its own"
             )
-        held = self._change_header(
-            lambda header: replace(
-                header,
-                planned=tuple(sorted({*header.planned, *mine.planned})),
-                columns=header.columns if columns is None else self._with_columns(header, columns),
-            )
-        )
-        self.own_columns = held.columns
+
+        def add(header: Header) -> Header:
+            both = header.columns if columns is None else self._join_columns(header.columns or {}, columns)
+            return replace(header, planned=tuple(sorted({*header.planned, *scales})), columns=both)
+
+        self.own_columns = change_header(self.folder, experiment, add).columns
         """Columns of a study with their types; None for our own trials."""
 
-    def _with_columns(self, header: Header, columns: Mapping[str, type]) -> Mapping[str, type]:
-        """Columns of the header, with whole numbers as real ones where the study has those now."""
-        held = header.columns or {}
-        if held.keys() != columns.keys():
+    def _join_columns(self, stored: Mapping[str, type], new: Mapping[str, type]) -> Mapping[str, type]:
+        """Return a study's columns; whole numbers become real where it has real ones now."""
+        if stored.keys() != new.keys():
             raise StoreError(
-                f"results folder {self.folder} holds a study of {', '.join(held)}, not of "
-                f"{', '.join(columns)}; give this one a folder of its own"
+                f"results folder {self.folder} holds a study of {', '.join(stored)}, not of "
+                f"{', '.join(new)}; give this one a folder of its own"
             )
-        for name, kind in columns.items():
-            if kind is not held[name] and {kind, held[name]} != {int, float}:
+        for name, kind in new.items():
+            if kind is not stored[name] and {kind, stored[name]} != {int, float}:
                 raise StoreError(
-                    f"results folder {self.folder} holds runs whose {name} is {TYPE_NAMES[held[name]]}, and "
-                    f"this study's is {TYPE_NAMES[kind]}; give this one a folder of its own"
+                    f"results folder {self.folder} holds runs whose {name} is {TYPE_NAMES[stored[name]]}, "
+                    f"and this study's is {TYPE_NAMES[kind]}; give this one a folder of its own"
                 )
-        return {name: float if float in (kind, held[name]) else kind for name, kind in columns.items()}
-
-    def _change_header(self, change: Callable[[Header], Header]) -> Header:
-        """Change the header as it is at this time, and return it."""
-        header = read_header(self.folder) or Header(self.experiment)
-        if change(header) == header:
-            return header
-        with self.folder.locked(LOCK):
-            for _ in range(_TRIES):
-                changed = change(read_header(self.folder) or Header(self.experiment))
-                write_header(self.folder, changed)
-                if self.folder.is_local or read_header(self.folder) == changed:
-                    return changed
-        raise StoreError(f"results folder {self.folder}: another process changes {HEADER} again and again")
+        return {name: float if float in (kind, stored[name]) else kind for name, kind in new.items()}
 
     def plan(self, scales: Iterable[float]) -> None:
         """Add scales of a sequence to the planned ones."""
         more = {*map(float, scales)}
-        self._change_header(lambda header: replace(header, planned=tuple(sorted({*header.planned, *more}))))
+        change_header(
+            self.folder, self.experiment, lambda h: replace(h, planned=tuple(sorted({*h.planned, *more})))
+        )
 
     def ask(self, where: Sequence[Condition]) -> None:
         """Set which rows the verdict uses; without conditions, all."""
-        self._change_header(lambda header: replace(header, where=tuple(where)))
+        change_header(self.folder, self.experiment, lambda header: replace(header, where=tuple(where)))
 
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
         """Add rows of the run table and their curve points; on return they are on disk.
-
-        Curves go first: a row in the run table promises that its trial's curve is there.
 
         Raises:
             StoreError: the folder cannot be written; stored rows stay as they are.
         """
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
-        if curves:
+        if curves:  # first: a row in the run table promises that its trial's curve is there
             tables.append(self.folder, "curves", curves, self.own_columns)
         if rows:
             name = tables.append(self.folder, "runs", rows, self.own_columns)
-            self._note(name, [str(row["trial_id"]) for row in rows], map(_result, rows))
+            self._note(name, rows)
         if self._added % _LOOK_EVERY == 0:
             try:
-                for table in TABLES:
+                for table in _TABLES:
                     tables.merge_small(self.folder, table, self.own_columns)
             except StoreError as error:  # the rows themselves are stored
                 _log.warning("parts of %s stay as they are: %s", self.folder, error)
@@ -186,8 +172,7 @@ class Store:
             except FileNotFoundError:
                 continue
             for name, part in zip(new, parts, strict=True):
-                rows = part.to_pylist()
-                self._note(name, [row["trial_id"] for row in rows], map(_result, rows))
+                self._note(name, part.to_pylist())
             if sum(self._rows_of.values()) >= len(self._known):
                 return self._known
             self._rows_of, self._known = {}, {}  # somebody has removed rows
@@ -195,20 +180,21 @@ class Store:
             f"results folder {self.folder} cannot be read: its parts are replaced again and again"
         )
 
-    def _note(self, part: str, ids: Sequence[str], results: Iterable[Result]) -> None:
-        self._rows_of[part] = len(ids)
-        for name, result in zip(ids, results, strict=True):
-            before = self._known.get(name)
+    def _note(self, part: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows_of[part] = len(rows)
+        for row in rows:
+            result = Result(str(row.get("status")), row.get("loss", math.nan), row.get("purchase"))
+            before = self._known.get(name := str(row["trial_id"]))
             if before is None or tables.rank(result.status) < tables.rank(before.status):
                 self._known[name] = result
 
     def results(self) -> pd.DataFrame:
-        """Rows of trials that finished, diverged or were stopped early."""
+        """Read the rows of trials that finished, diverged or were stopped early."""
         runs = tables.read_table(self.folder, "runs", self.own_columns)
         return runs[runs["status"].isin(FINAL)]
 
     def others(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Columns in which a result has another value than `settings`, each with the first such value."""
+        """Yield columns in which a result has another value than `settings`, each with one such value."""
         runs = self.results()
         for column, value in settings.items():
             if others := [other for other in runs[column].dropna().unique().tolist() if other != value]:
@@ -229,22 +215,17 @@ class Store:
 
     def compact(self) -> None:
         """Merge the parts of each table into one, so that a folder to commit is easier to look at."""
-        for table in TABLES:
+        for table in _TABLES:
             tables.merge(self.folder, table, self.own_columns)
 
 
-def _result(row: Mapping[str, Any]) -> Result:
-    purchase = row.get("purchase")
-    return Result(str(row.get("status")), row.get("loss", math.nan), purchase)
-
-
 def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:
-    """trial_ids of `Store.results`; `stopped` counts trials that were stopped early."""
+    """Return trial_ids of `Store.results`; `stopped` counts trials that were stopped early."""
     return set(results.loc[stopped | (results["status"] != "stopped"), "trial_id"])
 
 
 def is_search(path: str | os.PathLike[str]) -> bool:
-    """Whether a results folder holds a search.
+    """Return whether a results folder holds a search.
 
     Raises:
         StoreError: the folder cannot be read.
@@ -255,7 +236,7 @@ def is_search(path: str | os.PathLike[str]) -> bool:
 
 
 def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Run table of a results folder, one row a trial.
+    """Load the run table of a results folder, one row a trial.
 
     Examples:
         >>> runs = load_runs("results/quickstart")
@@ -281,30 +262,29 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def load_precisions(path: str | os.PathLike[str]) -> list[str]:
-    """Precisions of the runs in a results folder; none if it is new."""
+    """Load the precisions of the runs in a results folder; none if it is new."""
     folder = results_folder(path)
     runs = tables.read_table(folder, "runs", load_header(path).columns)
     return [] if "precision" not in runs else sorted(runs["precision"].dropna().unique())
 
 
 def load_header(path: str | os.PathLike[str]) -> Header:
-    """Header of a results folder: axes, planned scales, conditions on rows; an empty one without a store."""
+    """Load axes, planned scales and conditions on rows; an empty header without a store."""
     return read_header(results_folder(path)) or Header("")
 
 
 def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
-    """Axes of the sweep in a results folder; width and learning rate if none are stored."""
+    """Load the axes of the sweep in a results folder; width and learning rate if none are stored."""
     return load_header(path).axes or StoredAxes()
 
 
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Learning curves of a results folder: trial_id, step, tokens, split, loss (nat per token).
+    """Load the learning curves of a results folder: trial_id, step, tokens, split, loss (nat per token).
 
     Examples:
         >>> curves = load_curves("results/quickstart")
         >>> curves[curves["split"] == "train"].groupby("step")["loss"].mean().round(2).tail(3).to_dict()
         {80: 2.56, 90: 2.52, 100: 2.46}
     """
-    return tables.read_table(results_folder(path), "curves").sort_values(
-        ["trial_id", "split", "step"], ignore_index=True
-    )
+    curves = tables.read_table(results_folder(path), "curves")
+    return curves.sort_values(["trial_id", "split", "step"], ignore_index=True)

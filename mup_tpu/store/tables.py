@@ -1,92 +1,153 @@
-"""Tables of a store, each in parts that are whole or missing.
+"""Tables of a store in parts: files that are whole or missing, with a checksum in the name.
 
 Parts are never rewritten. Writers merge small ones as they go, so a folder of many thousand rows has about a
-hundred parts.
+hundred parts. A part of a few rows is an Arrow file, which opens in a tenth of Parquet's time; larger ones
+are Parquet. The checksum is of all bytes, so that one wrong bit anywhere is noticed; those of Parquet's pages
+serve other readers. Parts of earlier versions are Parquet without a checksum in their name.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import uuid
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from mup_tpu.config.columns import COLUMNS
+from mup_tpu.config import PARTS
+from mup_tpu.config.columns import COLUMNS, CONFIGURED
 from mup_tpu.errors import StoreError, raised_as, reason
-from mup_tpu.files import Folder, patiently
-from mup_tpu.store import parts
-from mup_tpu.store.access import accessed
-from mup_tpu.store.header import STUDY_COLUMNS
-from mup_tpu.store.old_rows import complete
+from mup_tpu.files import Folder, patiently, short_hash
+from mup_tpu.store.header import STUDY_COLUMNS, accessed
+
+Columns = Mapping[str, type] | None
+"""Columns of a study with their types; None for our own trials."""
+
+LISTINGS = 100
+"""Attempts at reading all parts of a listing: a merge may replace some before they are read."""
+MERGE_EVERY = 64
+"""Parts of about one size after which a writer merges them."""
+
+_SMALLEST, _GROWTH = 2**17, 8  # bytes of parts of the first size (some rows), factor to the next size
+_AT_ONCE = 16  # parts of a bucket read in parallel; on a disk threads cost more than they gain
+_SMALL_ROWS = 1000
+_PART_NAME = re.compile(r"(?:[0-9a-f]{32}-([0-9a-f]{16})\.(?:arrow|parquet))|.*\.parquet")
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-_CURVE_TYPES = {
-    "trial_id": pa.string(),
-    "step": pa.int64(),
-    "tokens": pa.int64(),
-    "split": pa.string(),
-    "loss": pa.float64(),
-}
 _SCHEMAS = {
     "runs": pa.schema([(column.name, _ARROW[column.type]) for column in COLUMNS.values()]),
-    "curves": pa.schema(list(_CURVE_TYPES.items())),
-}
+    "curves": pa.schema(
+        [(name, _ARROW[kind]) for name, kind in (
+            ("trial_id", str), ("step", int), ("tokens", int), ("split", str), ("loss", float)
+        )]
+    ),
+}  # fmt: skip
 _KEYS = {"runs": ("trial_id", "status"), "curves": ("trial_id", "split", "step")}
 """Columns of a table with a value in every row."""
 
 _MISFITS = (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException)
 """Errors of tables that do not fit together, or with wrong values."""
 
-LISTINGS = 100
-"""Most listings of the parts: a writer may merge a listed part before it is read."""
 
-_AT_ONCE = 16
-"""Parts of a bucket that are read at once. On a disk threads cost more than they gain."""
-
-MERGE_EVERY = 64
-"""Parts of about one size after which a writer merges them."""
-
-_SMALLEST, _GROWTH = 2**16, 8
-"""Bytes of parts of the first size, and factor from one size to the next. The first is a few rows: below it a
-part is mostly Parquet's description of its columns."""
-
-Own = Mapping[str, type] | None
-"""Columns of a study with their types; None for our own trials."""
-
-
-def _schema(table: str, own: Own) -> pa.Schema:
-    """Schema of a table: of our own trials, or of a study with its own columns."""
-    if own is None or table != "runs":
+def schema_of(table: str, columns: Columns) -> pa.Schema:
+    if columns is None or table != "runs":
         return _SCHEMAS[table]
     common = {name: _SCHEMAS["runs"].field(name).type for name in STUDY_COLUMNS}
-    return pa.schema(common | {name: _ARROW[kind] for name, kind in own.items()})
+    return pa.schema(common | {name: _ARROW[kind] for name, kind in columns.items()})
+
+
+# Parts
+
+
+def encode(table: pa.Table, is_small: bool) -> tuple[bytes, str]:
+    """Return the bytes of a part, as an Arrow file if it is small, and a new name for it."""
+    sink = io.BytesIO()
+    if is_small:
+        with pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+    else:  # statistics are never used
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True, write_statistics=False)
+    content = sink.getvalue()
+    return content, f"{uuid.uuid4().hex}-{short_hash(content)}.{'arrow' if is_small else 'parquet'}"
+
+
+def decode(
+    content: bytes, where: str, schema: pa.Schema, keys: Sequence[str], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return the table of a part, its known columns in the types of `schema`.
+
+    Args:
+        content: bytes of the part.
+        where: its path, which ends in its name.
+        schema: known columns.
+        keys: columns with a value in every row.
+        columns: columns to read, those of `keys` among them; None reads all.
+
+    Raises:
+        StoreError: the part is damaged, or a column is not of its type.
+    """
+    match = _PART_NAME.fullmatch(where.rpartition("/")[2])
+    if match and match[1] and match[1] != short_hash(content):
+        raise StoreError(f"part {where} is damaged: its content does not have the checksum in its name")
+    # Damaged bytes make decoders raise errors of any kind.
+    with raised_as(StoreError, f"part {where} cannot be read", (Exception,)):
+        if where.endswith(".arrow"):
+            table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        else:
+            file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+            table = file.read(columns, use_threads=False)
+        table.validate(full=True)  # without it, wrong bytes in text raise only when the text is used
+        names = table.column_names
+        if len(names) > len(set(names)):
+            raise ValueError(f"it has two columns {next(n for n in names if names.count(n) > 1)}")
+        for key in keys:
+            if key not in names or table[key].null_count:
+                raise ValueError(f"it does not give {key} in every row")
+        if columns is not None:
+            table = table.select([name for name in columns if name in names])
+        known = dict(zip(schema.names, schema.types, strict=True))
+        for index, field in enumerate(table.schema):
+            if (wanted := known.get(field.name, field.type)) != field.type:
+                if pa.types.is_string(wanted) != _is_text(field.type) and not pa.types.is_null(field.type):
+                    raise ValueError(f"column {field.name} is {field.type}, not {wanted}")
+                column = table.column(index).cast(wanted)
+                table = table.set_column(index, pa.field(field.name, wanted), column)
+        return table
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_kind = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_one(kind) for is_one in is_kind)
 
 
 def part_names(folder: Folder, table: str) -> list[str]:
-    """Return the names of a table's parts in a results folder, sorted.
+    """List a table's parts, sorted by name.
 
     Raises:
         StoreError: the folder cannot be read.
     """
     with accessed(folder, "read"):
-        return [f"{table}/{name}" for name in (folder / table).names() if name.endswith(".parquet")]
+        return [f"{table}/{name}" for name in (folder / table).names() if _PART_NAME.fullmatch(name)]
 
 
 def read_parts(
-    folder: Folder, table: str, names: Sequence[str], own: Own, columns: Sequence[str] | None = None
+    folder: Folder, table: str, names: Sequence[str], study: Columns, columns: Sequence[str] | None = None
 ) -> list[pa.Table]:
-    """Return verified parts of a table, with some or all of their columns.
+    """Read and verify parts of a table, some or all of their columns.
 
     Raises:
         FileNotFoundError: a part is gone: it was merged after it was listed.
         StoreError: a part is damaged or cannot be read.
     """
-    if not names:
-        return []
-    schema = _schema(table, own)
+    schema = schema_of(table, study)
 
     def read(name: str) -> pa.Table:
         try:
@@ -95,18 +156,38 @@ def read_parts(
             raise
         except OSError as error:
             raise StoreError(f"part {folder}/{name} cannot be read: {reason(error)}") from None
-        return parts.decode(
-            content, name.rpartition("/")[2], f"{folder}/{name}", schema, _KEYS[table], columns
-        )
+        return decode(content, f"{folder}/{name}", schema, _KEYS[table], columns)
 
-    if folder.is_local:
+    if folder.is_local or not names:
         return [read(name) for name in names]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(read, names))
 
 
-def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
-    """Return a table of a results folder, each row and point once.
+def append(folder: Folder, table: str, records: Sequence[Mapping[str, Any]], study: Columns = None) -> str:
+    """Write records as a part, and return its name; on return the part is on disk."""
+    schema = schema_of(table, study)
+    given = {key for record in records for key, value in record.items() if value is not None}
+    # Columns without a value are left out: half of the time of opening a small part goes by its columns.
+    fields = [field for field in schema if field.name in given or field.name in _KEYS[table]]
+    extra = sorted(given - set(schema.names))
+    fields += [pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra]
+    rows = pa.Table.from_pylist([dict(r) for r in records], pa.schema(fields))
+    return _write_part(folder, table, rows, rows.num_rows <= _SMALL_ROWS)
+
+
+def _write_part(folder: Folder, table: str, rows: pa.Table, is_small: bool) -> str:
+    content, name = encode(rows, is_small)
+    with accessed(folder, "written"):
+        patiently(lambda: folder.write(f"{table}/{name}", content))
+    return f"{table}/{name}"
+
+
+# Tables
+
+
+def read_table(folder: Folder, table: str, study: Columns = None) -> pd.DataFrame:
+    """Read a table of a results folder, each row and point once.
 
     Raises:
         StoreError: a part is damaged, or the parts do not fit together.
@@ -114,93 +195,111 @@ def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
     for _ in range(LISTINGS):
         names = part_names(folder, table)
         try:
-            tables = read_parts(folder, table, names, own)
+            tables = read_parts(folder, table, names, study)
             break
         except FileNotFoundError:
             continue
     else:
         raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
-    schema = _schema(table, own)
+    schema = schema_of(table, study)
+
+    def frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
+        rows = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
+        rows = _deduplicate(rows, table).to_pandas()
+        return complete(rows) if table == "runs" else rows
+
     try:
-        return _frame(tables, table, schema)
+        return frame(tables)
     except _MISFITS as error:
         for name, rows in zip(names, tables, strict=True):  # a part that cannot be read by itself is named
             with raised_as(StoreError, f"part {folder}/{name} cannot be read", _MISFITS):
-                _frame([rows], table, schema)
+                frame([rows])
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
 
 
-def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.DataFrame:
-    whole = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
-    frame = _each_once(whole, table).to_pandas()
-    return complete(frame) if table == "runs" else frame
-
-
 def rank(status: Any) -> int:
-    """Order of rows of one trial: a whole run outranks a stopped one, and a stopped one a failure."""
+    """Order the rows of one trial: a whole run outranks a stopped one, and a stopped one a failure."""
     return {"finished": 0, "diverged": 0, "stopped": 1}.get(status, 2)
 
 
-def _each_once(rows: pa.Table, table: str) -> pa.Table:
-    """Rows of a run table by rank, of each trial the first; of curves the last point of each step."""
+def _deduplicate(rows: pa.Table, table: str) -> pa.Table:
+    """Keep the best row of each trial, in a table of curves the last point of each step."""
     if table == "curves":
-        keys = rows.select(["trial_id", "split", "step"]).to_pandas()
-        is_repeated = keys.duplicated(keep="last").to_numpy()
-        return rows.filter(pa.array(~is_repeated)) if is_repeated.any() else rows
+        repeated = rows.select(_KEYS[table]).to_pandas().duplicated(keep="last").to_numpy()
+        return rows.filter(pa.array(~repeated)) if repeated.any() else rows
     keys = rows.select(["trial_id", "status"]).to_pandas()
     order = keys["status"].map(rank).sort_values(kind="stable").index
     return rows.take(pa.array(order[~keys["trial_id"][order].duplicated().to_numpy()]))
 
 
-def merge(folder: Folder, table: str, own: Own = None, names: Sequence[str] | None = None) -> None:
+def merge(folder: Folder, table: str, study: Columns = None, names: Sequence[str] | None = None) -> None:
     """Merge parts of a table into one; by default all of them.
 
     The new part is whole before the old ones go. A kill in between leaves rows twice, and readers take each
     once.
     """
-    names = part_names(folder, table) if names is None else names
+    is_last, names = names is None, part_names(folder, table) if names is None else names
     if len(names) < 2:
         return
     try:
-        tables = read_parts(folder, table, names, own)
+        tables = read_parts(folder, table, names, study)
     except FileNotFoundError:
         return  # another writer merges them
     with raised_as(StoreError, f"parts of {folder}/{table} do not fit together", _MISFITS):
-        whole = _each_once(pa.concat_tables(tables, promote_options="permissive"), table)
-    write_part(folder, table, whole)
+        rows = _deduplicate(pa.concat_tables(tables, promote_options="permissive"), table)
+    _write_part(folder, table, rows, not is_last and rows.num_rows <= _SMALL_ROWS)
     with accessed(folder, "written"):
         folder.remove(*names)
 
 
-def merge_small(folder: Folder, table: str, own: Own = None) -> None:
+def merge_small(folder: Folder, table: str, study: Columns = None) -> None:
     """Merge the parts of about one size where there are many of them."""
     with accessed(folder, "read"):
         sizes = (folder / table).sizes()
     by_size: dict[int, list[str]] = {}
     for name, size in sizes.items():
-        if name.endswith(".parquet"):
+        if _PART_NAME.fullmatch(name):
             level = max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, _GROWTH)))
             by_size.setdefault(level, []).append(f"{table}/{name}")
     for level in sorted(by_size):
         if len(by_size[level]) >= MERGE_EVERY:
-            merge(folder, table, own, by_size[level])
+            merge(folder, table, study, by_size[level])
 
 
-def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Own = None) -> str:
-    """Add records as a part, and return its name; on return the part is on disk."""
-    schema = _schema(table, own)
-    given = {key for record in records for key, value in record.items() if value is not None}
-    # Columns without a value are left out: half of the time of opening a small part goes by its columns.
-    fields = [field for field in schema if field.name in given or field.name in _KEYS[table]]
-    extra = sorted(given - set(schema.names))
-    fields += [pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra]
-    return write_part(folder, table, pa.Table.from_pylist([dict(r) for r in records], pa.schema(fields)))
+def complete(runs: pd.DataFrame) -> pd.DataFrame:
+    """Fill newer columns of an earlier version's rows from their stored configuration.
 
+    The first version stored the head size at the trial's width in `head_size`; today that column holds the
+    configured one.
 
-def write_part(folder: Folder, table: str, rows: pa.Table) -> str:
-    """Add rows as a part, and return its name."""
-    content = parts.encode(rows)
-    name = f"{table}/{parts.new_name(content)}"
-    with accessed(folder, "written"):
-        patiently(lambda: folder.write(name, content))
-    return name
+    Raises:
+        ValueError: a stored configuration cannot be read.
+    """
+    configured = [column for column in CONFIGURED.values() if column.name in runs]
+    old = runs[[column.name for column in configured]].isna().any(axis=1) & runs["config"].notna()
+    if not old.any():
+        return runs
+    runs, flat = runs.copy(), []
+    for config in runs.loc[old, "config"]:
+        parts = json.loads(config)
+        if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
+            raise ValueError(f"config of a row is no table of parts: {config[:40]!r}")
+        flat.append({name: value for part in parts.values() for name, value in part.items()})
+    first = old & runs["actual_head_size"].isna()
+    runs["actual_head_size"] = runs["actual_head_size"].where(~first, runs["head_size"])
+    runs["head_size"] = runs["head_size"].where(~first)
+    tokens = runs["steps_planned"] * runs["batch_size"] * runs["sequence_length"]
+    runs["tokens_planned"] = runs["tokens_planned"].where(~old, tokens)
+    for column in configured:
+        missing = old & runs[column.name].isna()
+        if missing.any():
+            default = getattr(PARTS[column.part](), column.field)  # of configurations older than the field
+            values = [row.get(column.field, default) for row in flat]
+            allowed = (int, float) if column.type is float else (column.type,)
+            if wrong := [value for value in values if type(value) not in allowed]:
+                raise ValueError(f"config of a row has {column.field} {wrong[0]!r}")
+            series = pd.Series(values, runs.index[old])
+            runs[column.name] = runs[column.name].astype(object).where(~missing, series)
+    pandas = {int: "int64", float: "float64", bool: "bool", str: "str"}
+    filled = [c for c in COLUMNS.values() if c.name in runs and runs[c.name].notna().all()]
+    return runs.astype({column.name: pandas[column.type] for column in filled})

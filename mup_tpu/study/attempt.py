@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import StoreError, first_line, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.internals.multiprocessing import allow_children
@@ -49,7 +50,8 @@ _END_WITHIN_S = 60.0
 """Seconds in which a keeper ends a trial's processes; then it counts as lost."""
 _MOST_OUTPUT = 2**20
 """Bytes of a trial's output that are kept: its end. While the trial runs there may be twice as many."""
-_LONGEST_MESSAGE = 2**22
+_LONGEST_MESSAGE, _READ_AT_ONCE = 2**22, 2**16
+_LAST_LINES, _LONGEST_LINE = 3, 200  # of the output, in the reason of a failure
 _TERMINATE, _END, _ENDED = "terminate", "end", "ended"
 
 
@@ -84,6 +86,10 @@ class Call:
     """File in it for the printed output; None drops that."""
 
 
+class ProgramFailed(RuntimeError):
+    """A trainer's program failed: a traceback of ours would say nothing about it."""
+
+
 class Keeper:
     """Process that calls a training function, each time in a new process forked from it."""
 
@@ -100,7 +106,7 @@ class Keeper:
         """Call the function, yield its reports, and return the outcome; its processes have ended then.
 
         Args:
-            call: what to call it with.
+            call: arguments of the function.
             timeout: seconds after which the function is ended.
             is_ending: whether the machine is being taken away.
 
@@ -171,7 +177,7 @@ class Keeper:
 def _fork(child: Callable[[], NoReturn]) -> int:
     """Fork this process, which may have threads that wait; the child ends with the function.
 
-    SIGTERM is blocked in the child until it has a handler of its own.
+    SIGTERM is blocked in the child until it sets a handler.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -198,7 +204,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _keep(connection: Connection, of_worker: Connection, function: Function) -> NoReturn:
-    """Be a keeper until the worker has ended."""
     of_worker.close()
     os.setpgid(0, 0)
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the worker says when a trial ends
@@ -213,7 +218,8 @@ def _keep(connection: Connection, of_worker: Connection, function: Function) -> 
                     modules = _Attempt(connection, function, call).run()
                 except StoreError as error:
                     connection.send(error)
-                    _wait_for_end(connection)
+                    while connection.recv() != _END:
+                        pass
                     modules = ()
                 connection.send(_ENDED)
                 # The next trial finds them imported: torch's compiler takes seconds.
@@ -224,19 +230,15 @@ def _keep(connection: Connection, of_worker: Connection, function: Function) -> 
         os._exit(0)
 
 
-def _wait_for_end(connection: Connection) -> None:
-    while connection.recv() != _END:
-        pass
-
-
 class _Attempt:
-    """A function's process in the eyes of its keeper.
+    """A function's process, as its keeper sees it.
 
-    The process may close, tear or flood anything that it holds, so nothing here waits for it.
+    The process may close, tear or flood any of its pipes, so nothing here waits for it.
     """
 
     def __init__(self, connection: Connection, function: Function, call: Call) -> None:
         self._worker, self._modules, self._line = connection, tuple[str, ...](), b""
+        self._call, self._tail = call, b""
         self._output: TextIOWrapper | None = None
         if call.output is not None:
             with raised_as(StoreError, f"{call.results}/{call.output} cannot be opened"):
@@ -274,11 +276,10 @@ class _Attempt:
                     os.kill(self._process, signal.SIGTERM)
                 if not has_ended and not self._open & {*ready} and (how := self._how_it_ended()) is not None:
                     has_ended = True
-                    self._worker.send(how)
+                    self._send(how)
         finally:
             self._end_processes()
-            while self._printed in self._open and select.select([self._printed], [], [], 0)[0]:
-                self._print()
+            self._print_rest()
             for descriptor in (self._messages, self._printed):
                 os.close(descriptor)
             if self._output is not None:
@@ -286,13 +287,21 @@ class _Attempt:
                 self._output.close()
 
     def _read(self, pipe: int) -> bytes:
-        part = os.read(pipe, 2**16)
+        part = os.read(pipe, _READ_AT_ONCE)
         if not part:
             self._open.discard(pipe)
         return part
 
+    def _print_rest(self) -> None:
+        # Processes that the function has started may print without end.
+        for _ in range(_MOST_OUTPUT // _READ_AT_ONCE):
+            if self._printed not in self._open or not select.select([self._printed], [], [], 0)[0]:
+                break
+            self._print()
+
     def _print(self) -> None:
         part = self._read(self._printed)
+        self._tail = (self._tail + part)[-_LAST_LINES * _LONGEST_LINE :]
         if self._output is not None:
             with contextlib.suppress(OSError):  # a full disk ends no trial
                 os.write(self._output.fileno(), part)
@@ -315,12 +324,24 @@ class _Attempt:
             lines, self._line = [b"too long"], b""
         for line in lines:
             event = _parse(line)
-            self._worker.send(event)
+            self._send(event)
             if isinstance(event, Outcome):
                 self._modules = event.modules
                 self._open.discard(self._messages)
                 return True
         return False
+
+    def _send(self, event: Reported | Outcome | WorkerLost) -> None:
+        """Send an event to the worker; the reason of a failure ends in the last lines of the output."""
+        if isinstance(event, Outcome) and event.status == "failed":
+            self._print_rest()
+            lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines()]
+            last = [line for line in lines if line and line not in str(event.reason)][-_LAST_LINES:]
+            reason = f"{event.reason}; output: {' | '.join(map(on_one_line, last))}" if last else event.reason
+            if self._output is not None:
+                reason = f"{reason} ({self._call.output})"
+            event = replace(event, reason=reason)
+        self._worker.send(event)
 
     def _how_it_ended(self) -> Outcome | WorkerLost | None:
         """Outcome of a process that has ended without one; None while it runs."""
@@ -348,7 +369,6 @@ class _Attempt:
 
 
 def _parse(line: bytes) -> Reported | Outcome:
-    """Read a message of a function's process."""
     try:
         match json.loads(line):
             case {"report": fields}:
@@ -382,25 +402,28 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
         outcome = ("finished", loss, None) if math.isfinite(loss) else ("diverged", math.inf, None)
     except Stopped as stop:
         outcome = ("stopped", made.curve.points[-1][1], str(stop))
+    except ProgramFailed as error:
+        outcome = ("failed", math.nan, str(error))
     except BaseException as error:
         if isinstance(error, Ending) or (report is not None and report.ending):
             outcome = ("preempted", math.nan, None)
         else:
             with contextlib.suppress(Exception):
                 traceback.print_exc()
-            outcome = ("failed", math.nan, first_line(error).encode(errors="backslashreplace").decode())
+            outcome = ("failed", math.nan, first_line(error))
     for stream in (sys.stdout, sys.stderr):  # the function may have closed or replaced them
         with contextlib.suppress(Exception):
             stream.flush()
     points, step = ((), 0) if report is None else (tuple(report.curve.points), report.step)
     modules = tuple(name for name in sys.modules if name not in before)
     status, loss, reason = outcome
+    reason = reason and reason.encode(errors="backslashreplace").decode()
     send(outcome=asdict(Outcome(status, loss, reason, points, step, modules=modules)))
     os._exit(0)
 
 
 def _redirect(prints: int) -> None:
-    """Have this process print to a pipe, and read nothing."""
+    """Let this process print to a pipe, and read nothing."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, prints), (2, prints)):
         os.dup2(source, target)

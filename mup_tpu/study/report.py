@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from mup_tpu.training.record import RECENT, rungs
 
 _SEND_EVERY_S = 0.2
 _MOST_POINTS = 1000
-"""Points of a curve; a longer one loses every second point."""
 _RESUME = "resume.json"
 
 
@@ -33,7 +32,7 @@ class Reported:
 
     @staticmethod
     def note(reports: Sequence[Reported]) -> str:
-        """Return the state of the running trial with the most steps."""
+        """Describe the running trial with the most steps."""
         last = max(reports, key=lambda report: report.step)
         of = f"/{last.steps}" if last.steps else ""
         loss = f", loss {last.loss:.3f}" if math.isfinite(last.loss) else ""
@@ -50,7 +49,7 @@ class Ending(BaseException):
 
 @dataclass
 class Curve:
-    """Reported losses by step, thinned where they are many."""
+    """Reported losses by step; a curve with many points loses every second one."""
 
     points: list[tuple[int, float]] = field(default_factory=list)
     stride: int = 1
@@ -67,7 +66,7 @@ class Curve:
             self.points, self.stride = self.points[1::2], 2 * self.stride
 
     def recent(self, since: int) -> float:
-        """Mean loss after a step; nan without losses, or if one is not finite."""
+        """Return the mean loss after a step; nan without losses, or if one is not finite."""
         losses = [loss for step, loss in self.points if step > since]
         return statistics.fmean(losses) if losses and all(map(math.isfinite, losses)) else math.nan
 
@@ -76,10 +75,10 @@ class Report:
     """`report(step=..., loss=...)`: a point of the trial's learning curve, and a sign of life.
 
     Args:
-        folder: the trial's own, kept until the trial has a result: a local path or an fsspec URL.
+        folder: folder of the trial, kept until the trial has a result: a local path or an fsspec URL.
         send: function that takes reports for the driver.
         rungs: folder with losses of compared trials; None stops none early.
-        name: the trial's name in it.
+        name: name of the trial among them.
     """
 
     def __init__(
@@ -90,16 +89,17 @@ class Report:
         self.folder: Path | str = Path(folder) if self._folder.is_local else folder
         """Folder for checkpoints; it outlives a killed attempt."""
         self.ending = False
-        """Whether the machine is being taken away: the next report ends the function."""
+        """Whether the machine is being taken away: save and report once more."""
+        self._was_ending = False
         self.resume_step = 0
         """Step of the last report with `saved=True` by an earlier attempt; 0 starts from the beginning."""
         self.curve = Curve()
         self.step = 0
         try:
-            held = json.loads(self._folder.read(_RESUME))
-            points = [(int(step), float(loss)) for step, loss in held["points"]]
-            self.curve = Curve(points, int(held["stride"]), int(held["seen"]))
-            self.resume_step = self.step = int(held["step"])
+            saved = json.loads(self._folder.read(_RESUME))
+            points = [(int(step), float(loss)) for step, loss in saved["points"]]
+            self.curve = Curve(points, int(saved["stride"]), int(saved["seen"]))
+            self.resume_step = self.step = int(saved["step"])
         except FileNotFoundError:
             pass
 
@@ -107,7 +107,7 @@ class Report:
         """Report that a step is done.
 
         Args:
-            step: its number, from 1 on.
+            step: number of the step, from 1 on.
             loss: training loss since the last report; None is a sign of life alone.
             steps: steps of the whole trial, for the time left and for halving.
             saved: whether `folder` now holds all that going on from this step needs.
@@ -120,31 +120,28 @@ class Report:
         if loss is not None:
             self.curve.add(self.step, value)
         if saved:
-            curve = self.curve
-            held = {"step": self.step, "points": curve.points, "stride": curve.stride, "seen": curve.seen}
-            self._folder.write(_RESUME, json.dumps(held).encode())
+            self._folder.write(_RESUME, json.dumps({"step": self.step, **asdict(self.curve)}).encode())
         now = time.monotonic()
         if now - self._sent_at >= _SEND_EVERY_S:
             self._send(Reported(self.step, steps, value))
             self._sent_at = now
-        if self.ending:
+        # The signal may come after the function has looked at `ending` and before it is here: a report that
+        # saved nothing ends the function only if `ending` was set before the last report returned.
+        if self.ending and (saved or self._was_ending):
             raise Ending
+        self._was_ending = self.ending
         if steps and self._rungs is not None and self.step in (limits := rungs(steps)):
-            self._compare(limits[self.step], steps)
+            self._stop_if_behind(Folder(self._rungs) / str(self.step), limits[self.step], steps)
 
-    def _compare(self, limit: float, steps: int) -> None:
+    def _stop_if_behind(self, rung: Folder, limit: float, steps: int) -> None:
         """Stop if the recent loss exceeds the best one at this rung by more than the limit."""
-        assert self._rungs is not None
         recent = self.curve.recent(self.step - max(1, round(RECENT * steps)))
         if math.isnan(recent):
             return
-        rung = Folder(self._rungs) / str(self.step)
         rung.write(f"{self._name}={recent:.6f}", b"")
         entries = [entry.partition("=") for entry in rung.names()]
-        best = min(
-            [recent, *(as_number(loss) or math.inf for name, _, loss in entries if name != self._name)]
-        )
-        if recent > best + limit:
+        others = [as_number(loss) or math.inf for name, _, loss in entries if name != self._name]
+        if recent > (best := min([recent, *others])) + limit:
             raise Stopped(f"{recent - best:.3f} behind the best at step {self.step} of {steps}")
 
 
@@ -156,7 +153,7 @@ def forget_rungs(group: Folder, keep: Callable[[str], bool]) -> None:
 
 
 def number(what: str, value: Any) -> float:
-    """A number of Python's, numpy's or a tensor's, as a float.
+    """Return a number of Python's, numpy's or a tensor's as a float.
 
     Raises:
         TypeError: it is none.
@@ -176,7 +173,7 @@ def number(what: str, value: Any) -> float:
 
 
 def _whole(what: str, value: Any) -> int:
-    found = number(what, value)
-    if not 0 <= found < 2**63 or found % 1:
-        raise TypeError(f"{what} {found:g} is not a whole number from 0 to 2^63 - 1")
-    return int(found)
+    whole = number(what, value)
+    if not 0 <= whole < 2**63 or whole % 1:
+        raise TypeError(f"{what} {whole:g} is not a whole number from 0 to 2^63 - 1")
+    return int(whole)

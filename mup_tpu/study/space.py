@@ -40,7 +40,6 @@ class Trial:
 
     @property
     def values(self) -> dict[str, Value]:
-        """Values by name: scales, hyperparameter, compared value, settings, seed."""
         return dict(self._values)
 
     @property
@@ -48,12 +47,10 @@ class Trial:
         """16 hex digits that name the study and the values; 256 and 256.0 are one value."""
         if not self._id:
             values = {name: _canonical(value) for name, value in self._values.items()}
-            content = json.dumps(
-                {"study": self._study, "values": values}, sort_keys=True, separators=(",", ":")
-            )
-            object.__setattr__(self, "_id", short_hash(content))
-        found: str = self._id
-        return found
+            content = {"study": self._study, "values": values}
+            digits = short_hash(json.dumps(content, sort_keys=True, separators=(",", ":")))
+            object.__setattr__(self, "_id", digits)
+        return str(self._id)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # as pickle asks for, before there are values
@@ -61,8 +58,8 @@ class Trial:
         try:
             return self._values[name]
         except KeyError:
-            there = ", ".join(self._values)
-            raise AttributeError(f"trial has no {name!r}; it has {there}") from None
+            names = ", ".join(self._values)
+            raise AttributeError(f"trial has no {name!r}; it has {names}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"trial cannot be changed: {name!r} was set")
@@ -81,14 +78,14 @@ class Trial:
 
 
 def _canonical(value: Value) -> list[str]:
-    """Kind and text of a value: 1 and 1.0 are one number, True and 1 are not."""
+    # 1 and 1.0 are one number, True and 1 are not.
     if isinstance(value, bool | str):
         return [type(value).__name__, str(value)]
     return ["number", float(value).hex()]
 
 
 def octaves(first: float, last: float, step: float = 1.0) -> list[float]:
-    """Powers of 2 from 2^first to 2^last, both included, an octave (or `step` octaves) apart.
+    """List powers of 2 from 2^first to 2^last, both included, an octave (or `step` octaves) apart.
 
     Examples:
         >>> octaves(-3, -1)
@@ -136,7 +133,7 @@ class Space:
         settings: Mapping[str, Any] | None = None,
         measured_by: str | None = None,
     ) -> Space:
-        """Space from arguments of `Study`; ConfigError for a name or value that is not allowed."""
+        """Make a space from arguments of `Study`; ConfigError for a name or value that is not allowed."""
         require_name("name", name)
         require_count("seeds", seeds, most=MOST_TRIALS)
         points = _scale_points(scale, measured_by)
@@ -152,7 +149,7 @@ class Space:
         shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
         names = [*points[0], tuned, *compared[0], *shared]
         for key in names:
-            _require_own(key)
+            _require_free(key)
             if names.count(key) > 1:
                 raise ConfigError(f"{key} of the study is given twice: each name may be in one place")
         count = len(points) * len(numbers) * len(compared) * seeds
@@ -162,7 +159,7 @@ class Space:
 
     @property
     def axes(self) -> StoredAxes:
-        """Axes for the store; if nothing is compared, the compared axis is the experiment."""
+        # If nothing is compared, the compared axis is the experiment.
         compared = next(iter(self.compare[0]), "experiment")
         return StoredAxes(
             StoredAxis(self.measured_by, tuple(self.scale[0]), is_study=True),
@@ -172,32 +169,30 @@ class Space:
 
     @cached_property
     def columns(self) -> dict[str, type]:
-        """Own columns of the study's runs, with their types."""
+        """Columns of the study's runs under its user's names, with their types."""
         first = self.trial(self.scale[0], self.compare[0], self.values[0], 0).values
         return {name: type(value) for name, value in first.items() if name != "seed"}
 
     def trial(self, point: Point, compared: Point, value: float, seed: int) -> Trial:
-        """Trial with a point of the scale, a compared point, a value and a seed."""
         values = {**point, **compared, self.tuned: value, **dict(self.settings), "seed": seed}
         return Trial(self.name, values)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """All trials of the grid, small scales first."""
+        # Small scales come first.
         cells = itertools.product(self.scale, self.compare, self.values, range(self.seeds))
         return tuple(self.trial(*cell) for cell in cells)
 
     @cached_property
     def trial_of(self) -> Mapping[str, Trial]:
-        """Trials of the grid by their ids."""
         return {trial.id: trial for trial in self.trials}
 
     def size(self, trial: Trial) -> str:
-        """Point of the scale of a trial, in words: "width 256"."""
+        """Describe a trial's point of the scale: "width 256"."""
         return " ".join(f"{name} {trial.values[name]:g}" for name in self.scale[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: arguments of `Study` for this space."""
+        """Return the arguments of `Study` for this space, as plain values."""
         return {
             "name": self.name,
             "scale": list(self.scale),
@@ -226,7 +221,7 @@ def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
 
 
 def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tuple[Point, ...]:
-    """Points in order of size. Points of one name may repeat a value; all must set the same names."""
+    """Sort points by size. Points of one name may repeat a value; all must set the same names."""
     names = list(given[0])
     for point in given:
         if set(point) != set(names):
@@ -250,14 +245,13 @@ def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tup
 
 
 def _one_axis(where: str, axis: Any) -> tuple[str, list[Any]]:
-    """Name and values of an axis."""
     if not isinstance(axis, Mapping) or len(axis) != 1:
         raise ConfigError(f"{where} {shown(axis)} is not one name with its values, as {{'width': [64, 128]}}")
     ((name, values),) = axis.items()
     is_one = isinstance(values, str | Mapping) or not hasattr(values, "__iter__")
-    if is_one or not (found := list(values)):
+    if is_one or not (listed := list(values)):
         raise ConfigError(f"{where} {name} {shown(values)} is not a list of values, one at least")
-    return name, found
+    return name, listed
 
 
 def _table(where: str, values: Any) -> dict[str, Any]:
@@ -266,7 +260,7 @@ def _table(where: str, values: Any) -> dict[str, Any]:
     return dict(values)
 
 
-def _require_own(name: Any) -> None:
+def _require_free(name: Any) -> None:
     """Check that a name can be an attribute of a trial and a column of the run table."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
         raise ConfigError(
@@ -279,7 +273,6 @@ def _require_own(name: Any) -> None:
 
 
 def _plain(name: str, value: Any) -> Value:
-    """Plain Python value: text, number or truth value; numpy's numbers are converted."""
     if hasattr(value, "item") and callable(value.item):
         value = value.item()
     if not isinstance(value, str | int | float | bool):
@@ -292,7 +285,7 @@ def _plain(name: str, value: Any) -> Value:
 
 
 def _typed(name: str, values: Sequence[Any]) -> list[Value]:
-    """Values of one type; whole numbers beside real ones become real."""
+    """Return values of one type; whole numbers beside real ones become real."""
     plain = [_plain(name, value) for value in values]
     kinds = {type(value) for value in plain}
     if kinds == {int, float}:
@@ -303,7 +296,7 @@ def _typed(name: str, values: Sequence[Any]) -> list[Value]:
 
 
 def _numbers(name: str, values: Sequence[Any], allow_zero: bool = False) -> tuple[Any, ...]:
-    """Numbers above 0 (or 0), each once, ascending."""
+    """Return numbers above 0 (or 0), each once, ascending."""
     numbers = _typed(name, values)
     for number in numbers:
         is_number = isinstance(number, int | float) and not isinstance(number, bool)

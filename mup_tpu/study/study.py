@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
 import json
 import math
 import os
+import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
@@ -19,29 +24,43 @@ from mup_tpu.analysis import analyze, load_table, predict
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.config import SequenceOptions, require_above_zero
+from mup_tpu.config import SequenceOptions, parse_number, require_above_zero, unknown_key
 from mup_tpu.config.fields import require_count
 from mup_tpu.config.options import TrackerName
+from mup_tpu.config.toml import read_toml
 from mup_tpu.config.values import parse_limit
 from mup_tpu.errors import ConfigError, StoreError, raised_as
+from mup_tpu.files import Folder
+from mup_tpu.internals.control_groups import cores
+from mup_tpu.jobs.job import Failed, Finished, Pool
+from mup_tpu.jobs.pools import Forked
+from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.store import Store, results_folder
-from mup_tpu.store.access import read_if_there, write_whole
-from mup_tpu.study.asked import PATIENCE_S, Leases
+from mup_tpu.store.header import read_file, write_file
 from mup_tpu.study.attempt import Function, Outcome
-from mup_tpu.study.function_job import How, check_function, pickled
-from mup_tpu.study.functions import Functions, as_rows, place_here, place_on_ray
-from mup_tpu.study.program import trainer_of
+from mup_tpu.study.leases import PATIENCE_S, Leases
 from mup_tpu.study.report import forget_rungs, number
 from mup_tpu.study.space import Points, Space, Trial
-from mup_tpu.tuning.runner import run_missing
+from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
+from mup_tpu.tuning.runner import Rows, run_missing
 from mup_tpu.tuning.sequence import Buyer, Grid, buy
 from mup_tpu.tuning.tracking import Tracking
 
 if TYPE_CHECKING:
+    import pandas as pd
     from _typeshed import DataclassInstance
     from matplotlib.figure import Figure
 
 FILE = "study.json"
+
+# Measured, without what the function itself imports and needs, which nobody knows before it runs.
+_SERVER_MB, _WORKER_MB = 80, 60
+
+_KEYS = (
+    "experiment", "trainer", "scale", "ladder", "measured_by", "tune", "compare", "num_seeds", "settings",
+)  # fmt: skip
+
+OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
 
 class PrintedAnalysis(TransferAnalysis):
@@ -108,20 +127,20 @@ class Study:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Study:
-        """Study that a folder holds.
+        """Open the study that a folder holds.
 
         Raises:
             StoreError: it holds none.
         """
         root = results_folder(folder)
-        if (content := read_if_there(root, FILE)) is None:
+        if (content := read_file(root, FILE)) is None:
             raise StoreError(f"results folder {folder} holds no study (no {FILE} in it)")
         misfits = (ValueError, TypeError, AttributeError, RecursionError)
         with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
             return cls(folder, **json.loads(content))
 
     def trials(self) -> list[Trial]:
-        """Trials of the grid, small scales first."""
+        """List the trials of the grid, small scales first."""
         return list(self.space.trials)
 
     def run(
@@ -173,15 +192,20 @@ class Study:
         SequenceOptions(until_settled, first_looks=first_looks)  # checks them
         seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
-        function = trainer_of(train, self.space) if isinstance(train, str) else train
-        check_function(function)
+        function = find_trainer(train, self.space)
         on_ray = ray or address is not None or resources is not None
         if on_ray:
-            threads, pool = place_on_ray(self.folder, address, resources or {}, console)
+            threads, pool = _place_on_ray(self.folder, address, resources or {}, console)
         else:
-            threads, pool = place_here(self.folder, workers)
+            threads, pool = _place_here(self.folder, workers)
         grid = _grid_of(self.space) if until_settled else None
         store, leases = self._open(grid)
+        code = fingerprint(function)
+        if changed := _rows_of_other_code(store, code):
+            console.print(
+                f"the trainer has changed since {changed} of the rows in {self.folder} were stored: they "
+                "stay, and new trials run the new code; give another folder to run all trials again"
+            )
         how = How(self.folder, threads, seconds, halving)
         tracking = Tracking(track, store)
         purchase = store.next_purchase()
@@ -189,7 +213,7 @@ class Study:
         try:
             with (
                 store.folder.locked("driver.lock", busy),
-                Functions(self.space, pickled(function, by_value=on_ray), how, pool) as functions,
+                _Calls(self.space, pickled(function, by_value=on_ray), how, pool, code) as calls,
             ):
                 # A killed call may have left losses of trials that failed, or of an earlier function.
                 done = store.done() if halving else set[str]()
@@ -199,16 +223,7 @@ class Study:
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     elsewhere = {lease.trial.id for lease in leases.running()}
                     return run_missing(
-                        functions,
-                        trials,
-                        store,
-                        tracking,
-                        console,
-                        heartbeat,
-                        halving,
-                        of,
-                        deadline,
-                        elsewhere,
+                        calls, trials, store, tracking, console, heartbeat, halving, of, deadline, elsewhere
                     )
 
                 if grid is not None:
@@ -225,12 +240,12 @@ class Study:
     def ask(
         self, count: int = 1, *, until_settled: bool = False, patience: float = PATIENCE_S
     ) -> list[Trial]:
-        """Missing trials to run elsewhere, each given once.
+        """Lease missing trials to run elsewhere, each once.
 
         Args:
             count: most trials to give.
             until_settled: choose them where they decide, in place of the grid's order.
-            patience: seconds after which an untold trial may be given again.
+            patience: lease of a trial, in seconds; without a loss it may then be given again.
 
         Returns:
             At most `count` trials; fewer if no more are missing, or decided on yet.
@@ -282,14 +297,14 @@ class Study:
         store, leases = self._open()
         with leases.alone():
             lease = leases.find(trial.id if isinstance(trial, Trial) else str(trial))
-            store.append(*as_rows(lease.trial, outcome, lease.purchase))
+            store.append(*_rows(lease.trial, outcome, lease.purchase))
             # The loss is stored: a lease that stays is ignored from now on.
             with contextlib.suppress(OSError):
                 leases.forget(lease.trial.id)
         return lease.trial
 
     def verdict(self) -> TransferAnalysis:
-        """Analysis of stored trials; printed, it says each verdict in a sentence.
+        """Analyse stored trials; the result is printed as a sentence for each verdict.
 
         Raises:
             StoreError: nothing is stored yet.
@@ -298,7 +313,7 @@ class Study:
         return PrintedAnalysis(**_fields_of(analyze(load_table(self.folder))))
 
     def predict(self, **target: float) -> Predictions:
-        """Optimum, cost and loss at a scale that was not run, of everything compared: `predict(width=8192)`.
+        """Predict optimum, cost and loss at a scale that was not run: `predict(width=8192)`.
 
         Raises:
             StoreError: nothing is stored yet.
@@ -308,7 +323,7 @@ class Study:
         return PrintedPredictions(**_fields_of(made))
 
     def plot(self, name: str = "transfer") -> Figure:
-        """Figure of stored trials.
+        """Draw a figure of stored trials.
 
         Args:
             name: "transfer", "optimum", "regret", "best_loss", "collapse", "learning_curves" or "sequence".
@@ -319,17 +334,34 @@ class Study:
         from mup_tpu import plots
 
         analysis = self.verdict()
-        there = plots.drawings(analysis)
-        if name not in there:
-            raise ConfigError(f"plot {name!r} is not one of {', '.join(there)}, for which there are runs")
-        return there[name](analysis)
+        drawings = plots.drawings(analysis)
+        if name not in drawings:
+            raise ConfigError(f"plot {name!r} is not one of {', '.join(drawings)}, for which there are runs")
+        return drawings[name](analysis)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the stored trials, one row each; empty if none is stored."""
+        store, _ = self._open()
+        return store.results()[[*self.space.columns, "seed", "loss", "status", "trial_id"]].reset_index(
+            drop=True
+        )
+
+    def __repr__(self) -> str:
+        return f"Study({self.folder!r}: {self.space.axes}, {len(self.space.trials)} trials)"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        frame = self.to_frame()
+        head = f"<p>{escape(repr(self))}: {len(frame)} stored</p>"
+        return head + str(frame.drop(columns="trial_id").to_html(max_rows=20, index=False))
 
     def _open(self, grid: Grid[Trial] | None = None) -> tuple[Store, Leases]:
-        """Store with the definition of the study and the scales that a sequence plans, and leases.
+        """Open the store, with the definition of the study and the scales that a sequence plans, and leases.
 
         They stay open, so that a call reads only what is new, unless the folder is removed meanwhile.
         """
-        if self._opened is not None and read_if_there(self._opened[0].folder, FILE) == self._definition:
+        if self._opened is not None and read_file(self._opened[0].folder, FILE) == self._definition:
             if grid is not None:
                 self._opened[0].plan(grid.points)
             return self._opened
@@ -341,14 +373,13 @@ class Study:
                 f"results folder {self.folder} holds runs with {name} {other}, and this study has "
                 f"{settings[name]}: an analysis compares runs of one kind, so give another folder"
             )
-        if read_if_there(store.folder, FILE) != self._definition:
-            write_whole(store.folder, FILE, self._definition)
+        if read_file(store.folder, FILE) != self._definition:
+            write_file(store.folder, FILE, self._definition)
         self._opened = store, Leases(store, space)
         return self._opened
 
 
 def _grid_of(space: Space) -> Grid[Trial]:
-    """Grid of a study for a sequence, which buys the deciding runs."""
     return Grid(
         Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
         {float(point[space.measured_by]): point for point in space.scale},
@@ -358,3 +389,187 @@ def _grid_of(space: Space) -> Grid[Trial]:
         space.trial,
         lambda trial: trial.id,
     )
+
+
+class _Calls:
+    """Trials of a study, for the runner of trials: calls of its function."""
+
+    def __init__(self, space: Space, payload: bytes, how: How, pool: OpensPool, code: str | None) -> None:
+        self._space, self._payload, self._how, self._open_pool = space, payload, how, pool
+        self._code, self._at_end = code, contextlib.ExitStack()
+        self._pool: Pool[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._at_end:
+            self._pool = None
+
+    def trial_id(self, trial: Trial) -> str:
+        return trial.id
+
+    def size(self, trial: Trial) -> str:
+        return self._space.size(trial)
+
+    def work(self, trial: Trial) -> float:
+        return float(trial.values[self._space.measured_by])
+
+    def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
+        """Return jobs of missing trials, the largest first, and the pool that runs them."""
+        self._pool = self._pool or self._at_end.enter_context(self._open_pool())
+        missing = sorted(missing, key=self.work, reverse=True)
+        return [FunctionJob(self._payload, t, self._how, self._group(t)) for t in missing], self._pool
+
+    def _group(self, trial: Trial) -> str:
+        """Name the trials that differ in the hyperparameter alone."""
+        values = {name: value for name, value in trial.values.items() if name != self._space.tuned}
+        return Trial(self._space.name, values).id
+
+    def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
+        outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
+        return _rows(job.trial, outcome, code=self._code)
+
+    def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remove checkpoints of a trial; of a failed one, its losses at rungs instead."""
+        if rows[0]["status"] != "failed":
+            (Folder(self._how.folder) / "work").remove(job.trial.id)
+        elif (rungs := self._how.rungs(job.group)) is not None:
+            forget_rungs(Folder(rungs), lambda name: name != job.trial.id)
+
+    def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
+        """Remove checkpoints of stored trials: a driver killed after it stored a row leaves them."""
+        work = Folder(self._how.folder) / "work"
+        if names := work.names():
+            work.remove(*{*names} & {*stored()})
+
+    def summary(self) -> str:
+        return ""
+
+
+def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
+    """Return the row and the curve of a trial for the store; `code` is the fingerprint of its trainer."""
+    values = {name: value for name, value in trial.values.items() if name != "seed"}
+    row = {
+        **trial.values,
+        "trial_id": trial.id,
+        "loss": ended.loss,
+        "status": ended.status,
+        "reason": ended.reason,
+        "wall_time_s": ended.seconds,
+        "steps_done": ended.step,
+        "purchase": purchase,
+        "versions": json.dumps({**_versions(), **({"trainer": code} if code else {})}),
+        "config": json.dumps(values, sort_keys=True),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    curve = [
+        {"trial_id": trial.id, "step": step, "tokens": None, "split": "train", "loss": loss}
+        for step, loss in ended.points
+    ]
+    return [row], curve
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "mup_tpu": importlib.metadata.version("mup_tpu")}
+
+
+def _rows_of_other_code(store: Store, code: str | None) -> int:
+    """Count results of a trainer whose code was another one; rows without a fingerprint do not count."""
+    if code is None:
+        return 0
+    codes = store.results()["versions"].str.extract(r'"trainer": "([0-9a-f]{16})"')[0].dropna()
+    return int((codes != code).sum())
+
+
+def _place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
+    """Return the CPU threads of a trial on this machine, and the opener of its workers' pool.
+
+    By default one worker a GPU, which sees no other GPU; without GPUs one a core.
+
+    Raises:
+        ConfigError: the number of workers is not allowed.
+    """
+    if workers is not None:
+        require_count("workers", workers)
+    gpus = visible_gpus()
+    count = workers_that_fit(workers or len(gpus) or cores(), _SERVER_MB, _WORKER_MB, "a study")
+    parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
+    threads = max(1, cores() // count)
+    return threads, lambda: Forked(count, folder, preload=("mup_tpu.study.trainer",), parts=parts)
+
+
+def _place_on_ray(
+    folder: str, address: str | None, resources: Mapping[str, float], console: Console
+) -> tuple[int, OpensPool]:
+    """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial.
+
+    Without an address the pool starts a cluster. The opener raises ConfigError if no cluster or node fits.
+
+    Raises:
+        ConfigError: an amount is not above 0.
+    """
+    for name, amount in resources.items():
+        require_above_zero(f"resources {name}", amount)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Pool[Any]]:
+        from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots_with
+
+        look = functools.partial(slots_with, resources)
+        with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
+            yield pool
+
+    return max(1, int(resources.get("CPU", 1))), opened
+
+
+def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str | None]:
+    """Open the study of a TOML file; return it and the trainer that the file names.
+
+    Args:
+        path: file with experiment, scale (or [[ladder]] tables), tune, compare, num_seeds and [settings].
+        results: results folder or fsspec URL; by default results/EXPERIMENT.
+
+    Raises:
+        ConfigError: no such file, not TOML, an unknown key, or a name or value that is not allowed.
+    """
+    entries = read_toml(path)
+    try:
+        for key in entries:
+            if key not in _KEYS:
+                raise ConfigError(f"{unknown_key(key, _KEYS)}; names of your own go into [settings]")
+        if ("scale" in entries) == ("ladder" in entries):
+            raise ConfigError("scale and [[ladder]]: give one of them")
+        for key in ("experiment", "tune"):
+            if key not in entries:
+                raise ConfigError(f"{key} is missing")
+        trainer = entries.get("trainer")
+        for key in ("experiment", "trainer", "measured_by"):
+            if key in entries and not isinstance(entries[key], str):
+                raise ConfigError(f"{key} {entries[key]!r} is not text")
+        study = Study(
+            results or f"results/{entries['experiment']}",
+            name=entries["experiment"],
+            scale=_with_numbers(entries.get("scale", entries.get("ladder"))),
+            tune=_with_numbers(entries["tune"]),
+            compare=entries.get("compare"),
+            seeds=entries.get("num_seeds", 1),
+            settings=entries.get("settings"),
+            measured_by=entries.get("measured_by"),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return study, trainer
+
+
+def _with_numbers(axis: Any) -> Any:
+    """Replace text of an axis, such as "2^-8", by numbers."""
+    if not isinstance(axis, Mapping):
+        return axis
+    return {
+        name: [parse_number(value) if isinstance(value, str) else value for value in values]
+        if isinstance(values, list)
+        else values
+        for name, values in axis.items()
+    }

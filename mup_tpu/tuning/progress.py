@@ -136,7 +136,7 @@ class TrialProgress(Generic[T]):
             at, result = running.size, counted(sorted(statuses.items()))
             if len(rows) == 1:
                 (row,) = rows
-                at += f", seed {row['seed']}"
+                at = getattr(job, "values", "") or f"{at}, seed {row['seed']}"
                 result = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
             total, done = self._total.total(), self._done()
             self.console.print(f"{at}: {result}; {done} of {total} trials stored, {self._time_left()} left")

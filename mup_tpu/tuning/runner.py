@@ -125,7 +125,7 @@ def run_missing(
                                 "the same command goes on"
                             )
                         for reason in dict.fromkeys(r["reason"] for r in rows if r["status"] == "failed"):
-                            console.print(f"{job} failed: {reason}", style="red")
+                            console.print(f"{job} failed: {reason}", style="red", markup=False)
                         kind.stored(job, rows)
                     case report:
                         progress.reported(job, report)

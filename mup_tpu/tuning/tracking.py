@@ -25,7 +25,7 @@ from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder
-from mup_tpu.files.leftovers import scratch_folder
+from mup_tpu.files.local import scratch_folder
 from mup_tpu.store import FINAL, Store, load_curves
 
 # Form of our names of trials. A store that somebody else has written may hold others, such as `../x`.

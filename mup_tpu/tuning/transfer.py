@@ -34,7 +34,7 @@ from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import sizes
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import StoredAxes, is_search, load_axes, load_runs
-from mup_tpu.store.predictions import KeptPrediction, keep_predictions
+from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.verdicts import score as score_sentence

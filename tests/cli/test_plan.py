@@ -6,7 +6,7 @@ import re
 import pytest
 
 from mup_tpu.analysis import load_table
-from mup_tpu.store.predictions import load_predictions
+from mup_tpu.store.header import load_predictions
 
 MODEL = """experiment = "tiny"
 learning_rates = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]

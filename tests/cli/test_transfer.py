@@ -11,7 +11,7 @@ from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.store import Store, load_runs
-from mup_tpu.store.predictions import load_predictions
+from mup_tpu.store.header import load_predictions
 from mup_tpu.tuning.transfer import Transfer
 
 ALONE = ["--threads", os.cpu_count() or 1]

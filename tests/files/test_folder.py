@@ -48,9 +48,6 @@ def test_files_come_back_and_are_listed_by_name(folder):
     folder.write("a", b"1")
     folder.remove()
     assert folder.names() == ["a"]
-    folder.remove_all()
-    folder.remove_all()
-    assert folder.names() == []
 
 
 def test_a_file_whose_writing_fails_is_not_there(folder):

@@ -17,7 +17,7 @@ from mup_tpu import Study, octaves
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import MupTpuError
 from mup_tpu.store import Store, load_curves, load_runs, tables
-from mup_tpu.store.predictions import KeptPrediction, keep_predictions, load_predictions
+from mup_tpu.store.header import KeptPrediction, keep_predictions, load_predictions
 from mup_tpu.tuning.sweep import run_sweep
 
 CALLS = {

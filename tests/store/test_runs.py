@@ -9,13 +9,13 @@ import threading
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mup_tpu.config import Axis, Sweep
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import (
+    Condition,
     Store,
     StoredAxes,
     StoredAxis,
@@ -23,13 +23,10 @@ from mup_tpu.store import (
     load_curves,
     load_header,
     load_runs,
-    parts,
     tables,
 )
-from mup_tpu.store import runs as stored_runs
-from mup_tpu.store.conditions import Condition
-from mup_tpu.store.header import Header, read_header
-from mup_tpu.store.predictions import KeptPrediction, keep_predictions, load_predictions
+from mup_tpu.store import header as stored_header
+from mup_tpu.store.header import Header, KeptPrediction, keep_predictions, load_predictions, read_header
 
 
 def row(trial_id: str, loss: float = 1.0, status: str = "finished", **more) -> dict:
@@ -53,52 +50,27 @@ def test_rows_and_curves_come_back(tmp_path):
     assert store.done() == {"a", "b", "c"}
 
 
-def test_a_row_written_twice_is_one_row(tmp_path):
-    Store(tmp_path, "x").append([row("a", 1.0)], [point("a", 1, 3.0)])
-    Store(tmp_path, "x").append([row("a", 1.0), row("b")], [point("a", 1, 3.0)])
-    assert load_runs(tmp_path)["trial_id"].tolist() == ["a", "b"]
-    assert len(load_curves(tmp_path)) == 1
-
-
-def test_a_result_outranks_an_earlier_failure_and_failures_are_run_again(tmp_path):
-    store = Store(tmp_path, "x")
-    store.append(
-        [row("a", float("nan"), "failed", reason="out of memory"), row("b", float("nan"), "preempted")]
-    )
+def test_a_trial_has_one_row_its_best(tmp_path):
+    """A whole run outranks one that was stopped early, and that a failure, which is run again."""
+    store, loss = Store(tmp_path, "x"), float("nan")
+    store.append([row("a", loss, "failed", reason="out of memory"), row("b", loss, "preempted")])
     assert store.done() == set()
-    store.append([row("a", 1.0)])
-    assert store.done() == {"a"}
-    assert load_runs(tmp_path).set_index("trial_id")["status"].to_dict() == {
-        "a": "finished",
-        "b": "preempted",
-    }
-
-
-def test_a_whole_run_outranks_one_that_was_stopped_early(tmp_path):
-    store = Store(tmp_path, "x")
-    store.append([row("a", 2.0, "stopped"), row("b", 1.0)])
-    assert store.done() == {"a", "b"}
-    assert store.done(stopped=False) == {"b"}
-    store.append([row("a", 1.5)])
-    assert store.done(stopped=False) == {"a", "b"}
-    assert load_runs(tmp_path).set_index("trial_id")["loss"].to_dict() == {"a": 1.5, "b": 1.0}
-
-
-def test_unknown_columns_are_kept_beside_known_ones(tmp_path):
-    store = Store(tmp_path, "x")
-    store.append([row("a")])
-    store.append([row("b", dropout=0.1)])
+    store.append([row("a", 2.0, "stopped"), row("c")], [point("c", 1, 3.0)])
+    assert store.done() == {"a", "c"} and store.done(stopped=False) == {"c"}
+    Store(tmp_path, "x").append([row("a", 1.5), row("c")], [point("c", 1, 3.0)])
+    assert store.done(stopped=False) == {"a", "c"}
     runs = load_runs(tmp_path).set_index("trial_id")
-    assert runs.loc["b", "dropout"] == 0.1 and pd.isna(runs.loc["a", "dropout"])
-    store.compact()
-    assert load_runs(tmp_path).set_index("trial_id").loc["b", "dropout"] == 0.1
+    assert runs["status"].to_dict() == {"a": "finished", "b": "preempted", "c": "finished"}
+    assert runs["loss"].to_dict() == {"a": 1.5, "b": pytest.approx(loss, nan_ok=True), "c": 1.0}
+    assert len(load_curves(tmp_path)) == 1
 
 
 def test_compaction_keeps_every_row_in_one_part(tmp_path):
     store = Store(tmp_path, "x")
     for i in range(5):
-        store.append([row(f"t{i}", i)], [point(f"t{i}", 1, i)])
+        store.append([row(f"t{i}", i, **({"dropout": 0.1} if i else {}))], [point(f"t{i}", 1, i)])
     before, curves = load_runs(tmp_path), load_curves(tmp_path)
+    assert before["dropout"].isna().tolist() == [True] + 4 * [False], "unknown columns are kept"
     store.compact()
     pd.testing.assert_frame_equal(load_runs(tmp_path), before)
     pd.testing.assert_frame_equal(load_curves(tmp_path), curves)
@@ -115,15 +87,6 @@ def test_a_merge_that_fails_costs_no_row(tmp_path, monkeypatch, caplog):
     Store(tmp_path, "x").append([row("t3")], [point("t3", 1, 3)])
     assert len(load_runs(tmp_path)) == 4
     assert "stay as they are" in caplog.text
-
-
-def test_a_half_written_part_is_never_seen(tmp_path):
-    store = Store(tmp_path, "x")
-    store.append([row("a")])
-    (tmp_path / "runs" / ".partial-1234").write_bytes(b"PAR1 torn")
-    assert load_runs(tmp_path)["trial_id"].tolist() == ["a"]
-    store.append([row("b")])
-    assert len(load_runs(tmp_path)) == 2
 
 
 def test_of_a_trial_whose_curve_cannot_be_stored_there_is_no_row(tmp_path):
@@ -150,8 +113,8 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
         name = next(others)
         assert name.endswith(step)
         for table, records in (("curves", [point(name, 1, 3.0)]), ("runs", [row(name)])):
-            content = parts.encode(pa.Table.from_pylist(records))
-            (tmp_path / table / parts.new_name(content)).write_bytes(content)
+            content, part = tables.encode(pa.Table.from_pylist(records), True)
+            (tmp_path / table / part).write_bytes(content)
 
     def read(*arguments):
         found = read_parts(*arguments)
@@ -230,35 +193,23 @@ def test_a_kill_while_writing_leaves_a_readable_table(tmp_path):
     assert runs["loss"].tolist() == [float(i) for i in range(len(runs))]
 
 
-def test_another_experiments_folder_is_refused(tmp_path):
+def test_folders_that_cannot_be_opened_say_so(tmp_path):
     Store(tmp_path, "lr_transfer").append([row("a")])
     with pytest.raises(StoreError, match="holds experiment 'lr_transfer', not 'ablations'"):
         Store(tmp_path, "ablations")
-
-
-def test_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written: "):
         Store(tmp_path / "file" / "results", "x")
-
-
-def test_missing_or_empty_folders_say_so(tmp_path):
     with pytest.raises(StoreError, match="holds no store"):
         load_runs(tmp_path / "nowhere")
-    Store(tmp_path, "x")
+    Store(tmp_path / "new", "x")
     with pytest.raises(StoreError, match="holds no runs yet"):
-        load_runs(tmp_path)
-
-
-def test_damaged_part_and_newer_format_are_named(tmp_path):
-    store = Store(tmp_path, "x")
-    store.append([row("a")])
+        load_runs(tmp_path / "new")
     (tmp_path / "runs" / "zzz.parquet").write_bytes(b"not parquet")
     with pytest.raises(StoreError, match=r"zzz\.parquet.*cannot be read"):
         load_runs(tmp_path)
-    (tmp_path / "store.json").write_text(json.dumps({"experiment": "x", "format": 99}))
-    with pytest.raises(StoreError, match="format 99"):
-        load_runs(tmp_path)
+    with pytest.raises(StoreError, match="results folder nothing://x cannot be opened: Protocol not known"):
+        Store("nothing://x", "x")
 
 
 @pytest.mark.parametrize(
@@ -270,6 +221,7 @@ def test_damaged_part_and_newer_format_are_named(tmp_path):
         ("{", "store.json: Expecting property name"),
         ("\ud800", "store.json: "),
         ("{}", "store.json: it has store format None; this version reads 1"),
+        ('{"format": 99}', "format 99"),
         ('{"format": 1}', "store.json: it does not name its experiment"),
         ('{"format": 1, "experiment": ["x"]}', "store.json: it does not name its experiment"),
         ('{"format": 1, "experiment": "x", "axes": [1]}', "its axes are not scale, tune, compare"),
@@ -317,10 +269,11 @@ def test_a_row_whose_stored_configuration_is_none_names_its_part(tmp_path):
         store = Store(folder, "x")
         store.append([row("a", config="{}")])
         store.append([row("b", config=config)])
-        with pytest.raises(StoreError, match=r"part .*/runs/[0-9a-f-]*\.parquet cannot be read: ") as caught:
+        with pytest.raises(StoreError, match=r"part .*/runs/[0-9a-f-]*\.arrow cannot be read: ") as caught:
             load_runs(folder)
         name = str(caught.value).split("/runs/")[1].split()[0]
-        assert pq.read_table(folder / "runs" / name)["trial_id"].to_pylist() == ["b"]
+        part = pa.ipc.open_file(folder / "runs" / name).read_all()
+        assert part["trial_id"].to_pylist() == ["b"]
 
 
 def test_parts_whose_unknown_columns_do_not_fit_together_are_refused(tmp_path):
@@ -338,11 +291,6 @@ def test_urls_work_like_folders():
     store.compact()
     assert load_runs("memory://bucket/results")["loss"].tolist() == [2.0, 1.0]
     assert len(load_curves("memory://bucket/results")) == 1
-
-
-def test_a_url_that_cannot_be_opened_is_named():
-    with pytest.raises(StoreError, match="results folder nothing://x cannot be opened: Protocol not known"):
-        Store("nothing://x", "x")
 
 
 def test_a_store_knows_its_axes_and_older_ones_are_learning_rate_by_width(tmp_path):
@@ -449,7 +397,7 @@ def test_entries_of_later_versions_stay_in_the_header(tmp_path):
 KEEP = """
 import sys
 from mup_tpu.store import Store
-from mup_tpu.store.predictions import KeptPrediction, keep_predictions
+from mup_tpu.store.header import KeptPrediction, keep_predictions
 name = sys.argv[2]
 sys.stdin.read(1)
 half, interval = (-7.0, -5.0), (-8.0, -4.0)
@@ -478,17 +426,17 @@ def test_predictions_and_planned_scales_of_writers_at_once_are_all_kept(tmp_path
 def test_writers_of_one_header_in_a_bucket_keep_the_others_changes(monkeypatch):
     """A bucket has no lock: another writer replaces the header between reading and writing."""
     url = "memory://bucket/raced"
-    store, write, others = Store(url, "x"), stored_runs.write_header, iter([128.0, 256.0])
+    store, write, others = Store(url, "x"), stored_header.write_file, iter([128.0, 256.0])
 
-    def late(folder, header):
-        write(folder, header)
+    def late(folder, file, content):
+        write(folder, file, content)
         if (scale := next(others, None)) is not None:
-            write(folder, Header("x", planned=(scale,)))
+            write(folder, file, Header("x", planned=(scale,)).to_json())
 
-    monkeypatch.setattr(stored_runs, "write_header", late)
+    monkeypatch.setattr(stored_header, "write_file", late)
     store.plan([64.0])
     assert load_header(url).planned == (64.0, 256.0)
-    monkeypatch.setattr(stored_runs, "write_header", lambda folder, header: write(folder, Header("x")))
+    monkeypatch.setattr(stored_header, "write_file", lambda *to: write(*to[:2], Header("x").to_json()))
     with pytest.raises(StoreError, match=r"another process changes store\.json again and again"):
         store.plan([512.0])
 

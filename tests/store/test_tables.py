@@ -1,11 +1,21 @@
-"""Tables of many parts: merged by size as they are written, and read again only where they are new."""
+"""Tables in parts: a damaged part is named and never read as other numbers, merges lose nothing."""
+
+import json
+import random
+from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from mup_tpu.config import Trial, columns
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs, tables
+
+RESULTS = Path(__file__).parents[2] / "results"
+LOADERS = {"runs": load_runs, "curves": load_curves}
 
 
 def add(store: Store, name: str, loss: float = 1.0, status: str = "finished", **more) -> None:
@@ -19,12 +29,12 @@ def url(request, tmp_path):
 
 
 @pytest.fixture
-def read_parts(monkeypatch):
+def parts_read(monkeypatch):
     """Names of the parts that are read from now on."""
     names, read = [], Folder.read
 
     def note(folder, name, *most):
-        if name.endswith(".parquet"):
+        if name.startswith("runs/"):
             names.append(name)
         return read(folder, name, *most)
 
@@ -32,17 +42,131 @@ def read_parts(monkeypatch):
     return names
 
 
+def flipped_bits(part, count):
+    """Write the part with one wrong bit, again and again; in the end it is whole."""
+    whole, generator = part.read_bytes(), random.Random(0)
+    for bit in generator.sample(range(8 * len(whole)), count):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        part.write_bytes(damaged)
+        yield
+    part.write_bytes(whole)
+
+
+@pytest.mark.parametrize("table", LOADERS)
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "parquet without a checksum"])
+def test_no_flipped_bit_is_read_as_another_number(table, kind, tmp_path):
+    store, load = Store(tmp_path, "x"), LOADERS[table]
+    for k in range(4):
+        add(store, f"t{k}", 1.5 + k)
+    if "parquet" in kind:
+        store.compact()
+    part = sorted((tmp_path / table).iterdir())[0]
+    assert part.suffix == f".{kind[:7]}"
+    if "without" in kind:  # as earlier versions named it: its pages have checksums, its footer has none
+        part = part.rename(part.with_name(f"{part.name[:32]}.parquet"))
+    before = load(tmp_path)
+    for _ in flipped_bits(part, 100 if "without" in kind else 60):
+        try:
+            load(tmp_path).astype(object).to_dict("records")
+            assert "without" in kind
+        except StoreError as error:
+            assert part.name in str(error) and "\n" not in str(error)
+            assert "without" in kind or "is damaged: its content does not have the checksum" in str(error)
+        if "without" not in kind and table == "runs":
+            with pytest.raises(StoreError, match="is damaged"):
+                Store(tmp_path, "x").done()
+    pd.testing.assert_frame_equal(load(tmp_path), before)
+
+
+def test_pages_have_checksums_that_any_reader_can_verify(tmp_path):
+    store = Store(tmp_path, "x")
+    for name in "ab":
+        add(store, name)
+    store.compact()
+    (part,) = (tmp_path / "curves").iterdir()
+    content = bytearray(part.read_bytes())
+    loss = pq.ParquetFile(part).metadata.row_group(0).column(4)
+    assert loss.path_in_schema == "loss"
+    first = loss.dictionary_page_offset or loss.data_page_offset
+    content[first + loss.total_compressed_size - 1] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(OSError, match="CRC checksum verification failed"):
+        pq.read_table(part, page_checksum_verification=True)
+
+
+def test_parts_of_earlier_versions_are_read_and_merged(tmp_path):
+    store = Store(tmp_path, "x")
+    for name in "abc":
+        add(store, name, dropout=0.1)
+    before = load_runs(tmp_path)
+    for part in list((tmp_path / "runs").iterdir())[1:]:  # one stays an Arrow file
+        old = pa.ipc.open_file(part).read_all()
+        pq.write_table(old, part.with_name(f"{part.name[:32]}.parquet"), compression="zstd")
+        part.unlink()
+    pd.testing.assert_frame_equal(load_runs(tmp_path), before)
+    assert Store(tmp_path, "x").done() == {*"abc"}
+    store.compact()
+    (part,) = (tmp_path / "runs").iterdir()
+    assert part.suffix == ".parquet", "other tools read what is committed"
+    pd.testing.assert_frame_equal(load_runs(tmp_path), before)
+
+
+def test_files_that_are_no_parts_are_not_read(tmp_path):
+    """An Arrow file has no checksum but that of its name."""
+    add(Store(tmp_path, "x"), "a")
+    for name in (".partial-1234", "notes.txt", "copied.arrow", f"{'0' * 32}.arrow"):
+        (tmp_path / "runs" / name).write_bytes(b"ARROW1 torn")
+    assert load_runs(tmp_path)["trial_id"].tolist() == ["a"]
+    Store(tmp_path, "x").compact()
+
+
+SCHEMA = pa.schema([("trial_id", pa.string()), ("step", pa.int64()), ("loss", pa.float64())])
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"step": [1]}, "cannot be read: it does not give trial_id in every row"),
+        ({"trial_id": ["a", None], "loss": [1.0, 2.0]}, "does not give trial_id in every row"),
+        ({"trial_id": ["a"], "loss": ["1,45"]}, "column loss is string, not double"),
+        ({"trial_id": ["a"], "loss": [[1.0]]}, "Unsupported cast from list"),
+        ({"trial_id": ["a"], "step": [1.5]}, "was truncated"),
+        ({"trial_id": [3]}, "column trial_id is int64, not string"),
+    ],
+)
+def test_what_is_no_part_of_its_kind_is_refused(columns, sentence, is_small):
+    with pytest.raises(StoreError, match=sentence):
+        tables.decode(*tables.encode(pa.table(columns), is_small), SCHEMA, ["trial_id"])
+    doubled = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["trial_id", "loss", "loss"])
+    with pytest.raises(StoreError, match="cannot be read: it has two columns loss"):
+        tables.decode(*tables.encode(doubled, is_small), SCHEMA, ["trial_id"])
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_known_columns_come_in_their_types_and_others_as_they_are(is_small):
+    table = pa.table({"trial_id": ["a"], "step": pa.array([3], pa.int8()), "dropout": [1]})
+    part = tables.encode(table, is_small)
+    decoded = tables.decode(*part, SCHEMA, ["trial_id"])
+    assert decoded.schema.field("step").type == pa.int64()
+    assert decoded.to_pylist() == [{"trial_id": "a", "step": 3, "dropout": 1}]
+    assert tables.decode(*part, SCHEMA, ["trial_id"], ["trial_id", "step"]).to_pylist() == [
+        {"trial_id": "a", "step": 3}
+    ]
+
+
 def test_parts_of_about_one_size_are_merged_whoever_wrote_them(url, monkeypatch):
     """As `tell` does it: each call opens the folder anew."""
     monkeypatch.setattr(tables, "MERGE_EVERY", 4)
     monkeypatch.setattr(tables, "_SMALLEST", 20_000)
-    for k in range(60):
+    for k in range(40):
         add(Store(url, "x"), f"t{k:03}", float(k), note="x" * 300 * k)
-        for table in ("runs", "curves"):
+        for table in LOADERS:
             sizes = sorted((Folder(url) / table).sizes().values())
             assert sum(size <= 20_000 for size in sizes) <= 4 and len(sizes) < 12
-    assert load_runs(url)["loss"].tolist() == [float(k) for k in range(60)]
-    assert len(load_curves(url)) == 60
+    assert load_runs(url)["loss"].tolist() == [float(k) for k in range(40)]
+    assert len(load_curves(url)) == 40
 
 
 def test_large_parts_are_not_written_again_with_each_small_one(tmp_path, monkeypatch):
@@ -73,20 +197,20 @@ def test_a_merge_keeps_the_best_row_of_a_trial_and_columns_that_are_unknown(tmp_
 def test_columns_without_a_value_are_left_out_of_a_part_and_come_back_empty(tmp_path):
     add(Store(tmp_path, "x"), "a")
     (part,) = (tmp_path / "runs").iterdir()
-    assert set(pd.read_parquet(part)) == {"experiment", "trial_id", "loss", "status", "lr"}
+    assert {*pa.ipc.open_file(part).schema.names} == {"experiment", "trial_id", "loss", "status", "lr"}
     runs = load_runs(tmp_path)
     assert runs["purchase"].isna().all() and runs["width"].isna().all()
 
 
-def test_a_writer_reads_only_parts_that_are_new(url, read_parts):
+def test_a_writer_reads_only_parts_that_are_new(url, parts_read):
     store, other = Store(url, "x"), Store(url, "x")
     add(store, "a")
     add(store, "p", purchase=7)
-    assert store.done() == {"a", "p"} and not read_parts, "it wrote them itself"
+    assert store.done() == {"a", "p"} and not parts_read, "it wrote them itself"
     add(other, "b", float("nan"), "failed")
     add(other, "c", 3.0, "stopped")
     assert store.done() == {"a", "p", "c"} and store.done(stopped=False) == {"a", "p"}
-    assert len(read_parts) == 2 and store.known()["c"].loss == 3.0 and store.known()["p"].purchase == 7
+    assert len(parts_read) == 2 and store.known()["c"].loss == 3.0 and store.known()["p"].purchase == 7
     add(other, "b")
     other.compact()
     assert store.done() == {"a", "b", "c", "p"}
@@ -103,13 +227,20 @@ def test_rows_that_somebody_removes_are_forgotten(url):
     assert store.done() == set()
 
 
-def test_a_part_that_changed_is_damaged_for_each_reader(tmp_path):
-    """One bit, in a file of the same size."""
-    add(Store(tmp_path, "x"), "a")
-    (part,) = (tmp_path / "runs").iterdir()
-    content = bytearray(part.read_bytes())
-    content[100] ^= 1
-    part.write_bytes(content)
-    for read in (load_runs, lambda path: Store(path, "x").done()):
-        with pytest.raises(StoreError, match="is damaged: its content does not have the checksum"):
-            read(tmp_path)
+def test_rows_of_earlier_versions_are_completed_from_their_configuration():
+    runs = load_runs(RESULTS / "nanogpt_mup")
+    assert runs[[*columns.CONFIGURED]].notna().all(axis=None)
+    flat = [
+        {k: v for part in json.loads(config).values() for k, v in part.items()} for config in runs["config"]
+    ]
+    for name in ("momentum", "final_lr_fraction", "eval_batches", "vocab_size"):
+        assert runs[name].tolist() == [row[name] for row in flat]
+    assert (runs["base_depth"] == 0).all(), "a field that came later has its default"
+    assert (runs["tokens_planned"] == 122 * 8 * 256).all()
+
+
+def test_new_rows_and_tables_of_others_need_no_completion():
+    row = pd.DataFrame([columns.configured(Trial())])
+    pd.testing.assert_frame_equal(tables.complete(row), row)
+    other = pd.DataFrame({"actual_head_size": [None], "config": [None], "lr": [0.1]})
+    pd.testing.assert_frame_equal(tables.complete(other), other)

@@ -18,9 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mup_tpu import Study, octaves
 from mup_tpu.errors import StoreError
-from mup_tpu.store import Store, load_header, load_runs, tables
-from mup_tpu.store.conditions import Condition
-from mup_tpu.store.predictions import KeptPrediction, keep_predictions, load_predictions
+from mup_tpu.store import Condition, Store, load_header, load_runs, tables
+from mup_tpu.store.header import KeptPrediction, keep_predictions, load_predictions
 
 SECONDS = float(os.environ.get("MUP_TPU_WALK_S", "0"))
 

@@ -135,9 +135,13 @@ def test_a_program_is_swept(toml, tmp_path, capsys):
     runs = load_runs("results/cli").set_index(["width", "lr"])
     assert runs.loc[(512, 2**-5), "loss"] == runs.loc[(512, 2**-7), "loss"] == 4
     assert runs.loc[(256, 2**-6), "loss"] == 3
-    assert runs.loc[(256, 2**-5), "reason"].endswith("ended with exit code 3")
-    assert runs.loc[(256, 2**-7), "reason"].endswith("its last line of output is 'no number', not a number")
-    name = runs.loc[(256, 2**-7), "trial_id"]
+    exited, printed = runs.loc[(256, 2**-5)], runs.loc[(256, 2**-7)]
+    output = f"output: step 1 of 3 (output/{exited['trial_id']}.txt)"
+    assert exited["reason"].endswith(f"ended with exit code 3; {output}")
+    assert printed["reason"].startswith(
+        "its last line of output is 'no number', not a number; output: step 1 of"
+    )
+    name = printed["trial_id"]
     assert (
         (tmp_path / "results/cli/output" / f"{name}.txt").read_text().startswith("step 1 of 3\nno number\n")
     )

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from killing import alive, start, starts, table, wait_for_functions
 
-from mup_tpu.store import load_curves
+from mup_tpu.files import Folder
+from mup_tpu.store import load_curves, tables
 
 RUNNING = ["function", "keeper", "worker"]
 KILLS, SEED = int(os.environ.get("MUP_TPU_KILLS", "36")), int(os.environ.get("MUP_TPU_SEED", "0"))
@@ -73,7 +74,8 @@ def test_random_kills_leave_the_table_of_a_run_that_was_left_alone(where, tmp_pa
             pd.testing.assert_frame_equal(again[finished.columns], finished.reset_index(drop=True))
         pd.testing.assert_frame_equal(table(folder), table(alone))
         pd.testing.assert_frame_equal(load_curves(folder), load_curves(alone))
-        parts = pd.concat(pd.read_parquet(part) for part in (folder / "runs").glob("*.parquet"))
+        stored = tables.read_parts(Folder(folder), "runs", tables.part_names(Folder(folder), "runs"), None)
+        parts = pd.concat(part.to_pandas() for part in stored)
         counts = parts.loc[parts["status"] == "finished", "trial_id"].value_counts()
         assert (counts == 1).all(), "a trial has one row with a result"
         assert not list((folder / "work").iterdir())

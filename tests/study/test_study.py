@@ -24,7 +24,9 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
-from mup_tpu.study import Trial
+from mup_tpu.study import Report, Trial
+from mup_tpu.study.report import Ending
+from mup_tpu.study.trainer import fingerprint
 
 QUIET = Console(quiet=True)
 RULES = ("stays", "moves")
@@ -160,6 +162,50 @@ def test_a_function_that_misbehaves_has_a_row_and_the_others_go_on(how, status, 
     assert reason is None or reason in row["reason"]
     if how == "raises":
         assert "second line" in (tmp_path / "output" / f"{row['trial_id']}.txt").read_text()
+        assert row["reason"].endswith(f"| second line (output/{row['trial_id']}.txt)")
+
+
+def test_a_failures_reason_has_the_last_lines_of_its_output(tmp_path):
+    """On one line without escapes, whatever else goes on printing."""
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]}, compare={"how": ["ends", "floods"]})
+    assert study.run(trainers.noisy_failure, workers=2, console=QUIET) == {"failed": 2}
+    runs = load_runs(tmp_path).set_index("how")
+    for how, row in runs.iterrows():
+        reason = row["reason"]
+        assert reason.startswith("ValueError: no such layer; output: ") and reason.isprintable()
+        assert reason.endswith(f" (output/{row['trial_id']}.txt)") and len(reason) < 1000
+        assert how == "floods" or ("trainers.py" in reason and 'raise ValueError("no such layer")' in reason)
+
+
+def test_a_trainer_that_changed_since_rows_were_stored_is_said(tmp_path, capsys):
+    (tmp_path / "train.py").write_text("print(1.5)")
+    runs = [
+        ("print(1.5)", [0.5], False),
+        ("print(1.5) # x", [0.5, 1], False),
+        ("print(2.5)", [0.5, 1, 2], True),
+    ]
+    for text, lr, is_said in runs:
+        (tmp_path / "train.py").write_text(text)
+        study = Study(tmp_path / "one", scale={"width": [64]}, tune={"lr": lr})
+        study.run(f"{sys.executable} {tmp_path}/train.py", workers=1)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("the trainer has changed since 2 of the rows" in printed) == is_said
+    assert load_runs(tmp_path / "one")["loss"].tolist() == [1.5, 1.5, 2.5]
+    assert fingerprint(trainers.valley) == fingerprint(trainers.gpu) != fingerprint(test_a_trial_is_a_value)
+
+
+def test_a_trial_is_not_ended_before_it_could_save(tmp_path):
+    """The signal comes after the function has looked at `ending`, while it reports."""
+    report = Report(str(tmp_path), lambda reported: setattr(report, "ending", True))
+    report(step=1, saved=report.ending)
+    assert report.ending and not list(tmp_path.iterdir())
+    with pytest.raises(Ending):
+        report(step=2, saved=report.ending)
+    assert Report(str(tmp_path), print).resume_step == 2
+    other = Report(str(tmp_path), lambda reported: setattr(other, "ending", True))
+    other(step=3)
+    with pytest.raises(Ending):  # a function that never looks is ended too
+        other(step=4)
 
 
 def test_a_function_that_is_killed_is_tried_three_times(tmp_path):

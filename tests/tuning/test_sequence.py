@@ -11,8 +11,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
-from mup_tpu.store import Store, load_header, load_runs
-from mup_tpu.store.conditions import Condition
+from mup_tpu.store import Condition, Store, load_header, load_runs
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 

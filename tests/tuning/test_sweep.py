@@ -127,7 +127,7 @@ def test_killed_sweep_resumes_to_the_same_table(tiny, in_process, tmp_path):
     command = [sys.executable, str(script), str(results)]
     victim = subprocess.Popen(command, start_new_session=True)
     deadline = time.monotonic() + 300
-    while not list(results.glob("runs/*.parquet")):
+    while not list(results.glob("runs/*.arrow")):
         assert victim.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
         time.sleep(0.02)
     os.kill(victim.pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.scaling_law import Prediction
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.verdict import Verdict
-from mup_tpu.store.predictions import KeptPrediction
+from mup_tpu.store.header import KeptPrediction
 from mup_tpu.words import reasons, verdicts
 from mup_tpu.words.names import amount, bound, exponent, listed, number, power
 from mup_tpu.words.predictions import prediction, prediction_details

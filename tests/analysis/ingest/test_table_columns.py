@@ -8,7 +8,7 @@ from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.ingest.table_columns import means, plain_name, short_name
 from mup_tpu.analysis.rows import select
 from mup_tpu.errors import TableError
-from mup_tpu.store.conditions import Condition
+from mup_tpu.store import Condition
 from mup_tpu.words.reasons import notes as notes_of
 
 RUNS = pd.DataFrame(

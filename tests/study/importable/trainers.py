@@ -106,6 +106,15 @@ def imports(trial, report):
     return loss
 
 
+def noisy_failure(trial, report):
+    """Raise, while a child prints without end."""
+    print("\x1b[31mthe last words", flush=True)
+    if trial.how == "floods":
+        subprocess.Popen(["yes", "flood"])
+        time.sleep(0.2)
+    raise ValueError("no such layer")
+
+
 def gpu(trial, report):
     """Number of the GPU that a trial may see."""
     time.sleep(0.5)
@@ -120,6 +129,7 @@ def lethal(trial, report):
         case "terminates its group":
             os.killpg(0, signal.SIGTERM)
             report(step=1)
+            report(step=2)
         case "tears a message":
             os.write(message_pipe(report), b'{"report": {"st')
             time.sleep(1000)

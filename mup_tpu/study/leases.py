@@ -1,4 +1,4 @@
-"""Leased trials of a study, given to somebody who has not told their losses: a file each in the folder."""
+"""Leases of a study's trials that run elsewhere, a file each in the folder until their losses come."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from mup_tpu.study.space import Space, Trial
 PATIENCE_S = 24 * 3600.0
 """Lease of a trial, in seconds."""
 
-_FOLDER = "asked"
-_MOST_BYTES = 2**20
+_FOLDER, _MOST_BYTES = "asked", 2**20
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A trial that somebody runs."""
+    """A trial that runs elsewhere."""
 
     trial: Trial
     at: float
-    """When it was given, in seconds since 1970."""
+    """Begin, in seconds since 1970."""
     patience: float
-    """Seconds from then on after which it may be given again."""
+    """Seconds after the begin from which the trial may be leased again."""
     purchase: int | None
-    """Purchase of a sequence that it belongs to."""
+    """Purchase of a sequence that the trial belongs to."""
 
     @property
     def end(self) -> float:
@@ -47,10 +46,9 @@ class Leases:
         self._store, self._space = store, space
         self._folder = store.folder / _FOLDER
         self._known: Mapping[str, Result] = {}
-        self._first = 0
-        """Place in the grid before which all trials have results, by `known`."""
+        self._first = 0  # trials of the grid before this one have results in `_known`
+        # Leases by file name. A running one is not read again: only after its end may another replace it.
         self._read: dict[str, Lease] = {}
-        """Leases by file name. A running one is not read again: only after its end may another replace it."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Lock against other processes that ask or tell; a bucket has no locks."""
@@ -90,9 +88,9 @@ class Leases:
         free = (plan for plan in planned if plan[0].id not in leased)
         given = list(itertools.islice(free, count))
         for trial, purchase in given:
-            held = {"values": trial.values, "at": time.time(), "patience": patience, "purchase": purchase}
+            lease = {"values": trial.values, "at": time.time(), "patience": patience, "purchase": purchase}
             # Losing a lease in a power cut loses no result: nothing waits for the disk.
-            self._folder.write(f"{trial.id}.json", json.dumps(held).encode(), flushed=False)
+            self._folder.write(f"{trial.id}.json", json.dumps(lease).encode(), flushed=False)
         return [trial for trial, _ in given]
 
     def find(self, name: str) -> Lease:
@@ -115,7 +113,6 @@ class Leases:
         )
 
     def forget(self, name: str) -> None:
-        """Remove the lease of a trial whose loss was told."""
         self._folder.remove(f"{name}.json")
 
     def _parse(self, file: str) -> Lease | None:

@@ -1,0 +1,73 @@
+"""The command watch, on studies that fill by ask and tell, in a folder and in a bucket."""
+
+import json
+import math
+
+import pytest
+
+from mup_tpu import Study, octaves
+from mup_tpu.cli import main
+from mup_tpu.cli.watch import Watched
+from mup_tpu.files import Folder
+from mup_tpu.store import Store
+
+
+def loss(trial):
+    return 3 + 0.05 * (math.log2(trial.lr) + 6) ** 2 + 0.001 * trial.seed - 0.1 * math.log2(trial.width)
+
+
+@pytest.fixture(params=["local", "memory"])
+def study(request, tmp_path):
+    url = str(tmp_path / "one") if request.param == "local" else f"memory://bucket/{tmp_path.name}"
+    return Study(url, name="one", scale={"width": [64, 128]}, tune={"lr": octaves(-8, -4)}, seeds=2)
+
+
+def watch(study, capsys, *words):
+    main(["watch", study.folder, "--once", *map(str, words)])
+    return capsys.readouterr().out
+
+
+def test_a_folder_is_watched_as_it_fills(study, capsys, tmp_path):
+    assert "no run is stored yet" in watch(study, capsys)
+    trials = study.ask(20)
+    study.tell(trials[0], failed="out of \x1b[31mmemory")
+    early = watch(study, capsys)
+    assert "1 of 20 trials stored (1 failed)" in early and "failed (1 ×): out of \\x1b[31mmemory" in early
+    assert early.count("leased") == 8 and "and 12 more" in early
+    for trial in trials[:18]:
+        study.tell(trial, loss(trial))
+    watched = Watched(study.folder)
+    assert watched.look() and not watched.look(), "nothing is new at the second look"
+    state = watched.state()
+    assert state["statuses"] == {"finished": 18} and state["trials"] == 20 and len(state["running"]) == 2
+    assert [round(optimum["x"]) for optimum in state["optima"]["one"]] == [-6, -6]
+    before = watched.view()[1].rows[1][-1]
+    for trial in trials[18:]:
+        study.tell(trial, loss(trial))
+    assert watched.look() and watched.is_complete and not watched.running
+    first, _, last = watched.view()[1].rows[1][-1].partition(" → ")
+    assert before == f"{first} → {first}" and float(last) > 0
+    printed = json.loads(watch(study, capsys, "--json"))
+    assert printed["statuses"] == {"finished": 20} and printed["verdicts"].keys() == {"one"}
+    main(["watch", study.folder, "--html", str(tmp_path / "page.html")])  # ends: the grid is complete
+    page = (tmp_path / "page.html").read_text()
+    assert 'http-equiv="refresh"' in page and "best lr" in page and "20 of 20 trials stored" in page
+
+
+def test_steps_of_running_trials_are_shown_and_files_of_others_are_no_traceback(study, capsys):
+    one, two, three, *_ = study.ask(8)
+    folder = Folder(study.folder)
+    folder.write(f"work/{one.id}/resume.json", b'{"step": 40}')
+    folder.write(f"work/{two.id}/resume.json", b'{"step": ')
+    folder.write(f"work/{three.id}/state", b"")
+    for name in ("nobody", "asked.lock"):
+        folder.write(f"work/{name}/resume.json", b"[1]")
+    shown = watch(study, capsys)
+    assert f"running: {one}: step 40 saved" in shown and f"{three}: no step saved yet" in shown
+    folder.write("study.json", b"[" * 100_000)
+    assert "no run is stored yet" in watch(study, capsys)
+    Store(study.folder, "one").append([{"trial_id": "a", "status": "finished", "loss": 2.5}])
+    assert "best loss so far: 2.5000" in watch(study, capsys)
+    with pytest.raises(SystemExit):
+        main(["watch", study.folder, "--every", "often"])
+    assert "every 'often' is not a time" in capsys.readouterr().err
