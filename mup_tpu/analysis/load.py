@@ -10,8 +10,10 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.readers import TOOLS, find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns
+from mup_tpu.analysis.ingest.table_files import STDIN
 from mup_tpu.analysis.ingest.table_shapes import as_rows, with_settings
 from mup_tpu.analysis.ingest.table_values import AUTO, NO_STATES, LossUnit, States, with_errors
+from mup_tpu.analysis.optima_alone import read_optima
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import DATA, STORED_FIXED, select, selected_scales
 from mup_tpu.analysis.run_table import HISTORY, RunTable
@@ -54,6 +56,7 @@ def load_table(
     where: Sequence[Condition] | None = None,
     states: States = NO_STATES,
     unit: LossUnit = AUTO,
+    only: Sequence[Condition] = (),
 ) -> RunTable:
     """Read and check a results folder, a table in a file, or the runs of a tracker.
 
@@ -65,6 +68,7 @@ def load_table(
         where: conditions on rows; by default those that a results folder stores.
         states: meaning of states of runs that are not known.
         unit: unit of the loss in a file or tracker; a results folder is in nat per token.
+        only: conditions that an optimum has to meet: runs that fail one count as lost, not as missing.
 
     Raises:
         TableError: it is no table, or cannot be analysed.
@@ -72,14 +76,15 @@ def load_table(
     """
     columns = columns or default_columns(path)
     if isinstance(path, str | Path) and find_reader(path) is None:
-        return _load_stored(path, columns, chance, where, states)
+        return _load_stored(path, columns, chance, where, states, only)
     paths = [path] if isinstance(path, str | Path) else [*path]
     tables = [_read(one) for one in paths]
     if len(paths) > 1:
         names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]
         tables = [one.assign(file=name) for one, name in zip(tables, names, strict=True)]
     table = select(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0], where or ())
-    return check_table(table, columns, chance, Path(str(paths[0])).name, states, unit)
+    name = "table" if str(paths[0]) == STDIN else Path(str(paths[0])).name
+    return check_table(table, columns, chance, name, states, unit, only)
 
 
 def read_rows(path: str | Path) -> pd.DataFrame:
@@ -106,6 +111,7 @@ def _load_stored(
     chance: float | None,
     where: Sequence[Condition] | None,
     states: States,
+    only: Sequence[Condition],
 ) -> RunTable:
     header = load_header(path)
     stored_where = header.where if where is None else ()
@@ -113,7 +119,8 @@ def _load_stored(
     stored = select(load_runs(path), where)
     fixed = (*STORED_FIXED, *(header.columns or ()))
     named = replace(columns, step="")  # stored rows are of runs
-    table = standard_form(stored, named, fixed, [], Path(str(path)).name, chance, states)
+    name = Path(str(path)).name
+    table = standard_form(stored, named, fixed, [], name, chance, states, only=only)
     if stored_where:
         note = Reason.of("rows of the folder's question", conditions=stored_where)
         table = replace(table, notes=(*table.notes, note))
@@ -154,6 +161,7 @@ def check_table(
     name: str = "table",
     states: States = NO_STATES,
     unit: LossUnit = AUTO,
+    only: Sequence[Condition] = (),
 ) -> RunTable:
     """Check a table and bring it into standard form.
 
@@ -164,6 +172,7 @@ def check_table(
         name: name of the table, for titles.
         states: meaning of states of runs that are not known.
         unit: of the loss; rows of a results folder are in nat per token.
+        only: conditions that an optimum has to meet.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
@@ -173,10 +182,12 @@ def check_table(
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
         table, shaped = as_rows(table, columns)
         table, named = with_settings(table, columns)
+        if (optima := read_optima(table, columns, name)) is not None:
+            return optima
         table, columns, guessed = find_columns(table, columns)
         table, columns, errors = with_errors(table, columns)
         notes, fixed = [*shaped, *named, *guessed, *errors], _USUALLY_FIXED
-    return _planned(standard_form(table, columns, fixed, notes, name, chance, states, unit))
+    return _planned(standard_form(table, columns, fixed, notes, name, chance, states, unit, only))
 
 
 def _planned(table: RunTable) -> RunTable:

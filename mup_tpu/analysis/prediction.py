@@ -205,14 +205,16 @@ def _predict(
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
     x = optimum.mean
     without = replace(trend, priors=unclaimed).optimum(target.scale)
-    assert valley is not None, "its optimum is known"
-    shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(valley.x_R)))
-    curvature_R = valley.curvature_R * shocks_R
+    if valley is None:  # of a table of optima, without losses
+        curvature_R = np.full(len(trend.x_S), math.nan)
+    else:
+        shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(valley.x_R)))
+        curvature_R = valley.curvature_R * shocks_R
     optima_R = optimum.draws_R(generator, len(curvature_R))
     losses_3R = (curvature_R / 2 * (optima_R - taken) ** 2 for taken in (x, first.x, last.x))
     taking, staying, following = (Cost(float(c.mean()), float(np.quantile(c, 0.975))) for c in losses_3R)
     losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
-    loss = expected_loss(losses_S, scales_S, target.scale)
+    loss = Reason.of("no losses") if valley is None else expected_loss(losses_S, scales_S, target.scale)
     run = max(o.scale for o in result.optima)
     return RulePrediction(
         compared=result.compared,
@@ -229,8 +231,8 @@ def _predict(
         following=following,
         loss=None if isinstance(loss, Reason) else loss,
         why_no_loss=loss if isinstance(loss, Reason) else None,
-        bears=taking.expected <= epsilon,
-        furthest=_furthest(trend, float(curvature_R.mean()), run, epsilon),
+        bears=valley is None or taking.expected <= epsilon,
+        furthest=0.0 if valley is None else _furthest(trend, float(curvature_R.mean()), run, epsilon),
         claimed=trend.priors != unclaimed,
         steady=trend.steady,
         steady_before=trend.priors.steady,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from difflib import get_close_matches
@@ -33,18 +34,23 @@ def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
         TableError: a column is missing or holds no numbers to compare, or no row meets a condition.
     """
     for condition in where:
-        column = condition.column
-        if column not in table and len(alike := [c for c in map(str, table) if short_name(c) == column]) == 1:
-            column = alike[0]
-        if column not in table:
-            raise TableError(f"where: {no_column(table, column)}")
-        chosen = _meets(table[column], condition)
+        chosen, column = meets(table, condition)
         if not chosen.any():
             values = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
             wanted = f"{column} {condition.value}" if condition.relation == "=" else str(condition)
             raise TableError(f"where: no row has {wanted}; there are {values}")
         table = table[chosen]
     return table.reset_index(drop=True)
+
+
+def meets(table: pd.DataFrame, condition: Condition) -> tuple[pd.Series, str]:
+    """Return the rows that meet a condition as a mask, and its column."""
+    column = condition.column
+    if column not in table and len(alike := [c for c in map(str, table) if short_name(c) == column]) == 1:
+        column = alike[0]
+    if column not in table:
+        raise TableError(f"where: {no_column(table, column)}")
+    return _meets(table[column], condition), column
 
 
 def selected_scales(scales: Iterable[float], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
@@ -65,9 +71,8 @@ def _meets(values: pd.Series, condition: Condition) -> pd.Series:
                 f"where {str(condition)!r}: column {condition.column!r} has no numbers"
             ) from None
         return values.astype(str).str.lower() == condition.value.lower()
-    if condition.relation == "=":
-        return numbers == bound
-    return numbers >= bound if condition.relation == ">=" else numbers <= bound
+    relations = {"=": "eq", ">=": "ge", "<=": "le", ">": "gt", "<": "lt"}
+    return getattr(numbers, relations[condition.relation])(bound)
 
 
 def require_columns(table: pd.DataFrame, columns: Columns) -> None:
@@ -89,6 +94,9 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
             defaults.scale: "--scale names the scale",
             defaults.hyperparameter: "--tune the tuned column",
         }
+        numeric = [str(name) for name in table if table[name].dtype.kind == "f" and not means(name)]
+        if columns.loss in missing and numeric:
+            hints[columns.loss] = f"--columns loss={numeric[0]} takes {' or '.join(numeric[:4])} for the loss"
         hint = ", ".join(hints[column] for column in missing if column in hints)
         raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
     if len(set(needed)) < len(needed):
@@ -135,11 +143,45 @@ def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]
             values = ", ".join(map(on_one_line, sorted(distinct)[:4]))
             follows = table[column].map(str).groupby(table[columns.scale]).nunique().max() == 1
             ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
+            if known.dtype.kind in "iuf":
+                other = f"if it grows, --scale {column}, at one {columns.scale}"
+            else:
+                other = f"--compare {column} compares them"
             raise TableError(
                 f"table mixes several {label(column)}s (column {column!r}: {values}); compare runs of one "
-                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; if it grows, "
-                f"--scale {column}, at one {columns.scale}"
+                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; {other}"
             )
+
+
+# Names of columns with which runs of different scales may differ in more than the scale
+_CONFOUNDING = re.compile(
+    r"(^|_)(steps|iters|iterations|epochs?|tokens|batch|batch_size|bs|seq_len|sequence_length|context|commit|git|"
+    r"sha|version|tokenizer|vocab|vocab_size|dataset|data|corpus|warmup|schedule)(_|$)"
+)
+
+
+def confounded(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
+    """Return notes on lengths, batches, commits and the like that change with the scale, or inside one.
+
+    Args:
+        table: rows under their own names.
+        runs: the same runs as `on_axis` returns them.
+        columns: names of the table.
+    """
+    notes = []
+    for column in _settings(table, columns):
+        values = table.loc[runs.index, column].dropna()
+        if not _CONFOUNDING.search(plain_name(column)) or values.nunique() < 2 or means(column) == "step":
+            continue
+        by_scale = values.map(str).groupby(runs["scale"])
+        if by_scale.nunique().max() == 1:
+            pairs = ", ".join(f"{scale:g}: {value}" for scale, value in by_scale.first().head(3).items())
+            notes.append(Reason.of("confounded", name=column, pairs=pairs))
+        else:
+            first, *others = sorted(values.map(str).unique())
+            listed = list_of([first, *others], 4)
+            notes.append(Reason.of("mixed", name=column, listed=listed, first=first))
+    return notes
 
 
 def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:

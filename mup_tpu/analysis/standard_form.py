@@ -6,7 +6,7 @@ repeats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +24,27 @@ from mup_tpu.analysis.ingest.table_values import (
     plain_sizes,
 )
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.rows import cost_column, differences, require_columns, require_one_kind, varying
-from mup_tpu.analysis.run_table import FINISHED, RUN, STOPPED, UNFINISHED, RunTable, power, require_above_zero
+from mup_tpu.analysis.rows import (
+    confounded,
+    cost_column,
+    differences,
+    meets,
+    require_columns,
+    require_one_kind,
+    varying,
+)
+from mup_tpu.analysis.run_table import (
+    FINISHED,
+    REFUSED,
+    RUN,
+    STOPPED,
+    UNFINISHED,
+    RunTable,
+    power,
+    require_above_zero,
+)
 from mup_tpu.errors import TableError
+from mup_tpu.store import Condition
 
 MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they differ by rounding
 _NEEDED = ("scale", "value", "loss", "loss_error", "step")
@@ -41,6 +59,7 @@ def standard_form(
     chance: float | None = None,
     states: States = NO_STATES,
     unit: LossUnit = AUTO,
+    only: Sequence[Condition] = (),
 ) -> RunTable:
     """Check rows and bring them into standard form.
 
@@ -53,6 +72,7 @@ def standard_form(
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         states: meaning of states of runs that are not known.
         unit: of the loss.
+        only: conditions on an optimum: runs that fail one count as lost.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
@@ -62,16 +82,21 @@ def standard_form(
     require_columns(table, columns)
     table, ended = _with_result(table, columns, states, notes)
     table, ended = _with_metrics(table, ended, columns, notes)
+    for condition in only:
+        refused = (ended == FINISHED) & ~meets(table, condition)[0]
+        ended = ended.mask(refused, REFUSED)
+        notes.append(Reason.of("refused by conditions", count=int(refused.sum()), conditions=str(condition)))
     rows = _named(table, columns, ended, notes)
-    rows, converted = unit.convert(rows, columns.loss)
-    if converted is not None:
-        notes.append(converted)
     require_one_kind(table, columns, fixed)
+    rows, columns, converted = unit.convert(rows, columns)
+    notes += [] if converted is None else [converted]
+    chance = -chance if chance is not None and columns.maximized else chance
     _require_in_range(rows, columns)
     runs, history = _on_axis(at_logged_steps(rows), table, columns, chance, notes), None
     if runs["step"].notna().any():
         runs, history = last_steps(runs, columns.step, notes)
     notes += varying(table, runs, columns)
+    notes += [] if {"trial_id", "config"} <= set(table) else confounded(table, runs, columns)
     notes += _oddities(runs, columns)
     scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
     named = replace(columns, scale=scale, hyperparameter=tuned) if scale != tuned else columns
@@ -143,7 +168,7 @@ def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[
             "tokens": known("tokens", columns.tokens),
             "cost": known("cost", cost_column(table, columns)[0]),
             "purchase": known("purchase", columns.purchase).fillna(0),
-            "trial_id": table.get("trial_id", ""),
+            **({"trial_id": table["trial_id"]} if "trial_id" in table else {}),
         }
     )
 
@@ -162,7 +187,7 @@ def _numbers(table: pd.DataFrame, part: str, column: str, notes: list[Reason]) -
     hint = "; leave it empty, or inf, where a run diverged" if part == "loss" else ""
     try:
         is_size = part in ("scale", "params", "tokens")
-        values = numbers(plain_sizes(table[column]) if is_size else table[column], column, hint)
+        values = numbers(plain_sizes(table[column]) if is_size else table[column], column, hint, table)
         if part == "purchase":
             _require_counted(values, column)
     except TableError as error:
@@ -212,7 +237,7 @@ def _on_axis(
     Raises:
         TableError: one run has two losses.
     """
-    runs = rows.assign(stopped=rows["ended"] == STOPPED)
+    runs = rows.assign(stopped=rows["ended"].isin([STOPPED, REFUSED]))
     is_lost = (runs["ended"] != FINISHED) | runs["loss"].isna()
     if chance is not None:
         is_lost |= runs["loss"] >= chance
@@ -245,7 +270,8 @@ def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.Series:
 def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> pd.DataFrame:
     """Runs without identical repeats."""
     key = [*RUN, "step"]
-    doubled = runs[runs.duplicated(key, keep=False)]
+    varying_key = [name for name in key if runs[name].nunique(dropna=False) > 1] or key
+    doubled = runs[runs.duplicated(varying_key, keep=False)]
     if doubled.empty:
         return runs
     clashing = doubled[doubled.groupby(key, dropna=False)["loss"].transform("nunique") > 1]
@@ -266,7 +292,7 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
 
 def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
     notes = []
-    if stopped := int(runs["stopped"].sum()):
+    if stopped := int((runs["ended"] == STOPPED).sum()):
         notes.append(Reason.of("runs stopped early", count=stopped))
     if diverged := int((np.isinf(runs["loss"]) & ~runs["stopped"]).sum()):
         notes.append(Reason.of("runs diverged", count=diverged))

@@ -13,13 +13,13 @@ import pandas as pd
 
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, next_batch, why_stop
-from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wider_is_better
+from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_drift, wider_is_better
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
 from mup_tpu.analysis.noise import Noise
-from mup_tpu.analysis.optimum import EPSILON, Optimum, estimate
+from mup_tpu.analysis.optimum import EPSILON, Optimum, Status, estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
@@ -28,6 +28,9 @@ from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import DELTA, Verdict
 from mup_tpu.analysis.worth import Worth, with_penalties, worth
 from mup_tpu.errors import TableError
+
+# Share of the scales' range of best values that is ε of a metric in no nat: 0.01 nat has about such a share
+_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ class TransferAnalysis:
 
 def analyze(
     table: Runs,
-    epsilon: float = EPSILON,
+    epsilon: float | None = None,
     delta: float = DELTA,
     seed: int = 0,
 ) -> TransferAnalysis:
@@ -216,7 +219,8 @@ def analyze(
     Args:
         table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a
             results folder or a file, as `load_table` reads it.
-        epsilon: regret that does not matter, nat per token.
+        epsilon: regret that does not matter, in the unit of the loss; by default 0.01 nat per token, and of a
+            metric in another unit 2 % of what the scales differ by at their best.
         delta: drift exponent that does not matter.
         seed: of the bootstrap; the same table and seed give the same numbers.
 
@@ -228,12 +232,22 @@ def analyze(
     table = run_table(table)
     if table.runs.empty:
         raise TableError(f"no run is at a {table.columns.scale} that the sequence plans: run it first")
-    question = Question.of(table, epsilon, delta, seed)
     notes = list(table.notes)
+    if epsilon is None and (table.columns.unit == "nat" or table.runs["scale"].nunique() < 2):
+        epsilon = EPSILON
+    elif epsilon is None:
+        best = table.runs[np.isfinite(table.runs["loss"])].groupby("scale")["loss"].min()
+        epsilon = max(_SHARE * float(np.ptp(best)), 1e-12)
+        chosen = {"epsilon": epsilon, "unit": table.columns.unit, "share": _SHARE}
+        notes.append(Reason.of("epsilon by share", **chosen))
+    question = Question.of(table, epsilon, delta, seed)
     if (rounding := question.rounding) > 1e-5:
         notes.append(Reason.of("rounded losses", step=rounding))
     results, costs = [], run_cost(table)
     for name in sorted(table.runs["compared"].unique()):
+        if table.columns.loss == "":
+            results.append(_analyze_optima(name, table, question))
+            continue
         results.append(_analyze_one(name, table, question, costs))
         if results[-1].noise.source == "lack of fit":
             notes.append(Reason.of("no replicates", compared=name))
@@ -276,6 +290,32 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         at_zero=_at_zero(table.zeros, evidence.noise) if len(table.zeros) else (),
         at_scale_0=_at_scale_0(table.at_scale_0, evidence.noise, question),
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
+    )
+
+
+def _analyze_optima(compared: str, table: RunTable, question: Question) -> TransferResult:
+    """Analyse optima that come without runs: their drift alone."""
+    rows = table.runs[table.runs["compared"] == compared].sort_values("scale")
+    optima = tuple(
+        Optimum(scale, Status.BRACKETED, x, low, high, best_x=x, se=error, mean=x)
+        for scale, x, low, high, error in rows[["scale", "x", "low", "high", "error"]]
+        .to_numpy(float)
+        .tolist()
+    )
+    law = FittedLaw((), (), (), None, Reason.of("no losses"))
+    return TransferResult(
+        compared=compared,
+        curves=(),
+        noise=Noise(math.nan, 0, "optima"),
+        optima=optima,
+        valleys=(None,) * len(optima),
+        drift=fit_drift(optima, question.columns.scale, question.delta),
+        regrets=(),
+        wider_is_better=WiderIsBetter(0, 0, math.nan),
+        collapse_exponent=math.nan,
+        law=law,
+        learning_curves=(),
+        verdict=Verdict("INCONCLUSIVE"),
     )
 
 

@@ -243,9 +243,9 @@ def _print_law(
 def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) -> None:
     from dataclasses import asdict
 
-    from mup_tpu.analysis.compute_optimal import compute_optimal
     from mup_tpu.analysis.load import read_rows
     from mup_tpu.analysis.rows import no_column, select
+    from mup_tpu.analysis.scaling_law import compute_optimal
     from mup_tpu.config.values import as_number
     from mup_tpu.words import predictions as words
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.table_files import without_suffix
-from mup_tpu.analysis.ingest.trackers import TRACKERS
+from mup_tpu.analysis.ingest.tools import TRACKERS
 from mup_tpu.analysis.referee import Comparison, compare
 from mup_tpu.analysis.rows import ranked, varied
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
@@ -113,7 +113,7 @@ class Results:
         analysis = self.analysis
         tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
         for result in analysis.results:
-            optima = tables.optima_table(result, analysis.scale, "")
+            optima = tables.optima_table(result, analysis.columns, "")
             title = f"{name(result.compared, analysis.compares)}: best {tuned} by {scale}"
             console.print(optima.between(0, -1, title))
             for at, *_, status in optima.rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -39,18 +39,23 @@ class TableOptions:
     where: Repeated = ()
     """Rows to take, COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
     that --keep has stored in the folder."""
+    only: Repeated = ()
+    """Conditions on an optimum, such as "max_grad_norm < 5": runs that fail one count as lost."""
     states: Repeated = ()
     """Meaning of further states, STATE=finished, STATE=diverged or STATE=unfinished: failed=diverged if runs
     fail for nothing else."""
     loss_unit: Literal["auto", "nat", "bit", "bpb"] = "auto"
     """Unit of the loss in others' tables: nat or bit a token, or bpb (bits per byte). By default it is read
     from the column's name."""
+    maximize: bool = False
+    """Of the loss's column more is better, as of accuracy and PSNR."""
     bytes_per_token: float | None = None
     """Bytes of text a token, to convert bits per byte."""
     chance: float | None = None
     """Loss of guessing, nat per token; runs at or above it count as diverged."""
-    epsilon: float = 0.01
-    """Largest regret that does not matter, nat per token."""
+    epsilon: float | None = None
+    """Largest regret that does not matter, in the unit of the loss. By default 0.01 nat per token, and of
+    another metric 2 % of what the scales differ by at their best."""
     delta: float = 0.2
     """Largest drift exponent that does not matter."""
 
@@ -76,16 +81,15 @@ class TableOptions:
         from mup_tpu.analysis.load import default_columns
 
         defaults = default_columns(paths[0] if len(paths) == 1 else paths)
+        others = ("loss", "seed", "status", "step", "params", "cost")
+        roles: dict[str, Any] = {role: self.role(role, getattr(defaults, role)) for role in others}
         return replace(
             defaults,
             scale=self.scale or defaults.scale,
             hyperparameter=self.tune or defaults.hyperparameter,
             parametrization=self.compare or defaults.parametrization,
             along=(*defaults.along, *self.along),
-            **{
-                role: self.role(role, getattr(defaults, role))
-                for role in ("loss", "seed", "status", "step", "params", "cost")
-            },
+            **roles,
         )
 
     @property
@@ -98,6 +102,7 @@ class TableOptions:
         """Read and check a results folder or table, or several tables as one."""
         from mup_tpu.analysis import load_table
         from mup_tpu.analysis.ingest.table_values import LossUnit, States
+        from mup_tpu.store import Condition
 
         by_meaning: dict[str, list[str]] = {meaning: [] for meaning in _STATES}
         for text in self.states:
@@ -106,9 +111,10 @@ class TableOptions:
                 raise ConfigError(f"states {text!r} is not STATE=MEANING with one of {', '.join(_STATES)}")
             by_meaning[meaning].append(state)
         states = States(*(tuple(by_meaning[meaning]) for meaning in _STATES))
-        unit = LossUnit(self.loss_unit, self.bytes_per_token)
+        unit = LossUnit(self.loss_unit, self.bytes_per_token, self.maximize)
         path = paths[0] if len(paths) == 1 else paths
-        return load_table(path, self.table_columns(*paths), self.chance, self.conditions, states, unit)
+        columns, only = self.table_columns(*paths), [Condition.parse(text) for text in self.only]
+        return load_table(path, columns, self.chance, self.conditions, states, unit, only)
 
     def analyze(self, table: RunTable) -> TransferAnalysis:
         from mup_tpu.analysis import analyze

@@ -99,10 +99,11 @@ def label(name: str) -> str:
 
 
 def write_scale(name: str, value: float) -> str:
-    """Write a point of a scale: widths as they are, FLOP and parameters with a prefix."""
-    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
+    """Write a point of a scale: 512, 1.3B parameters, 2 GFLOP."""
+    unit = _column(name).unit
+    for power, prefix in ((15, "P"), (12, "T"), (9, "G" if unit else "B"), (6, "M")):
         if value >= 10**power:
-            return f"{value / 10**power:.3g} {prefix}{_column(name).unit}"
+            return f"{value / 10**power:.3g}{' ' * bool(unit)}{prefix}{unit}"
     return f"{value:g}"
 
 

@@ -67,8 +67,8 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
     for figure, draw in plots.drawings(analysis).items():
         runs = {"runs": table.runs} if figure in ("transfer", "learning_curves") else {}
         pictures.append(Picture.of(figure, partial(draw, analysis, **runs)))
-    optima = [optima_table(result, analysis.scale, rule) for rule, result in results]
-    regrets = [regret_table(result, analysis.scale, rule) for rule, result in results if result.regrets]
+    optima = [optima_table(result, analysis.columns, rule) for rule, result in results]
+    regrets = [regret_table(result, analysis.columns, rule) for rule, result in results if result.regrets]
     sections = [Section("Figures", pictures), Section("Optima", optima)]
     if regrets:
         meaning = f"Loss at a larger {scale} with the optimum of a smaller one, less the loss at its optimum."

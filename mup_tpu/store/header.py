@@ -71,17 +71,17 @@ def write_file(folder: Folder, file: str, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on rows: a column equals a value, or is at least or at most a number."""
+    """A condition on rows: a column equals a value, or lies above or below a number."""
 
     column: str
     relation: str
-    """"=", ">=" or "<="."""
+    """"=", ">=", "<=", ">" or "<"."""
     value: str
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Parse COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE."""
-        match = re.fullmatch(r"\s*([^=<>]+?)\s*(>=|<=|=)\s*(.*?)\s*", text, re.DOTALL)
+        """Parse COLUMN=VALUE, or with >=, <=, > or <."""
+        match = re.fullmatch(r"\s*([^=<>]+?)\s*(>=|<=|=|>|<)\s*(.*?)\s*", text, re.DOTALL)
         if match is None:
             raise TableError(
                 f"where {on_one_line(text)!r} is not COLUMN=VALUE; write for example steps_planned=500, or "
@@ -105,7 +105,13 @@ class Condition:
 
     @property
     def words(self) -> str:
-        relations = {"=": "{} {}", ">=": "{} from {} on", "<=": "{} up to {}"}
+        relations = {
+            "=": "{} {}",
+            ">=": "{} from {} on",
+            "<=": "{} up to {}",
+            ">": "{} above {}",
+            "<": "{} below {}",
+        }
         return relations[self.relation].format(label(self.column), self.value)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mup_tpu.analysis.compute_optimal import ComputeOptimal, Optimal
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Cost, Predictions, RulePrediction
+from mup_tpu.analysis.scaling_law import ComputeOptimal, Optimal
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
 from mup_tpu.words.names import plain, point, power
@@ -42,9 +42,9 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
 
 def prediction_details(made: RulePrediction, predictions: Predictions) -> list[str]:
     """Return limits, costs and loss of a prediction, a line each."""
-    scale, lines = predictions.scale, []
+    scale, unit, lines = predictions.scale, predictions.analysis.columns.unit, []
     if not made.bears:
-        limit = f"the expected cost exceeds {predictions.analysis.epsilon:g} nat"
+        limit = f"the expected cost exceeds {predictions.analysis.epsilon:.3g} {unit}"
         furthest = float(f"{_largest(made) * 2**made.furthest:.3g}")
         beyond = f"beyond {point(scale, furthest)}" if made.furthest > 0.05 else "at any distance"
         lines.append(f"extrapolated too far: {beyond} {limit}")
@@ -54,12 +54,15 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
             f"{names.name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, "
             f"before the runs {made.steady_before:.2f}; without the claim 95 % {plain(low)} to {plain(high)}"
         )
-    lines.append(f"expected cost over the best value there: {_nat(made.taking)}")
+    if math.isnan(made.taking.expected):
+        return [*lines, "its cost and the loss there are unknown, since the table has no losses"]
+    lines.append(f"expected cost over the best value there: {_cost(made.taking, unit)}")
     small, large = (f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest))
-    lines.append(f"with the optimum {small}: {_nat(made.staying)}; {large}: {_nat(made.following)}")
+    staying, following = _cost(made.staying, unit), _cost(made.following, unit)
+    lines.append(f"with the optimum {small}: {staying}; {large}: {following}")
     if made.loss is not None:
         lines.append(
-            f"expected loss {made.loss.loss:.3f} nat (95 % {made.loss.low:.3f} to {made.loss.high:.3f})"
+            f"expected loss {made.loss.loss:.3f} {unit} (95 % {made.loss.low:.3f} to {made.loss.high:.3f})"
         )
     elif made.why_no_loss is not None:
         lines.append(f"expected loss unknown: {because(made.why_no_loss, predictions.analysis.columns)}")
@@ -84,9 +87,9 @@ def _octaves(count: float) -> str:
     return f"{written} octave" if written == "1" else f"{written} octaves"
 
 
-def _nat(cost: Cost) -> str:
+def _cost(cost: Cost, unit: str) -> str:
     digits = 4 if cost.expected < 0.1 else 2
-    return f"{cost.expected:.{digits}f} nat (at most {cost.high:.{digits}f})"
+    return f"{cost.expected:.{digits}f} {unit} (at most {cost.high:.{digits}f})"
 
 
 def power_law(law: PowerLaw) -> list[str]:

@@ -76,7 +76,9 @@ def _columns_guessed(values: Mapping[str, Any]) -> str:
 
 def _states_left_out(values: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in values["counts"].items())
-    return f"{counts} runs left out, since they have no result"
+    left_out = f"{counts} runs left out, since they have no result"
+    lost = next((s for s in values["counts"] if s.lower() in ("crashed", "failed", "failure", "fail")), "")
+    return left_out + (f"; --states {lost}=diverged if they diverged" if lost else "")
 
 
 def _varies(values: Mapping[str, Any]) -> str:
@@ -159,6 +161,11 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "learning rate from its logarithm": lambda v: (
             f"the learning rate is {v['base']:g}^{on_one_line(v['name'])}"
         ),
+        "optima with intervals": "the table has optima ({name}) with 95 % intervals ({low} to {high}) "
+        "and no runs",
+        "optima of a grid": "the table has optima ({name}) and no runs; each is known to one step of "
+        "a grid of factor {factor:.3g}",
+        "no losses": "the table has no losses",
         "errors behind ±": "numbers after ± in {name} are read as standard errors of its means",
         "errors in a column": "{name} is read as the standard error of {loss}",
         "errors from deviations": "the standard error of {loss} is {name} over the square root of {count}",
@@ -167,7 +174,16 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "column not used": "{error}; the column is not used",
         "loss converted": "{name} is in {unit}, converted to nat per token: × {factor:.3g}",
         "perplexity converted": "{name} is a perplexity, converted to nat per token by its logarithm",
-        "unit unknown": "{name} may not be in nat per token, as is assumed: give --epsilon in its unit",
+        "unit unknown": "{name} may not be in nat per token: regrets and ε are in its unit",
+        "maximized": "more is better of {name}: regrets and ε are in its unit",
+        "epsilon by share": "ε is {epsilon:.3g} {unit}, {share:.0%} of what the scales differ by at their "
+        "best; --epsilon gives another",
+        "confounded": "{name} changes with {scale} ({pairs}), so a drift may be of either; "
+        "--along {name} says that it is meant",
+        "mixed": "{name} differs among the runs of one {scale} ({listed}): compare runs of one, by --where "
+        "{name}={first}",
+        "refused by conditions": "{count} runs refused by {conditions}: they count as +inf, and bound an "
+        "optimum under that constraint",
         "runs without a metric": "{count} runs left out, since none of their metrics has a value",
         "values merged": "{count} values within {octaves} octaves of another are merged with it",
         "repeats are seeds": "repeats of a cell are read as its seeds, since the table has no column of them",

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, Conclusion, slopes
-from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.regret import AT_LEAST, Regret
+from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.regret import AT_LEAST
 from mup_tpu.analysis.rows import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.worth import Interval
@@ -36,40 +36,41 @@ _ALWAYS = (
 _MOST_VALUES = 8  # most values of a column that are written one by one
 
 
-def optima_table(result: TransferResult, scale: str, title: str) -> Table:
-    headings = (label(scale), "optimum", "95 % interval", "loss", "near-optimal", "status")
+def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
+    metric = "loss" if columns.unit == "nat" else columns.unit
+    headings = (label(columns.scale), "optimum", "95 % interval", metric, "near-optimal", "status")
     optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
-    return Table(headings, [_optimum_row(o, scale) for o in optima], title)
+    rows = [
+        (
+            write_scale(columns.scale, o.scale),
+            power(o.x, ".2f") if o.is_bracketed else "-",
+            "-" if math.isnan(o.low) else f"{bound(o.low, '.2f')} to {bound(o.high, '.2f')}",
+            f"{columns.metric(o.loss):.4f}" if math.isfinite(o.loss) else "-",
+            f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
+            status(o, columns.unit),
+        )
+        for o in optima
+    ]
+    return Table(headings, rows, title)
 
 
-def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
-    return (
-        write_scale(scale, o.scale),
-        power(o.x, ".2f") if o.is_bracketed else "-",
-        "-" if math.isnan(o.low) else f"{bound(o.low, '.2f')} to {bound(o.high, '.2f')}",
-        f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
-        f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
-        status(o),
-    )
-
-
-def regret_table(result: TransferResult, scale: str, title: str) -> Table:
-    headings = ("tuned at", "trained at", "regret (nat)", "95 %", "of the gain", "compute share")
-    return Table(headings, [_regret_row(r, scale) for r in result.regrets], title)
-
-
-def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
-    known = r.status in ("estimated", AT_LEAST)
-    return (
-        write_scale(scale, r.source),
-        write_scale(scale, r.target),
-        f"{'≥ ' if r.status == AT_LEAST else ''}{r.value:.4f}" if known else r.status,
-        f"{r.low:.4f} to {number(r.high, 4)}" if known else "-",
-        f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
-        f"{r.compute_share:.0%} ({r.compute_low:.0%} to {r.compute_high:.0%})"
-        if math.isfinite(r.compute_share)
-        else "-",
-    )
+def regret_table(result: TransferResult, columns: Columns, title: str) -> Table:
+    headings = ("tuned at", "trained at", f"regret ({columns.unit})", "95 %", "of the gain", "compute share")
+    rows = []
+    for r in result.regrets:
+        known = r.status in ("estimated", AT_LEAST)
+        share = f"{r.compute_share:.0%} ({r.compute_low:.0%} to {r.compute_high:.0%})"
+        rows.append(
+            (
+                write_scale(columns.scale, r.source),
+                write_scale(columns.scale, r.target),
+                f"{'≥ ' if r.status == AT_LEAST else ''}{r.value:.4f}" if known else r.status,
+                f"{r.low:.4f} to {number(r.high, 4)}" if known else "-",
+                f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
+                share if math.isfinite(r.compute_share) else "-",
+            )
+        )
+    return Table(headings, rows, title)
 
 
 def worth_table(analysis: TransferAnalysis, results: Sequence[tuple[str, TransferResult]]) -> Table:

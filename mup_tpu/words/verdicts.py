@@ -52,6 +52,10 @@ def look_verdict(name: str, look: LookTaken, columns: Columns) -> str:
 def _verdict(
     name: str, decided: Verdict, scales: int, drift: Drift, regret: Regret | None, columns: Columns
 ) -> str:
+    if drift.is_known and not columns.loss:
+        alpha = exponent(drift.alpha, drift.low, drift.high).replace("(", "(95 % ")
+        law = f"best {label(columns.hyperparameter)} ∝ {label(columns.scale)}^{alpha}"
+        return f"{name}: {law}; no verdict, since a regret needs losses, and the table has optima alone."
     if not drift.is_known or regret is None:
         known = f"{len(drift.scales)} of {scales} {label(columns.scale)}s have an optimum inside their grid"
         return f"{name}: {decided.decision}: {known}, and {NEEDED} are needed."
@@ -61,26 +65,38 @@ def _verdict(
     if decided.decision == "DRIFTS" and drift.is_told and not drift.excludes_0:
         law += ", not a power law"
     looks = "" if decided.look is None else f" after {decided.look} of at most {MOST_LOOKS} looks"
-    return f"{name}: {decided.decision}{looks}: {law}; {_regret(regret, columns.scale)}."
+    return f"{name}: {decided.decision}{looks}: {law}; {_regret(regret, columns)}."
 
 
-def _regret(regret: Regret, scale: str) -> str:
-    source, target = point(scale, regret.source), point(scale, regret.target)
+def _regret(regret: Regret, columns: Columns) -> str:
+    source, target = point(columns.scale, regret.source), point(columns.scale, regret.target)
     if regret.status == "diverged":
         return f"the optimum of {source} diverges at {target}"
     if regret.status == "stopped early":
         return f"the optimum of {source} was stopped early at {target}, far behind the best"
     least = "at least " if regret.status == AT_LEAST else ""
-    high = f"{regret.high:.3f}" if math.isfinite(regret.high) else "∞"
-    return (
-        f"the optimum of {source} costs {least}{regret.value:.3f} nat at {target} "
-        f"(95 % {regret.low:.3f} to {high})"
-    )
+    value, low, high = (_cost(number, columns) for number in (regret.value, regret.low, regret.high))
+    return f"the optimum of {source} costs {least}{value} {columns.unit} at {target} (95 % {low} to {high})"
+
+
+def _cost(value: float, columns: Columns) -> str:
+    """Write a regret, three decimals of a nat, two digits of another unit."""
+    if not math.isfinite(value):
+        return "∞"
+    return f"{value:.3f}" if columns.unit == "nat" else f"{value:.2g}"
 
 
 def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     """Return the lines below a verdict; the advice comes first."""
     lines, columns = [], analysis.columns
+    if not columns.loss:
+        first, last = result.optima[0], result.optima[-1]
+        values = " and ".join(power(o.x, ".1f") for o in (first, last))
+        at = point(columns.scale, last.scale)
+        return [
+            f"for a regret, give the losses at {at} of {values}, the best of "
+            f"{point(columns.scale, first.scale)} and its own, and of values beside them"
+        ]
     if advice := recommendation(result, columns):
         lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
@@ -117,12 +133,13 @@ def recommendation(result: TransferResult, columns: Columns) -> str:
         best = at[headline.target]
         if best.is_bracketed:
             return f"do not {use}: the optimum there is {power(best.x, '.1f')}"
-        return f"do not {use}: its optimum is {status(best)}"
+        return f"do not {use}: its optimum is {status(best, columns.unit)}"
     if headline.status != "estimated":
         return ""
-    most = f"{headline.high:.3f} nat" if math.isfinite(headline.high) else "an unknown amount"
+    cost, high = _cost(headline.value, columns), _cost(headline.high, columns)
+    most = f"{high} {columns.unit}" if math.isfinite(headline.high) else "an unknown amount"
     advice = use if result.verdict.decision == "TRANSFERS" else f"if you {use}"
-    return f"{advice}: the expected cost is {headline.value:.3f} nat, at most {most}"
+    return f"{advice}: the expected cost is {cost} {columns.unit}, at most {most}"
 
 
 def _compute(result: TransferResult, scale: str) -> str:
@@ -142,9 +159,10 @@ def _compute(result: TransferResult, scale: str) -> str:
 def _at_zero(zero: AtZero, result: TransferResult, columns: Columns) -> str:
     best = next((o.loss for o in result.optima if o.scale == zero.scale), math.nan)
     at = f"{label(columns.hyperparameter)} 0, {point(columns.scale, zero.scale)}"
-    line = f"at {at}: loss {zero.loss:.4f} ± {zero.error:.4f}, not part of the fit"
+    line = f"at {at}: loss {columns.metric(zero.loss):.4f} ± {zero.error:.4f}, not part of the fit"
     if math.isfinite(best) and zero.loss < best - 2 * zero.error:
-        return f"{line}; {best - zero.loss:.4f} nat below the best of the others: the best value may be 0"
+        gap = f"{best - zero.loss:.4f} {columns.unit} better than"
+        return f"{line}; {gap} the best of the others: the best value may be 0"
     return line
 
 
@@ -226,7 +244,7 @@ def price(batch: Batch) -> str:
     return "; ".join(parts)
 
 
-def status(optimum: Optimum) -> str:
+def status(optimum: Optimum, unit: str = "nat") -> str:
     """Return the state of an optimum in its grid, with what to do."""
     if optimum.status == Status.LOWER:
         return f"at or below 2^{optimum.best_x:.4g}, the lower edge: extend the grid downwards"
@@ -236,11 +254,12 @@ def status(optimum: Optimum) -> str:
         return "unknown, since every run diverged: extend the grid downwards"
     if optimum.status == Status.FLAT:
         near = f"2^{optimum.band_low:.4g} to 2^{optimum.band_high:.4g}"
-        return f"flat, so a wide interval: the loss is within {optimum.epsilon:g} nat of the best from {near}"
+        within = f"within {optimum.epsilon:.3g} {unit} of the best"
+        return f"flat, so a wide interval: the loss is {within} from {near}"
     if not optimum.is_fitted:
         side = "below" if optimum.missed_by > 0 else "above"
         return (
-            f"{optimum.status}; the fit lies {abs(optimum.missed_by):.2g} nat {side} the runs at "
+            f"{optimum.status}; the fit lies {abs(optimum.missed_by):.2g} {unit} {side} the runs at "
             f"2^{optimum.missed_x:.4g}, more than their errors allow"
         )
     return optimum.status
@@ -291,9 +310,9 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
             "settle": remedy(result, analysis).text,
         }
         for optimum, of_scale in zip(values["optima"], result.optima, strict=True):
-            optimum["sentence"] = status(of_scale)
+            optimum["sentence"] = status(of_scale, columns.unit)
         if result.at_scale_0 is not None:
-            values["at_scale_0"]["sentence"] = status(result.at_scale_0)
+            values["at_scale_0"]["sentence"] = status(result.at_scale_0, columns.unit)
         if result.law.why_not is not None:
             values["law"]["why_not"] = because(result.law.why_not, columns)
         values["worth"]["why_not"] = because(result.worth.why_not, columns) if result.worth.why_not else ""

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy.optimize import minimize_scalar
 
-from mup_tpu.analysis.compute_optimal import compute_optimal
+from mup_tpu.analysis.scaling_law import compute_optimal
 from mup_tpu.errors import TableError
 
 E, A, ALPHA, B, BETA = 1.8172, 482.01, 0.3478, 2085.43, 0.3658  # Besiroglu et al. 2024, table 1

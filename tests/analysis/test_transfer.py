@@ -305,7 +305,7 @@ def test_scale_0_has_an_optimum_of_its_own_and_is_in_no_fit():
     assert Reason.of("runs at scale 0", count=33, column="weight_decay") in analysis.notes
     assert result.optima == plain.optima and result.verdict == plain.verdict
     assert result.at_scale_0.x == pytest.approx(-8.5, abs=0.1)
-    rows = optima_table(result, analysis.scale, "").rows
+    rows = optima_table(result, analysis.columns, "").rows
     assert [row[0] for row in rows] == ["0", *map(str, WIDTHS)]
     assert "at_scale_0" not in plain.to_dict() and result.to_dict()["at_scale_0"]["status"] == "bracketed"
     with pytest.raises(TableError, match="weight_decay is 0 in every run"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest import tools, trackers
+from mup_tpu.analysis.ingest import tools
 from mup_tpu.analysis.ingest.table_files import is_file, read_file
 from mup_tpu.errors import TableError
 from mup_tpu.store.header import FILE as STORE
@@ -54,7 +54,7 @@ class Reader:
         return sorted(file for file in folder.rglob(self.files) if self.matches(file))
 
 
-# All readers; of several that match, the first one reads. `trackers.TRACKERS` reads places as `wandb:…`.
+# All readers; of several that match, the first one reads. `tools.TRACKERS` reads places as `wandb:…`.
 READERS = (
     Reader("Ray Tune", "result.json", tools.tune_result, tools.is_json_object),
     # Tune writes progress.csv beside result.json, so this is for folders that have lost the latter.
@@ -67,21 +67,18 @@ READERS = (
     Reader("nanoGPT", "log.txt", tools.training_log),
     Reader("nanoGPT", "*.out", tools.training_log),
     Reader("W&B", "*.json", tools.wandb_dump, of_file=False),
-    Reader("TensorBoard", "*events.out.tfevents*", trackers.tensorboard, of_folder=True, of_file=False),
-    Reader("W&B", "run-*.wandb", trackers.offline_wandb, of_folder=True, of_file=False),
+    Reader("TensorBoard", "*events.out.tfevents*", tools.tensorboard, of_folder=True, of_file=False),
+    Reader("W&B", "run-*.wandb", tools.offline_wandb, of_folder=True, of_file=False),
     Reader("Aim", "*.csv", tools.aim_export, tools.is_aim_export),
-    *(
-        Reader("Optuna or MLflow", pattern, trackers.database)
-        for pattern in ("*.db", "*.sqlite", "*.sqlite3")
-    ),
-    Reader("Optuna", "*", trackers.optuna_trials, tools.is_optuna_journal),
+    *(Reader("Optuna or MLflow", pattern, tools.database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
+    Reader("Optuna", "*", tools.optuna_journal, tools.is_optuna_journal),
 )
 
 
 def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None:
     """Return the function that reads somebody's runs at a place; None for a results folder of ours."""
-    if str(path).startswith(tuple(f"{tracker}:" for tracker in trackers.TRACKERS)):
-        return trackers.read_project
+    if str(path).startswith(tuple(f"{tracker}:" for tracker in tools.TRACKERS)):
+        return tools.read_project
     place = Path(str(path))
     if place.is_file() and any(reader.of_file and reader.matches(place) for reader in READERS):
         return read_tool
@@ -102,7 +99,7 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         TableError: it cannot be read, holds several studies or experiments, or no loss.
     """
     place = Path(str(path))
-    with trackers.errors_in_a_sentence(str(path)):
+    with tools.errors_in_a_sentence(str(path)):
         if place.is_file():
             reader = next(r for r in READERS if r.of_file and r.matches(place))
             return reader.read(place).rename(columns=dict(reader.columns))

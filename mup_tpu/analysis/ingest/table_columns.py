@@ -6,7 +6,7 @@ A guess is kept as a note, which every output repeats; where two columns may be 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,13 @@ class Columns:
     """Number of the purchase, in a sequence; optional."""
     along: tuple[str, ...] = ()
     """Other columns that change with the scale, as on a ladder."""
+    unit: str = "nat"
+    """Unit of losses and regrets: nat (per token), or the name of a metric that is in none."""
+    maximized: bool = False
+    """Whether the loss is the negative of a metric of which more is better."""
+
+    def metric(self, loss: float) -> float:
+        return -loss if self.maximized else loss
 
 
 # Usual names of columns, the likeliest first; held-out losses come before training's
@@ -57,6 +64,8 @@ _USUAL = {
     "size": "params n_params num_params num_parameters n_parameters model_size",
     "lr": "lr learning_rate max_lr lr_max peak_lr base_lr lr_base init_lr initial_lr eta peak_learning_rate "
     "max_learning_rate base_learning_rate",
+    "batch size": "batch_size batch bs global_batch_size train_batch_size per_device_train_batch_size",
+    "tokens": "tokens n_tokens num_tokens train_tokens training_tokens tokens_planned",
     "seed": "seed random_seed rng_seed manual_seed run_seed replicate",
     "parametrization": "parametrization parameterization parametrisation parameterisation",
     "step": "step global_step iteration iter training_iteration iterations steps_done",
@@ -76,11 +85,16 @@ _FLAGS = {
     "step": "--columns step=COLUMN",
     "params": "--columns params=COLUMN",
 }
-_SCALES = ("width", "depth", "size")  # scales; the first that varies is taken
+# Scales; the first that varies is taken
+_SCALES = ("width", "depth", "size", "batch size", "tokens")
 
 # Prefixes that trackers give a name; Optuna's end in _
 _TRACKER = re.compile(
     r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]|(params|user_attrs)_", re.I
+)
+# Metrics of which more is better
+SCORE = re.compile(
+    r"(^|_)(acc|accuracy|top1|top5|psnr|ssim|score|bleu|rouge|f1|auc|map|iou|reward|return|r2|win_rate|elo)(_|$)"
 )
 _LOG = re.compile(r"log(2|10)_?(?:lr|learning_rate)|(?:lr|learning_rate)_log(2|10)")
 
@@ -127,21 +141,21 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         if part == "hyperparameter":
             column = _find_rate(table, notes)
         else:
-            column = _find_scale(table, notes) if part == "scale" else _find(table, part, usual_name, notes)
+            column = find_scale(table, notes) if part == "scale" else _find(table, part, usual_name, notes)
         if (
             column is None and part == "loss" and {"number", "value", "state"} <= set(table)
         ):  # Optuna's trials
             column = "value"
+        if column is None and part == "loss":
+            scores = [str(name) for name in table if SCORE.search(plain_name(name))]
+            column = scores[0] if len(scores) == 1 else None
         names |= {} if column is None else {part: column}
     if "hyperparameter" not in names:
         table, names = _from_log(table, names, notes)
-    if (
-        columns.step == defaults.step
-        and defaults.step not in table
-        and _has_rows_by_step(table, [*names.values()])
-    ):
-        step = _find(table, "step", "step", notes)
-        names |= {} if step is None else {"step": step}
+    if columns.step == defaults.step not in table and (step := _find(table, "step", "step", notes)):
+        keys = [key for key in names.values() if key in table and means(key) != "loss"]
+        if keys and table[keys].astype(str).duplicated().any():
+            names["step"] = step
     if columns.params == defaults.params and defaults.params not in table:
         sizes = [c for c in table if means(c) == "size" and c not in names.values()]
         names |= {"params": str(sizes[0])} if len(sizes) == 1 else {}
@@ -164,11 +178,20 @@ def _called(part: str, column: str) -> str:
     return {"lr": "learning rate", "size": "number of parameters", "params": "parameters"}.get(what, what)
 
 
-def _find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
+def find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     first = None
     for what in _SCALES:
+        if what == "batch size":  # from here on, a size of the model that has another name may be meant
+            if {"N", "D"} & set(table):  # as papers on scaling laws write parameters and tokens
+                named = [name for name in ("N", "D") if name in table]
+                return next((name for name in named if distinct(table[name]) > 1), named[0])
+            others = [
+                c for c in table if not means(c) and table[c].dtype.kind in "iu" and distinct(table[c]) > 1
+            ]
+            if others:
+                break
         column = _find(table, "scale", what, notes)
-        if column is not None and _varies(table[column]):
+        if column is not None and distinct(table[column]) > 1:
             return column
         first = first or column
     return first
@@ -181,9 +204,9 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
     if not candidates or not table.columns.is_unique:
         return None
     if part == "scale":
-        candidates = [(rank, name) for rank, name in candidates if _varies(table[name])] or candidates
+        candidates = [(rank, name) for rank, name in candidates if distinct(table[name]) > 1] or candidates
         # A column with a value a run was logged, not set.
-        values = {name: table[name].astype(str).nunique() for _, name in candidates}
+        values = {name: distinct(table[name]) for _, name in candidates}
         candidates.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
     (first, column), others = candidates[0], candidates[1:]
     differ = [(rank, name) for rank, name in others if not _is_one_to_one(table, column, name)]
@@ -213,10 +236,10 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     ranks = {
         str(name): rank for name in table if (rank := _rank(name, "lr")) and not table[name].isna().all()
     }
-    names = [name for name in ranks if _varies(table[name])] or [*ranks]
+    names = [name for name in ranks if distinct(table[name]) > 1] or [*ranks]
     if len(names) > 1:
         # A column with a value a run was logged, not set.
-        values = {name: table[name].astype(str).nunique() for name in names}
+        values = {name: distinct(table[name]) for name in names}
         names = [name for name in names if values[name] <= 2 * min(values.values())]
     configured = [name for name in names if ranks[name][0] == _CONFIGURED]
     set_, logged = [n for n in names if not _LOGGED.search(n)], [n for n in names if _LOGGED.search(n)]
@@ -284,6 +307,7 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
     names = _NAMES[what]
     last, whole = plain_name(short_name(str(name))), plain_name(name)
     place = names.index(whole if whole in names else last)
+    place = 2 * place + str(name).rstrip().endswith((")", "]"))  # Comet's val_loss [max] is another
     if what == "loss":
         return _LIKE if name != what else _EXACT, place
     prefix = _TRACKER.match(str(name).strip())
@@ -307,18 +331,17 @@ def _from_log(
     return table.assign(lr=base**exponents), names
 
 
-def _varies(column: pd.Series) -> bool:
-    return column.dropna().astype(str).nunique() > 1
+def distinct(column: pd.Series) -> int:
+    """Return the number of values; cells that have no hash, such as lists, are compared as text."""
+    try:
+        return int(column.nunique())
+    except TypeError:
+        return int(column.astype(str).nunique())
 
 
 def _is_one_to_one(table: pd.DataFrame, one: str, other: str) -> bool:
     pairs = table[[one, other]].astype(str)
     return bool(pairs[one].nunique() == pairs[other].nunique() == len(pairs.drop_duplicates()))
-
-
-def _has_rows_by_step(table: pd.DataFrame, keys: Sequence[str]) -> bool:
-    configured = [key for key in keys if key in table and means(key) != "loss"]
-    return bool(configured) and bool(table[configured].astype(str).duplicated().any())
 
 
 def list_of(names: Iterable[object], most: int = 6) -> str:

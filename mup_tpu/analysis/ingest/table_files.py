@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import re
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,17 +17,21 @@ import pandas as pd
 import pyarrow as pa
 
 from mup_tpu.analysis.ingest.table_columns import means
+from mup_tpu.analysis.ingest.table_values import SIZE, plain_size
 from mup_tpu.config import shown
 from mup_tpu.config.values import as_number
 from mup_tpu.errors import TableError, reason
 
-_READERS = {
-    ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".md": "markdown",
-    ".json": "json", ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet",
+# Suffix of a file -> its kind
+_KINDS = {
+    ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".md": "text", ".json": "json",
+    ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet", ".xlsx": "excel",
+    ".xls": "excel",
 }  # fmt: skip
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
+STDIN = "-"
 # Lines before the head: comments, and the line with which spreadsheets name their delimiter
-_NO_HEAD = re.compile(r"#|sep=.?\s*$", re.IGNORECASE)
+_NO_HEAD = re.compile(rb"\s*$|#|sep=.?\s*$", re.IGNORECASE)
 MOST_COLUMNS = 10_000  # columns of a table at most: each is looked at for its meaning
 
 # The head of a table in Markdown, and the line below it
@@ -34,23 +39,23 @@ _PIPES = re.compile(
     r"^[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$", re.MULTILINE
 )
 
-KINDS = "CSV, TSV, Markdown, JSON, JSONL or Parquet"
+KINDS = "CSV, TSV, Markdown, JSON, JSONL, Parquet or Excel"
 
 
 def without_suffix(path: str | Path) -> str:
     """Strip the suffixes of a file's kind: `runs.csv.gz` becomes runs."""
     name = str(path)
-    for suffixes in (_COMPRESSED, tuple(_READERS)):
+    for suffixes in (_COMPRESSED, tuple(_KINDS)):
         name = next((name[: -len(s)] for s in suffixes if name.lower().endswith(s)), name)
     return name
 
 
 def is_file(path: str | Path) -> bool:
-    return without_suffix(path) != str(path) or Path(str(path)).is_file()
+    return without_suffix(path) != str(path) or str(path) == STDIN or Path(str(path)).is_file()
 
 
 def read_file(path: str | Path) -> pd.DataFrame:
-    """Read a table from a file, by the kind in its suffix.
+    """Read a table from a file, by the kind in its suffix, or from standard input.
 
     Text is UTF-8 or UTF-16 with or without a mark, or else Windows-1252; its delimiter is the one that splits
     the first line into the most columns. Tables in JSON become columns `config/lr`.
@@ -58,33 +63,42 @@ def read_file(path: str | Path) -> pd.DataFrame:
     Raises:
         TableError: it cannot be read.
     """
-    bare = str(path).lower()
-    bare = next((bare[: -len(s)] for s in _COMPRESSED if bare.endswith(s)), bare)
-    kind = _READERS.get(Path(bare).suffix)
-    if kind is None:
+    name = str(path).lower()
+    kind = _KINDS.get(Path(next((name[: -len(s)] for s in _COMPRESSED if name.endswith(s)), name)).suffix)
+    if kind is None and name != STDIN:
         raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise ValueError("it is not a regular file")
         if kind == "parquet":
             table = pd.read_parquet(path).reset_index().drop(columns="index", errors="ignore")
+        elif kind == "excel":
+            table = _excel(path)
         else:
-            if str(path).lower().endswith(".zip"):
-                _check_one_file(path)
-            packed = "zstd" if str(path).lower().endswith(".zst") else None  # fsspec needs a package for it
-            with fsspec.open(str(path), "rb", compression=None if packed else "infer") as file:
-                content = pa.input_stream(file, compression=packed).read()
-            text = _text(content)
-            if kind == "markdown" or (kind == "text" and _PIPES.search(text)):
-                table = _markdown(text)
-            elif kind == "text":
-                table = _delimited(text)
+            content = _utf8(sys.stdin.buffer.read() if name == STDIN else _bytes(path))
+            is_json = kind in ("json", "lines") or (name == STDIN and content.lstrip()[:1] in (b"{", b"["))
+            if not is_json:
+                is_piped = b"|" in content and _PIPES.search(content.decode())
+                table = _markdown(content.decode()) if is_piped else _delimited(content)
             else:
-                table = _json(json.loads(text)) if kind == "json" else _json_lines(text)
+                table = _json_lines(content) if kind == "lines" else _json(json.loads(content))
         _check_columns(len(table.columns))
     except Exception as error:  # readers raise errors of any kind on damaged files
-        raise TableError(f"table {path} cannot be read: {reason(error)}") from None
+        shown_path = "on standard input" if name == STDIN else path
+        raise TableError(f"table {shown_path} cannot be read: {reason(error)}") from None
     return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
+
+
+def _bytes(path: str | Path) -> bytes:
+    if str(path).lower().endswith(".zip"):
+        with fsspec.open(str(path), "rb", compression=None) as file, zipfile.ZipFile(file) as archive:
+            names = [n for n in archive.namelist() if not n.endswith("/") and "__MACOSX/" not in n]
+        if len(names) != 1:
+            listed = ", ".join(names[:3])
+            raise ValueError(f"it holds {len(names)} files, not one ({listed}); unpack it, and name one")
+    packed = "zstd" if str(path).lower().endswith(".zst") else None  # fsspec needs a package for it
+    with fsspec.open(str(path), "rb", compression=None if packed else "infer") as file:
+        return pa.input_stream(file, compression=packed).read() if packed else file.read()
 
 
 def _check_columns(count: int) -> None:
@@ -94,24 +108,31 @@ def _check_columns(count: int) -> None:
         )
 
 
-def _check_one_file(path: str | Path) -> None:
-    with fsspec.open(str(path), "rb", compression=None) as file, zipfile.ZipFile(file) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/") and "__MACOSX/" not in name]
-    if len(names) != 1:
-        raise ValueError(
-            f"it holds {len(names)} files, not one ({', '.join(names[:3])}); unpack it, and name one"
-        )
-
-
-def _text(content: bytes) -> str:
+def _utf8(content: bytes) -> bytes:
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return content.decode("utf-16")
+        return content.decode("utf-16").encode()
     if b"\0" in content:
         raise ValueError("it holds bytes that are no text")
+    content = content.removeprefix(b"\xef\xbb\xbf")
     try:
-        return content.decode("utf-8-sig")
+        if not content.isascii():
+            content.decode()
     except UnicodeDecodeError:  # spreadsheets on Windows
-        return content.decode("cp1252", errors="replace")
+        content = content.decode("cp1252", errors="replace").encode()
+    return content if b"\n" in content else content.replace(b"\r", b"\n")
+
+
+def _excel(path: str | Path) -> pd.DataFrame:
+    """Read the only sheet of a workbook that holds a table."""
+    try:
+        sheets = pd.read_excel(path, sheet_name=None)
+    except ImportError as error:
+        raise ValueError(f"{reason(error).rstrip('.')}; or save it as CSV") from None
+    filled = {name: sheet for name, sheet in sheets.items() if len(sheet)}
+    if len(filled) != 1:
+        names = ", ".join(map(str, filled)) or "none"
+        raise ValueError(f"it has {len(filled)} sheets with rows ({names}), not one: save one as CSV")
+    return next(iter(filled.values()))
 
 
 def _markdown(text: str) -> pd.DataFrame:
@@ -129,17 +150,18 @@ def _markdown(text: str) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(whole), sep="\t")  # which also tells numbers from text
 
 
-def _delimited(text: str) -> pd.DataFrame:
-    lines = text.splitlines(keepends=True)
-    start = next((i for i, line in enumerate(lines) if line.strip() and not _NO_HEAD.match(line)), 0)
-    _check_columns(1 + max(lines[start].count(sep) for sep in ";\t,") if lines else 0)
-    text = "".join(lines[start:])
-    heads = {sep: len(pd.read_csv(io.StringIO(text), sep=sep, nrows=0).columns) for sep in ";\t,"}
+def _delimited(content: bytes) -> pd.DataFrame:
+    start, head = next(
+        ((i, line) for i, line in enumerate(io.BytesIO(content)) if not _NO_HEAD.match(line)), (0, b"")
+    )
+    _check_columns(1 + max(head.count(sep) for sep in (b";", b"\t", b",")))
+    heads = {sep: len(pd.read_csv(io.BytesIO(head), sep=sep, nrows=0).columns) for sep in ";\t,"}
     # In a heading with decimal commas, commas split no more than semicolons do, which come first.
     delimiter = max(heads, key=lambda sep: heads[sep])
-    if heads[delimiter] == 1 and len(lines[start : start + 1]) and len(lines[start].split()) > 1:
+    if heads[delimiter] == 1 and len(head.split()) > 1:
         delimiter = r"\s+"
-    table = _with_cells_as_columns(pd.read_csv(io.StringIO(text), sep=delimiter, low_memory=False))
+    rows = pd.read_csv(io.BytesIO(content), sep=delimiter, skiprows=start, low_memory=False)
+    table = _with_cells_as_columns(rows)
     if len(table.columns) > 1 and all(as_number(name) is not None for name in table.columns):
         raise ValueError("its first line holds numbers, not names of columns")
     return table
@@ -147,7 +169,7 @@ def _delimited(text: str) -> pd.DataFrame:
 
 def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Turn cells that hold mappings into columns: W&B documents such an export of its API."""
-    for name in [*table]:
+    for name in [name for name in table if table[name].dtype.kind not in "iufb"]:
         cells = table[name].dropna()
         if cells.empty or not str(cells.iloc[0]).startswith("{"):
             continue
@@ -155,13 +177,13 @@ def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:
             rows = [ast.literal_eval(cell) if isinstance(cell, str) else {} for cell in table[name]]
         except (ValueError, SyntaxError):
             continue
-        nested = pd.json_normalize([{name: row} for row in rows], sep="/").set_index(table.index)
+        nested = pd.json_normalize([{str(name): row} for row in rows], sep="/").set_index(table.index)
         table = pd.concat([table.drop(columns=name), nested], axis=1)
     return table
 
 
-def _json_lines(text: str) -> pd.DataFrame:
-    return _records([json.loads(line) for line in text.splitlines() if line.strip()])
+def _json_lines(content: bytes) -> pd.DataFrame:
+    return _records([json.loads(line) for line in content.splitlines() if line.strip()])
 
 
 def _json(content: Any) -> pd.DataFrame:
@@ -203,15 +225,10 @@ def _rows_by_group(content: dict[str, Any]) -> list[dict[str, Any]] | None:
     rows = []
     for name, runs in groups[0].items():
         group: dict[str, Any] = {"group": name}
-        if size := _SIZE.fullmatch(name):
-            group = {"params": float(f"{size[1]}.{size[2] or 0}") * _PREFIX[size[3].lower()]}
+        if SIZE.fullmatch(name):
+            group = {"params": float(plain_size(name))}
         rows += [group | run for run in runs]
     return rows
-
-
-# A number of parameters as a name: 130m, 1_2b
-_SIZE = re.compile(r"([0-9]+)(?:[._]([0-9]+))?([kmb])", re.IGNORECASE)
-_PREFIX = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 
 def _records(rows: Any) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from mup_tpu.analysis.ingest.table_columns import (
     rough_numbers,
     rows_of_both,
 )
-from mup_tpu.analysis.ingest.table_values import numbers
+from mup_tpu.analysis.ingest.table_values import SIZE, numbers, plain_sizes
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import HISTORY, RUN, power
 from mup_tpu.config import parse_number
@@ -56,6 +56,8 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     """
     if not table.columns.is_unique or any(means(name) == "loss" for name in table) or columns.loss in table:
         return table, []
+    if (by_step := _metrics_in_rows(table)) is not None:
+        return by_step, []
     if (curves := _curves(table)) is not None:
         return curves
     if (headings := _headings(table, columns)) is None:
@@ -63,7 +65,7 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     axis, values = headings
     named = getattr(columns, axis)
     kept = [name for name in table if name not in values]
-    values_C = pd.Series(_numbers([*values.values()], named), [*values])
+    values_C = pd.Series(numbers(plain_sizes(pd.Series([*values.values()])), named).to_numpy(), [*values])
     rows = table.melt(kept, [*values], "heading", columns.loss)
     rows[named] = rows.pop("heading").map(values_C).astype("float64")
     empty = rows[columns.loss].isna()
@@ -73,12 +75,47 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     return rows[~empty].reset_index(drop=True), notes
 
 
+# Columns of a table with a row for each metric and step: names and values of metrics, and times of logging
+_METRIC, _VALUE = ("metric_name", "metric", "key", "tag"), ("metric_value", "value")
+_TIMES = {
+    "timestamp",
+    "time",
+    "wall_time",
+    "epoch",
+    "offset",
+    "duration",
+    "run_context",
+    "metric_context_subset",
+}
+
+
+def _metrics_in_rows(table: pd.DataFrame) -> pd.DataFrame | None:
+    """Make a column of each metric in a table as Comet, MLflow and Aim export it; None for another."""
+    plain = {plain_name(name): str(name) for name in table}
+    metric, value = (
+        next((plain[name] for name in names if name in plain), "") for names in (_METRIC, _VALUE)
+    )
+    if not metric or not value:
+        return None
+    names = table[metric].astype(str)
+    if "metric_context_subset" in plain:  # Aim's: loss of the subset val
+        names = table[plain["metric_context_subset"]].fillna("").str.cat(names, "/").str.strip("/")
+    if not any(means(name) == "loss" for name in names.unique()):
+        return None
+    keys = [name for key, name in plain.items() if key not in _TIMES and name not in (metric, value)]
+    values = table.assign(metric=names).groupby([*keys, "metric"], dropna=False, sort=False)[value].last()
+    return values.unstack("metric").reset_index().rename_axis(columns=None)
+
+
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for name in map(str, table):
         if match := _HEADING.fullmatch(name.strip()):
             groups.setdefault((match["before"], match["after"]), {})[name] = match["number"]
     (before, after), values = max(groups.items(), key=lambda group: len(group[1]), default=(("", ""), {}))
+    sizes = {name: name for name in map(str, table) if SIZE.fullmatch(name.strip())}  # 130M, 1.3B
+    if len(sizes) > len(values):
+        return "scale", sizes
     if len(values) < 2:
         return None
     others = [name for name in table if name not in values]
@@ -88,7 +125,7 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
     missing = {"scale", "hyperparameter"} - known
     if len(named_axes) == 1 and named_axes <= missing and len(missing) == 1:
         return named_axes.pop(), values
-    if not named_axes and before.strip() == after.strip() == "":
+    if not named_axes and before.strip() == after.strip(" *x×") == "":
         if len(missing) == 1:
             return missing.pop(), values
         raise TableError(
@@ -101,12 +138,6 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
 def _meaning(text: str) -> str:
     what = meaning_at_end(re.sub(r"[\s=:]+", "_", text))
     return what if what in AXES else ""
-
-
-def _numbers(texts: list[str], name: str) -> np.ndarray:
-    if any("^" in text for text in texts):
-        return np.array([parse_number(text) for text in texts])
-    return numbers(pd.Series(texts, dtype=object), name).to_numpy()
 
 
 def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
@@ -229,6 +260,8 @@ def _with_set_rates(
 
 def at_logged_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Select steps at which some run has a loss; at others an empty held-out loss is no divergence."""
+    if rows["step"].isna().all():
+        return rows
     is_logged = rows["loss"].notna().groupby(rows["step"]).transform("any")
     return rows[is_logged.fillna(True).astype(bool)] if is_logged.any() else rows
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, means, plain_name
+from mup_tpu.analysis.ingest.table_columns import SCORE, Columns, means, plain_name
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED, require_above_zero
 from mup_tpu.config import shown
@@ -80,13 +80,16 @@ def _state(value: object) -> str:
     return re.sub(r"[\s_-]+", "-", str(value).strip().lower())
 
 
-def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
-    """Read a column as floats, nan if empty; decimal commas are read where the whole column has them.
+def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | None = None) -> pd.Series:
+    """Read a column as floats, nan if empty.
+
+    Commas are decimal where the whole column has them, or where another column of text has.
 
     Args:
         column: values, as numbers or text.
         name: its name, for errors.
         hint: end of the error, with what to write.
+        table: other columns.
 
     Raises:
         TableError: a value is no number, or could be two.
@@ -104,17 +107,35 @@ def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
     for row, value, r in zip(column.index, values, read, strict=True):
         if r is not None:
             kinds.setdefault(r[1], (row, value))
-    if "comma" in kinds and ("point" in kinds or "grouped" in kinds):
-        mixed = [kinds[kind] for kind in ("comma", "point", "grouped") if kind in kinds]
-        raise TableError(f"{name} mixes decimal commas and points: {_rows(mixed)}")
-    if "either" in kinds and not {"comma", "grouped"} & set(kinds):
-        row, value = kinds["either"]
-        one, other = value.replace(",", "."), value.replace(",", "")
-        raise TableError(
-            f"{name} of row {row} is {value!r}, which may be {one} or {other}: write it with a point"
-        )
-    values_read = [_value(*r, with_comma="comma" in kinds) for r in read if r is not None]
+            if r[0] != "nan":
+                kinds.setdefault(
+                    "percent" if str(value).strip().endswith("%") else "no percent", (row, value)
+                )
+    for one, others, what in (
+        ("comma", ("point", "grouped"), "decimal commas and points"),
+        ("percent", ("no percent",), "percent and plain numbers"),
+    ):
+        if one in kinds and any(other in kinds for other in others):
+            mixed = [kinds[kind] for kind in (one, *others) if kind in kinds]
+            raise TableError(f"{name} mixes {what}: {_rows(mixed)}")
+    with_comma = "comma" in kinds
+    if "either" in kinds and not with_comma and "grouped" not in kinds:
+        with_comma = table is not None and any(map(_has_decimal_commas, map(table.get, table)))
+        if not with_comma:
+            row, value = kinds["either"]
+            one, other = value.replace(",", "."), value.replace(",", "")
+            raise TableError(
+                f"{name} of row {row} is {value!r}, which may be {one} or {other}: write it with a point"
+            )
+    values_read = [_value(*r, with_comma=with_comma) for r in read if r is not None]
     return pd.Series(values_read, column.index, dtype="float64")
+
+
+def _has_decimal_commas(column: pd.Series | None) -> bool:
+    if column is None or column.dtype.kind in "iufb":
+        return False
+    read = [_read(text) for text in column.dropna().unique() if isinstance(text, str)]
+    return None not in read and "comma" in {kind for _, kind in filter(None, read)}
 
 
 def plain_sizes(column: pd.Series) -> pd.Series:
@@ -122,19 +143,21 @@ def plain_sizes(column: pd.Series) -> pd.Series:
     if column.dtype.kind in "iufb":
         return column
     texts = column.astype(object).where(column.notna(), "")
-    plain = {text: _plain_size(text) for text in texts.unique() if isinstance(text, str)}
+    plain = {text: plain_size(text) for text in texts.unique() if isinstance(text, str)}
     return texts.map(lambda text: plain.get(text, text))
 
 
-def _plain_size(text: str) -> str:
-    text = re.sub(r"\s*\([^()]*\)$", "", text.strip())
-    if match := _SIZE.fullmatch(text):
+def plain_size(text: str) -> str:
+    text = re.sub(r"\s*\([^()]*\)$", "", text.strip().lstrip("~≈ "))
+    if match := SIZE.fullmatch(text):
         return repr(float(match["number"].replace("_", ".")) * _PREFIXES[match["prefix"].lower()])
-    named = re.fullmatch(r"[a-zA-Z]{1,8}[-_=]?([0-9]+)", text)
+    if _GROUPED.fullmatch(text):  # a size is whole
+        return text.replace(",", "")
+    named = re.fullmatch(r"[a-zA-Z_]{1,8}[-_= ]?([0-9]+)", text)
     return named[1] if named else text
 
 
-_SIZE = re.compile(r"(?P<number>[0-9]+([._][0-9]+)?)\s*(?P<prefix>[kmbgt])", re.IGNORECASE)
+SIZE = re.compile(r"(?P<number>[0-9]+([._][0-9]+)?)\s*(?P<prefix>[kmbgt])", re.IGNORECASE)
 _PREFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
@@ -154,18 +177,25 @@ def _read(value: object) -> tuple[str, str] | None:
         return repr(number), "point" if math.isfinite(number) and number % 1 else "plain"
     if not isinstance(value, str):
         return ("nan", "plain") if value is None or value is pd.NA or value is pd.NaT else None
-    text = value.strip()
+    text = value.strip().replace("\N{MINUS SIGN}", "-")
     if text.lower() in _EMPTY:
         return "nan", "plain"
     if _INFINITE.fullmatch(text):
-        return text, "plain"
+        return ("-inf" if text.startswith("-") else "inf"), "plain"
+    text = _RAISED.sub(lambda raised: f"^{raised[0].translate(_DIGITS)}", text.lstrip("~≈ "))
+    text = _MARKS.sub("", text)  # footnotes, and the x of 0.7x
+    if percent := text.endswith("%"):
+        text = text[:-1].rstrip()
+    if power := _POWER.fullmatch(text):
+        return repr(float(power["factor"] or 1) * float(power["base"]) ** float(power["exponent"])), "plain"
     if _SPACED.fullmatch(text):
         text = re.sub(r"[ '\u00a0\u202f]", "", text)
+    share = "e-2" if percent else ""
     if _PLAIN.fullmatch(text):
-        return text, "point" if "." in text else "plain"
+        return text + share, "point" if "." in text else "plain"
     if _GROUPED.fullmatch(text):
-        return text, "grouped" if "." in text or text.count(",") > 1 else "either"
-    return (text, "comma") if _COMMA.fullmatch(text) else None
+        return text + share, "grouped" if "." in text or text.count(",") > 1 else "either"
+    return (text + share, "comma") if _COMMA.fullmatch(text) else None
 
 
 def _value(text: str, kind: str, with_comma: bool) -> float:
@@ -174,8 +204,13 @@ def _value(text: str, kind: str, with_comma: bool) -> float:
     return float(text.replace(",", ""))
 
 
-_EMPTY = {"", "nan", "none", "null", "na", "n/a", "<na>", "-"}
-_INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+_EMPTY = {"", "nan", "none", "null", "na", "n/a", "<na>", "-", "–", "—"}
+_INFINITE = re.compile(r"[+-]?(inf(inity)?|∞)|div(\.|erged|erges)?", re.IGNORECASE)
+_RAISED, _DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_MARKS = re.compile(r"(?<=[0-9.])\s*[*†‡§x×]+$")
+_POWER = re.compile(
+    r"(?:(?P<factor>[0-9]+(\.[0-9]+)?)\s*[·×x*]\s*)?(?P<base>2|10)(?:\^|\*\*)[{(]?(?P<exponent>[+-]?[0-9.]+)[)}]?"
+)
 _PLAIN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SPACED = re.compile(r"[+-]?[1-9][0-9]{0,2}([ '\u00a0\u202f][0-9]{3})+([.,][0-9]*)?")
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
@@ -198,10 +233,6 @@ UnitName = Literal["auto", "nat", "bit", "bpb"]
 _WORDS = {"nat": "nat per token", "bit": "bits per token", "bpb": "bits per byte"}
 _BITS_PER_BYTE = re.compile(r"(^|_)(bpb|bits_per_byte)(_|$)")
 _PERPLEXITY = re.compile(r"(^|_)(ppl|perplexity)(_|$)")
-# Metrics of which more is better
-_SCORE = re.compile(
-    r"(^|_)(acc|accuracy|top1|top5|psnr|ssim|score|bleu|rouge|f1|auc|map|iou|reward|return|r2|win_rate|elo)(_|$)"
-)
 _CROSS_ENTROPY = re.compile(r"(^|_)(loss|ce|xent|nll|cross_entropy|nats?)(_|$)")
 _BITS = re.compile(r"(^|_)(bpt|bits|bits_per_token)(_|$)")
 
@@ -214,6 +245,8 @@ class LossUnit:
     """"auto" takes it from the column's name: perplexity, bits per byte (bpb), bits per token, else nat."""
     bytes_per_token: float | None = None
     """Bytes of text in a token, which bits per byte need."""
+    maximize: bool = False
+    """Whether more is better, as of accuracy and PSNR."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(UnitName):
@@ -221,32 +254,40 @@ class LossUnit:
         if self.bytes_per_token is not None:
             require_above_zero("bytes_per_token", self.bytes_per_token)
 
-    def convert(self, rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, Reason | None]:
-        """Convert loss and loss_error to nat per token; return a note where they were in another unit.
+    def convert(self, rows: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, Reason | None]:
+        """Convert loss and loss_error to nat per token, or a score to a loss; return the columns and a note.
 
         Raises:
-            TableError: it is a score, of which more is better; or in bits per byte, and the bytes of a token
-                are not known.
+            TableError: it is a score, and `maximize` does not say so; a loss, and it does; or in bits per
+                byte, and the bytes of a token are not known.
         """
-        name = self._of(column)
-        if name == "nat":
-            is_known = (
-                self.name == "nat" or means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column))
+        column, unit = columns.loss, self._of(columns.loss)
+        if self.maximize:
+            if unit != "score" and (means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column))):
+                raise TableError(f"{column} is a loss, of which less is better: leave --maximize out")
+            negative = rows.assign(loss=-rows["loss"])
+            return (
+                negative,
+                replace(columns, unit=column, maximized=True),
+                Reason.of("maximized", name=column),
             )
-            return rows, None if is_known else Reason.of("unit unknown", name=column)
-        if name == "score":
+        if unit == "nat":
+            if self.name == "nat" or means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column)):
+                return rows, columns, None
+            return rows, replace(columns, unit=column), Reason.of("unit unknown", name=column)
+        if unit == "score":
             raise TableError(
-                f"{column} is a score, of which more is better, and the analysis needs a loss: give it "
-                "by --columns loss=COLUMN, or --loss-unit nat if it is one"
+                f"{column} is a score, of which more is better: --maximize says so; a loss is given by "
+                "--columns loss=COLUMN, and --loss-unit nat says that this is one"
             )
-        if name == "perplexity":
+        if unit == "perplexity":
             if (bad := rows.index[~(rows["loss"].isna() | (rows["loss"] > 0))]).size:
                 first = rows["loss"][bad[0]]
                 raise TableError(f"perplexity {column} must be above 0, but row {bad[0]} has {first:g}")
             nat = rows.assign(loss=np.log(rows["loss"]), loss_error=rows["loss_error"] / rows["loss"])
-            return nat, Reason.of("perplexity converted", name=column)
+            return nat, columns, Reason.of("perplexity converted", name=column)
         factor = math.log(2)
-        if name == "bpb":
+        if unit == "bpb":
             if self.bytes_per_token is None:
                 raise TableError(
                     f"{column} is in bits per byte, and the analysis in nat per token: "
@@ -254,7 +295,7 @@ class LossUnit:
                 )
             factor *= self.bytes_per_token
         nat = rows.assign(loss=rows["loss"] * factor, loss_error=rows["loss_error"] * factor)
-        return nat, Reason.of("loss converted", name=column, unit=_WORDS[name], factor=factor)
+        return nat, columns, Reason.of("loss converted", name=column, unit=_WORDS[unit], factor=factor)
 
     def _of(self, column: str) -> str:
         if self.name != "auto":
@@ -262,7 +303,7 @@ class LossUnit:
         plain = plain_name(column)
         if _PERPLEXITY.search(plain):
             return "perplexity"
-        if _SCORE.search(plain):
+        if SCORE.search(plain):
             return "score"
         if _BITS_PER_BYTE.search(plain):
             return "bpb"
@@ -286,10 +327,10 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
     loss, error = columns.loss, columns.loss_error
     if loss not in table or error in table or not table.columns.is_unique:
         return table, columns, []
-    cells = table[loss].astype(object)
-    parts = {
-        row: m for row, cell in cells.items() if isinstance(cell, str) and (m := _WITH_ERROR.fullmatch(cell))
-    }
+    cells, parts = table[loss], {}
+    if cells.dtype.kind not in "iufb":
+        texts = [(row, cell) for row, cell in cells.items() if isinstance(cell, str)]
+        parts = {row: m for row, cell in texts if (m := _WITH_ERROR.fullmatch(cell))}
     if parts:
         errors = pd.Series({row: m[2] for row, m in parts.items()}, dtype=object).reindex(table.index)
         means = pd.Series({row: m[1] for row, m in parts.items()}, dtype=object)

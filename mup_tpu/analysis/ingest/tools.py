@@ -1,19 +1,30 @@
-"""Files of other tools, one run each: Ray Tune, Lightning, Trainer, W&B, Hydra, MLflow, nanoGPT.
+"""Functions that read the runs of other tools: from their files, or with their packages.
 
 `readers.READERS` says which file each function reads. Settings become columns `config/NAME`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import logging
 import math
+import os
 import re
+import sqlite3
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
+from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.table_files import read_file
+from mup_tpu.analysis.ingest.table_shapes import settings
+from mup_tpu.errors import TableError, reason
 
 # Columns of Ray Tune that say nothing of a trial
 _BOOKKEEPING = (
@@ -54,8 +65,8 @@ def lightning(file: Path) -> pd.DataFrame:
     if held_out:
         rows = rows.dropna(subset=held_out[:1])
     hparams = _yaml(file.parent / "hparams.yaml")
-    settings = {f"config/{name}": v for name, v in hparams.items() if isinstance(v, str | int | float)}
-    return rows.assign(**settings)
+    config = {f"config/{name}": v for name, v in hparams.items() if isinstance(v, str | int | float)}
+    return rows.assign(**config)
 
 
 def trainer(file: Path) -> pd.DataFrame:
@@ -67,7 +78,14 @@ def trainer(file: Path) -> pd.DataFrame:
         return pd.DataFrame()
     rows = pd.DataFrame(json.loads(file.read_text())["log_history"])
     losses = [name for name in ("eval_loss", "loss") if name in rows]
-    return rows.dropna(subset=losses[:1])[["step", *losses[:1]]] if losses else pd.DataFrame()
+    if not losses:
+        return pd.DataFrame()
+    # The model's configuration lies beside the weights; of the learning rate only the schedule is text.
+    configs = [folder / "config.json" for folder in (file.parent, run) if (folder / "config.json").exists()]
+    config = json.loads(configs[0].read_text()) if configs else {}
+    sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
+    peak = {"learning_rate": rows["learning_rate"].max()} if "learning_rate" in rows else {}
+    return rows.dropna(subset=losses[:1])[["step", *losses[:1]]].assign(**sizes, **peak)
 
 
 def training_log(file: Path) -> pd.DataFrame:
@@ -154,16 +172,247 @@ def is_aim_export(head: bytes) -> bool:
 
 
 def aim_export(file: Path) -> pd.DataFrame:
-    """Read Aim's CSV of runs (a column a metric) or of metrics (a row a step of each metric)."""
-    table = read_file(file)
-    if "metric.name" in table:
-        subset = table.get("metric.context.subset", pd.Series("", table.index)).fillna("")
-        table = table.assign(metric=(subset + "/" + table["metric.name"]).str.strip("/"))
-        keys = [*(name for name in map(str, table) if name.startswith(("run.", "hparams."))), "step"]
-        values = table.groupby([*keys, "metric"], dropna=False)["value"].last()
-        table = values.unstack("metric").reset_index()
-    # A context stands behind the metric: loss subset="val" is val/loss.
-    return table.rename(columns=lambda name: _CONTEXT.sub(r"\2/\1", str(name)))
+    """Read Aim's CSV, in which a context stands behind the metric: loss subset="val" is val/loss."""
+    return read_file(file).rename(columns=lambda name: _CONTEXT.sub(r"\2/\1", str(name)))
 
 
 _CONTEXT = re.compile(r"^(\S+) \{?\"?subset\"?\s*[=:]\s*\"?(\w+)\"?\}?$")
+
+_EVENTS = "events.out.tfevents"
+
+
+def read_project(path: str | Path) -> pd.DataFrame:
+    """Read the runs of a tracker, a row a run.
+
+    Args:
+        path: `wandb:ENTITY/PROJECT`; or `mlflow:EXPERIMENT`, of the tracking server or database that
+            MLFLOW_TRACKING_URI names.
+
+    Raises:
+        TableError: the tracker's package is not installed, it cannot be reached, or it knows no such runs.
+    """
+    tracker, _, name = str(path).partition(":")
+    table = TRACKERS[tracker](name)
+    if table.empty:
+        raise TableError(f"{path} holds no runs")
+    return table
+
+
+def package(path: str, name: str, module: str, extra: str = "") -> Any:
+    """Import a module of a package that an extra of this one installs, by default one of its name."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise TableError(
+            f"{path} needs the package {name} ({reason(error)}): pip install '.[{extra or name}]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def errors_in_a_sentence(path: str) -> Iterator[None]:
+    """Raise errors of a tracker's package, of any kind, as one sentence."""
+    try:
+        yield
+    except TableError:
+        raise
+    except Exception as error:
+        raise TableError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def _wandb(project: str) -> pd.DataFrame:
+    path = f"wandb:{project}"
+    if len(project.split("/")) != 2 or not all(project.split("/")):
+        raise TableError(f"{path} is not wandb:ENTITY/PROJECT")
+    wandb = package(path, "wandb", "wandb")
+    with errors_in_a_sentence(path):
+        runs = wandb.Api().runs(project, per_page=500, lazy=False)
+        rows = [
+            {"Name": run.name, "State": run.state, "config": run.config, **run.summary_metrics}
+            for run in runs
+        ]
+        return pd.json_normalize(rows, sep="/")
+
+
+def hush_mlflow() -> None:
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _mlflow(experiment: str) -> pd.DataFrame:
+    path = f"mlflow:{experiment}"
+    mlflow = package(path, "mlflow", "mlflow")
+    hush_mlflow()
+    with errors_in_a_sentence(path):
+        if mlflow.get_experiment_by_name(experiment) is None:
+            known = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
+            raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {known}")
+        return mlflow.search_runs(experiment_names=[experiment])
+
+
+TRACKERS = {"wandb": _wandb, "mlflow": _mlflow}  # readers of trackers whose runs are named `TRACKER:…`
+
+
+def tensorboard(folder: Path) -> pd.DataFrame:
+    """Read scalars by run and step, with the run's hyperparameters as `hparams/…`.
+
+    `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
+    """
+    path = str(folder)
+    accumulators = package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
+    hparams = package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
+    with errors_in_a_sentence(path):
+        for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
+            events = accumulators.EventAccumulator(os.fspath(inside), size_guidance={"scalars": 0})
+            if all(file.is_file() for file in inside.glob(f"*{_EVENTS}*")):  # a pipe would never end
+                events.Reload()
+            hyperparameters = _settings(events, hparams)
+            scalars = [_scalar(events, tag) for tag in events.Tags()["scalars"]]
+            parent = runs.get(inside.parent)
+            if hyperparameters and parent and not parent[0]:
+                parent[0].update(hyperparameters)
+                parent[1].extend(scalars)
+            else:
+                runs[inside] = hyperparameters, scalars
+    if lost := [run for run, (_, scalars) in runs.items() if not _is_whole(run, scalars)]:
+        warnings.warn(
+            f"{len(lost)} of {len(runs)} runs in {path} are left out, the first {lost[0].name}: their event "
+            "files are empty, cut or damaged",
+            stacklevel=2,
+        )
+    tables = [
+        pd.concat(scalars, axis=1)
+        .rename_axis("step")
+        .reset_index()
+        .assign(run=os.fspath(run.relative_to(folder)), **{f"hparams/{k}": v for k, v in known.items()})
+        for run, (known, scalars) in runs.items()
+        if run not in lost
+    ]
+    if not tables:
+        raise TableError(f"{path} holds no runs")
+    return pd.concat(tables, ignore_index=True)
+
+
+def offline_wandb(folder: Path) -> pd.DataFrame:
+    """Refuse offline runs of Weights & Biases: its package has no reader for their files."""
+    raise TableError(
+        f"{folder} holds offline runs of Weights & Biases, which has no reader for their files: send them "
+        "with `wandb sync` and give wandb:ENTITY/PROJECT"
+    )
+
+
+def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
+    """TensorBoard's reader stops without a word where a file is damaged.
+
+    Of the runs that `--track tensorboard` writes, in folders named by trial_id, `loss` is the last value.
+    """
+    is_ours = re.fullmatch("[0-9a-f]{16}", run.name) is not None
+    return any(scalar.name == "loss" for scalar in scalars) if is_ours else bool(scalars)
+
+
+def _scalar(events: Any, tag: str) -> pd.Series:
+    """Keep the last value of a step that was logged twice, as after a restart."""
+    values = {event.step: event.value for event in events.Scalars(tag)}
+    return pd.Series(values, name=tag, dtype="float64")
+
+
+def _settings(events: Any, hparams: Any) -> dict[str, Any]:
+    try:
+        content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    except KeyError:
+        return {}
+    stored = hparams.HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: getattr(value, str(value.WhichOneof("kind"))) for name, value in stored.items()}
+
+
+def database(file: Path) -> pd.DataFrame:
+    """Read the runs in a SQLite database of MLflow or Optuna."""
+    with sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        if {"trials", "studies", "trial_values"} <= tables:
+            return _optuna(file, *_optuna_rows(connection))
+    if {"experiments", "runs"} <= tables:
+        return _mlflow_database(file)
+    raise TableError(f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}")
+
+
+def _optuna_rows(connection: sqlite3.Connection) -> tuple[list[str], dict[int, dict[str, Any]]]:
+    studies = [name for (name,) in connection.execute("SELECT study_name FROM studies")]
+    trials: dict[int, dict[str, Any]] = {
+        key: {"number": number, "state": state, "run": study}
+        for key, number, state, study in connection.execute(
+            "SELECT trial_id, number, state, study_name FROM trials JOIN studies USING (study_id)"
+        )
+    }
+    for key, value in connection.execute("SELECT trial_id, value FROM trial_values WHERE objective = 0"):
+        trials[key]["value"] = value
+    for key, name, value, kind in connection.execute(
+        "SELECT trial_id, param_name, param_value, distribution_json FROM trial_params"
+    ):
+        trials[key][f"params_{name}"] = _optuna_value(value, kind)
+    return studies, trials
+
+
+def _optuna_value(value: float, distribution: str) -> Any:
+    """Return a parameter's value: of a choice its number is stored."""
+    choices = json.loads(distribution)["attributes"].get("choices")
+    return value if choices is None else choices[int(value)]
+
+
+def optuna_journal(file: Path) -> pd.DataFrame:
+    """Read the trials in Optuna's journal, a line an operation."""
+    states = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")  # numbers of Optuna's TrialState
+    studies, trials = list[str](), dict[int, dict[str, Any]]()
+    for line in file.read_text().splitlines():
+        entry = json.loads(line)
+        trial = trials.get(entry.get("trial_id"), {})
+        match entry["op_code"]:  # numbers of Optuna's JournalOperation
+            case 0:
+                studies.append(entry["study_name"])
+            case 4:
+                study = studies[entry["study_id"]]
+                number = sum(one["run"] == study for one in trials.values())
+                trials[len(trials)] = {"number": number, "state": "RUNNING", "run": study}
+            case 5:
+                value = _optuna_value(entry["param_value_internal"], entry["distribution"])
+                trial[f"params_{entry['param_name']}"] = value
+            case 6:
+                trial["state"] = states[entry["state"]]
+                trial |= {"value": entry["values"][0]} if entry.get("values") else {}
+    return _optuna(file, studies, trials)
+
+
+def _optuna(file: Path, studies: list[str], trials: dict[int, dict[str, Any]]) -> pd.DataFrame:
+    """Return the trials of the only study, or of several whose names hold their size."""
+    if len(studies) != 1 and not all(
+        {"width", "depth", "size"} & {*settings(name)} for name in studies or [""]
+    ):
+        raise TableError(
+            f"{file} holds {len(studies)} studies ({_some(studies)}), not one, and their names "
+            "hold no width; write one as a table with study.trials_dataframe().to_csv(...)"
+        )
+    rows = pd.DataFrame([*trials.values()])
+    return rows if len(studies) > 1 else rows.drop(columns="run")
+
+
+def _mlflow_database(file: Path) -> pd.DataFrame:
+    mlflow = package(str(file), "mlflow", "mlflow")
+    hush_mlflow()
+    before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
+    mlflow.set_tracking_uri(uri)
+    try:
+        runs = mlflow.search_runs(search_all_experiments=True)
+        names = {e.experiment_id: e.name for e in mlflow.search_experiments()}
+    finally:
+        mlflow.set_tracking_uri(before)
+    if len(runs) and runs["experiment_id"].nunique() > 1:
+        known = _some(names[number] for number in runs["experiment_id"].unique())
+        raise TableError(
+            f"{file} holds several experiments ({known}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
+        )
+    return runs
+
+
+def _some(names: Iterable[Any]) -> str:
+    return ", ".join(sorted(map(str, names))[:8])

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, check_table, load_table
-from mup_tpu.analysis.ingest.table_values import LossUnit
+from mup_tpu.analysis import Columns, check_table
+from mup_tpu.analysis.ingest.table_values import LossUnit, numbers, plain_sizes
 from mup_tpu.errors import TableError
 from mup_tpu.words.reasons import notes as notes_of
 
@@ -24,13 +24,9 @@ def renamed(name: str, values=RUNS["loss"]) -> pd.DataFrame:
     return RUNS.drop(columns="loss").assign(**{name: values})
 
 
-@pytest.mark.parametrize("name", ["val_ppl", "perplexity", "eval/perplexity"])
-def test_perplexity_becomes_nat_by_its_logarithm(name):
-    table = check_table(renamed(name, np.exp(RUNS["loss"])))
-    np.testing.assert_allclose(table.runs["loss"], EXPECTED["loss"])
-    assert any(note.startswith(f"{name} is a perplexity, converted to nat") for note in notes_of(table))
+def test_a_perplexity_is_above_0():
     with pytest.raises(TableError, match="must be above 0, but row 0 has -1"):
-        check_table(renamed(name, -1.0))
+        check_table(renamed("val_ppl", -1.0))
 
 
 def test_the_error_of_a_perplexity_is_converted_too():
@@ -57,12 +53,7 @@ def test_a_score_is_refused(name):
 )
 def test_a_metric_that_is_no_cross_entropy_is_noted(name, is_noted):
     notes = notes_of(check_table(renamed(name), Columns(loss=name)))
-    assert any(f"{name} may not be in nat per token" in note for note in notes) == is_noted
-
-
-def test_a_column_that_gives_the_unit_of_each_row_must_have_one_value():
-    with pytest.raises(TableError, match=r"several units \(column 'unit': bits, nats\)"):
-        check_table(RUNS.assign(unit=np.where(RUNS["width"] > 64, "nats", "bits")))
+    assert any(f"{name} may not be in nat per token: regrets" in note for note in notes) == is_noted
 
 
 def test_a_run_that_lost_its_summary_is_missing_and_not_diverged():
@@ -75,16 +66,41 @@ def test_a_run_that_lost_its_summary_is_missing_and_not_diverged():
     assert "1 runs left out, since none of their metrics has a value" in notes_of(table)
 
 
-def test_cells_with_settings_are_columns(tmp_path):
-    """As W&B's API is documented to be exported: a dict in each cell."""
-    rows = [
-        {
-            "summary": {"val/loss": loss, "lr": lr / 10, "_step": 9},
-            "config": {"m": {"n_embd": w}, "o": {"lr": lr}},
-        }
-        for w, lr, loss in zip(RUNS["width"], RUNS["lr"], RUNS["loss"], strict=True)
-    ]  # fmt: skip
-    pd.DataFrame(rows).assign(seed=RUNS["seed"]).to_csv(tmp_path / "project.csv")
-    table = load_table(tmp_path / "project.csv")
-    assert (table.columns.scale, table.columns.hyperparameter) == ("n_embd", "lr")
-    np.testing.assert_allclose(table.runs["x"], EXPECTED["x"])
+@pytest.mark.parametrize(
+    ("texts", "sizes"),
+    [
+        (["15m", "130M", "1_3b", "1.3B"], [15e6, 130e6, 1.3e9, 1.3e9]),
+        (["d512", "d_model=512", "~512", "512 (15M)", "512.0"], [512] * 5),
+        (["1,024", "16,384", "4,096.0"], [1024, 16384, 4096]),
+    ],
+)
+def test_sizes_as_people_write_them(texts, sizes):
+    assert [float(text.replace(",", "")) for text in plain_sizes(pd.Series(texts))] == sizes
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["2^-8", "2**-7", "2⁻⁶", "10^-3", "3·10⁻⁴"], [2**-8, 2**-7, 2**-6, 1e-3, 3e-4]),
+        (["0.7x", "1×", "3e-3*", "4†", "−5", "~6"], [0.7, 1, 3e-3, 4, -5, 6]),
+        (["12.5%", "1%"], [0.125, 0.01]),
+        (["1,5", "2,25e-3", "1.234,5"], [1.5, 2.25e-3, 1234.5]),
+        (["diverged", "∞", "inf", "div."], [np.inf] * 4),
+        (["95%", "12"], "c mixes percent and plain numbers: row 0 has '95%', row 1 has '12'"),
+        (["1,234"], "c of row 0 is '1,234', which may be 1.234 or 1234: write it with a point"),
+        (["1,5", "1.5"], "c mixes decimal commas and points"),
+        (["3.4 (crashed)", "1"], "c must be numbers, but row 0 has '3.4 (crashed)'"),
+    ],
+)
+def test_numbers_as_people_write_them(texts, values):
+    if isinstance(values, str):
+        with pytest.raises(TableError) as error:
+            numbers(pd.Series(texts), "c")
+        assert str(error.value).startswith(values)
+    else:
+        np.testing.assert_allclose(numbers(pd.Series(texts), "c"), values)
+
+
+def test_repeats_that_a_column_tells_apart_are_no_seeds():
+    with pytest.raises(TableError, match="they differ in recipe"):
+        check_table(RUNS.drop(columns="seed").assign(recipe=np.where(RUNS["seed"], "a", "b")))

@@ -67,18 +67,3 @@ def test_a_rate_in_the_names_of_runs_is_what_was_set():
     assert rates(logged.assign(lr=RATE)) == [-10, -9, -8, -7, -6]
     with pytest.raises(TableError, match="column lr and the names of the runs .* may both be the learning"):
         check_table(logged.assign(lr=RATE * 3))
-
-
-@pytest.mark.parametrize("names", [NAMES, None], ids=["rate in the names", "rate in no name"])
-def test_a_history_that_logs_the_schedule_is_read_by_the_peak(names):
-    """Warm-up to the peak, then down to a tenth."""
-    table = RUNS.drop(columns="learning_rate").assign(name=names or [f"run {i}" for i in range(len(RUNS))])
-    steps = [
-        table.assign(step=step, lr=RATE * share, **{"val/loss": RUNS["val/loss"] + 1 - step / 100})
-        for step, share in ((0, 0.0), (50, 1.0), (100, 0.1))
-    ]
-    history = pd.concat(steps, ignore_index=True)
-    assert rates(history) == [-10, -9, -8, -7, -6]
-    if names is None:
-        peak = "the learning rate is the largest value of lr in each run, which logs a schedule"
-        assert peak in notes_of(check_table(history))

@@ -78,10 +78,11 @@ def test_pandas_files_of_any_name_are_read(tmp_path, name):
     ("name", "content", "sentence"),
     [
         (
-            "runs.xlsx",
+            "runs.docx",
             b"PK",
-            "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL or Parquet",
+            "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL, Parquet",
         ),
+        ("runs.xlsx", b"PK", "cannot be read: Excel file format cannot be determined"),
         ("runs", b"width,lr", "is not of a kind that is read"),
         ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
         ("runs.csv", b"64,0.1,2\n", "its first line holds numbers, not names of columns"),
@@ -136,3 +137,15 @@ def test_a_file_is_told_from_a_results_folder(tmp_path):
     for path in (tmp_path, "gs://bucket/lr_transfer", "results/v1.2"):
         assert not is_file(path)
     assert without_suffix("a.b/runs.csv.gz") == "a.b/runs"
+
+
+def test_a_workbook_is_read_with_its_package_or_refused_in_a_sentence(tmp_path):
+    try:
+        TABLE.to_excel(tmp_path / "runs.xlsx", index=False)
+    except ImportError:
+        with zipfile.ZipFile(tmp_path / "runs.xlsx", "w") as archive:
+            archive.writestr("xl/workbook.xml", "<workbook/>")
+        with pytest.raises(TableError, match=r"cannot be read: .*openpyxl.*; or save it as CSV"):
+            read_file(tmp_path / "runs.xlsx")
+    else:
+        pd.testing.assert_frame_equal(read_file(tmp_path / "runs.xlsx"), TABLE)

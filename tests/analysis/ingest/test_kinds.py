@@ -1,0 +1,618 @@
+# ruff: noqa: E501, a row a kind
+"""Tables as people and tools write them, from one generator whose runs are known.
+
+A kind writes `RUNS` and returns its path; `KINDS` has its options and the answer that is right.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import load_table
+from mup_tpu.analysis.ingest.readers import find_reader
+from mup_tpu.analysis.ingest.table_files import read_file
+from mup_tpu.cli.table import TableOptions
+from mup_tpu.errors import MupTpuError, TableError
+from mup_tpu.words.reasons import notes
+
+WIDTHS, EXPONENTS = (64, 128, 256), range(-10, -5)
+RUNS = pd.DataFrame(
+    [(w, 2.0**x, round(3 - w / 640 + 0.05 * (x + 8) ** 2, 4)) for w in WIDTHS for x in EXPONENTS],
+    columns=["width", "lr", "loss"],
+)
+TWICE = pd.concat([RUNS.assign(seed=seed, loss=RUNS["loss"] + 0.01 * seed) for seed in (0, 1)])
+SIZES = {64: "15M", 128: "130M", 256: "1.3B"}
+PARAMS = {64: 15e6, 128: 130e6, 256: 1.3e9}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to write the runs, and what is right."""
+
+    write: Callable[[Path], Path]
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options of `TableOptions`; none where the table is read as it is."""
+    scale: Mapping[int, float] = field(default_factory=dict)
+    """Scale by width, where it is another."""
+    rates: float = 1.0
+    """Factor on the learning rates."""
+    losses: Callable[[pd.Series], pd.Series] = lambda loss: loss
+    note: str = ""
+    """Part of a note that must be printed."""
+    error: str = ""
+    """Part of the sentence with which the table must be refused."""
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(name, **right):
+    """Enter a function that writes a table under a name."""
+
+    def enter(write):
+        KINDS[name] = Kind(write, **right)
+        return write
+
+    return enter
+
+
+def text(name, content, file="runs.csv", **right):
+    """Enter a table by its text, or a frame that is written as CSV."""
+
+    def write(folder):
+        made = content() if callable(content) else content
+        made = made.to_csv(index=False) if isinstance(made, pd.DataFrame) else made
+        (folder / file).write_bytes(made if isinstance(made, bytes) else made.encode())
+        return folder / file
+
+    KINDS[name] = Kind(write, **right)
+
+
+def renamed(column="loss", change=lambda loss: loss, table=RUNS, **more):
+    frame = table.assign(loss=change(table["loss"])).rename(columns={"loss": column})
+    return frame.assign(**more)
+
+
+def wide(by, heading, rows="width"):
+    """A column for each value of one axis, with a heading for each."""
+    table = RUNS.pivot_table("loss", rows, by)
+    return table.rename(columns=heading).reset_index().rename_axis(columns=None)
+
+
+def markdown(table):
+    rows = [[str(value) for value in row] for row in table.itertuples(index=False)]
+    head, *others = [f"| {' | '.join(row)} |" for row in [[*map(str, table)], *rows]]
+    return "\n".join([head, "|" + "---:|" * len(table.columns), *others]) + "\n"
+
+
+def cells(column, change, table=RUNS):
+    return table.assign(**{column: table[column].map(change)})
+
+
+def german(table, digits=6):
+    write = lambda value: f"{value:.{digits}f}".replace(".", ",")  # noqa: E731
+    table = table.assign(
+        loss=[write(v) for v in table["loss"]], lr=[f"{v:.9f}".replace(".", ",") for v in table["lr"]]
+    )
+    return table.to_csv(index=False, sep=";")
+
+
+raised = lambda x: f"2{str(x).translate(str.maketrans('0123456789-', '⁰¹²³⁴⁵⁶⁷⁸⁹⁻'))}"  # noqa: E731
+log2 = lambda value: int(np.log2(value))  # noqa: E731
+
+# Files and texts
+text("CSV", RUNS)
+text("TSV", RUNS.to_csv(index=False, sep="\t"), "runs.tsv")
+text("columns by blanks", RUNS.to_csv(index=False, sep=" "), "runs.txt")
+text("comments above the head", "# made by hand\nsep=,\n" + RUNS.to_csv(index=False))
+text("Windows-1252", RUNS.assign(note="grün").to_csv(index=False).encode("cp1252"))
+text("UTF-16", RUNS.to_csv(index=False, sep="\t").encode("utf-16"))
+text("decimal commas", german(RUNS))
+text("decimal commas of three digits", lambda: german(RUNS.assign(loss=RUNS["loss"].round(3)), 3),
+     losses=lambda loss: loss.round(3))  # fmt: skip
+text("JSON lines", RUNS.to_json(orient="records", lines=True), "runs.jsonl")
+text("JSON of columns", RUNS.to_json(), "runs.json")
+text("JSON by size", lambda: json.dumps({size.lower().replace(".", "_"): RUNS[RUNS["width"] == w].drop(columns="width")
+     .to_dict("records") for w, size in SIZES.items()}), "runs.json", scale=PARAMS)  # fmt: skip
+text("Markdown with text around", "# Runs\n\nLower is better.\n\n" + markdown(RUNS) + "\nDone.\n", "runs.md")
+text(
+    "Markdown with bold and code",
+    markdown(cells("loss", "**{}**".format)).replace("| 64 |", "| `64` |"),
+    "runs.txt",
+)
+text("wide Markdown, parameters in brackets", lambda: markdown(
+     cells("width", lambda w: f"{w} ({w / 100:.1f}M)", wide("lr", lambda lr: f"{lr:.4e}"))), "runs.md")  # fmt: skip
+
+
+@kind("Parquet")
+def parquet(folder):
+    RUNS.to_parquet(folder / "runs.parquet")
+    return folder / "runs.parquet"
+
+
+@kind("CSV in gzip")
+def gzip(folder):
+    RUNS.to_csv(folder / "runs.csv.gz", index=False)
+    return folder / "runs.csv.gz"
+
+
+@kind("several files of one width each")
+def several(folder):
+    for width, runs in RUNS.groupby("width"):
+        runs.drop(columns="width").to_csv(folder / f"w{width}.csv", index=False)
+    return sorted(folder.glob("*.csv"))
+
+
+# Cells as people write them
+text("widths as d512", cells("width", "d{}".format))
+text("sizes as 130M", cells("width", SIZES.get).rename(columns={"width": "model_size"}), scale=PARAMS)
+text("thousands as 1,024", cells("width", lambda w: f"{16 * w:,}"), scale={w: 16 * w for w in WIDTHS})
+text("multipliers as 0.7x", cells("lr", lambda lr: f"{lr * 256:g}x"), rates=256)
+text("footnotes as 3e-3*", cells("lr", lambda lr: f"{lr}*" if lr > 0.01 else str(lr)))
+text("powers as 2^-8", cells("lr", lambda lr: f"2^{log2(lr)}"))
+text("powers as 2⁻⁸", cells("lr", lambda lr: raised(log2(lr))))
+text("powers as 3·10^-3", cells("lr", lambda lr: f"{lr * 1e3}·10^-3"))
+text("minus signs of typesetting", cells("lr", lambda lr: f"{lr:.12e}".replace("-", "−")))
+text(
+    "log2 of the rate",
+    RUNS.assign(log2_lr=np.log2(RUNS["lr"])).drop(columns="lr"),
+    note="the learning rate is 2^",
+)
+text("log10 of the rate", RUNS.assign(log10_lr=np.log10(RUNS["lr"])).drop(columns="lr"), note="10^log10_lr")
+text("a word where a run diverged", cells("loss", lambda loss: "diverged" if loss == RUNS["loss"][14] else str(loss)),
+     losses=lambda loss: loss.replace(RUNS["loss"][14], np.inf), note="3 diverged runs")  # fmt: skip
+text("errors behind ±", cells("loss", lambda loss: f"{loss} ± 0.01"), note="after ± in loss")
+text(
+    "deviations and counts", renamed("val_loss", val_loss_std=0.02, n_seeds=4), note="square root of n_seeds"
+)
+text("repeats without a seed", TWICE.drop(columns="seed"), losses=lambda loss: pd.concat([loss, loss + 0.01]),
+     note="repeats of a cell are read as its seeds")  # fmt: skip
+text("a thousand that may be a decimal", cells("loss", "{:.3f}".format).replace(r"\.", ",", regex=True),
+     error="write it with a point")  # fmt: skip
+
+# Shapes
+text("a column a rate", wide("lr", lambda lr: f"lr={lr}"))
+text("a column a rate, bare numbers", wide("lr", str))
+text("a column a width", wide("width", "d{}".format, "lr"))
+text("a column a size", wide("width", SIZES.get, "lr"), options={"scale": "params"}, scale=PARAMS)
+text("curves of a panel", lambda: pd.DataFrame({"Step": [50, 100]} | {
+     f"w{w}-lr{lr} - val/loss": [loss + 1, loss] for w, lr, loss in RUNS.itertuples(index=False)}),
+     note="15 columns are read as curves")  # fmt: skip
+text("a row a step", pd.concat([RUNS.assign(step=s, loss=RUNS["loss"] + 1 - s / 100) for s in (50, 100)]))
+text("settings in names", lambda: pd.DataFrame({"run": [f"mup_w{w}_lr{lr:.6e}_s0" for w, lr in
+     zip(RUNS["width"], RUNS["lr"], strict=True)], "val_loss": RUNS["loss"]}), note="read from the names")  # fmt: skip
+text("metrics in rows, as Comet writes them", lambda: pd.DataFrame([
+     {"experimentKey": f"k{i}", "hidden_size": w, "lr": lr, "metricName": metric, "metricValue": loss + more,
+      "step": 100, "timestamp": 1700000000 + i}
+     for i, (w, lr, loss) in enumerate(RUNS.itertuples(index=False))
+     for metric, more in (("val_loss", 0), ("train_loss", -0.2))]))  # fmt: skip
+text("metrics in rows, as MLflow's table", lambda: pd.DataFrame([
+     {"run_uuid": f"k{i}", "width": w, "lr": lr, "key": metric, "value": loss + more, "step": step, "timestamp": i}
+     for i, (w, lr, loss) in enumerate(RUNS.itertuples(index=False))
+     for metric, more in (("val_loss", 0), ("grad_norm", 3)) for step in (100,)]))  # fmt: skip
+text("Comet's table of experiments", lambda: pd.DataFrame([
+     {"Experiment Key": f"k{i}", "Name": f"brave_fox_{i}", "Tags": "", "hidden_size": w, "learning_rate": lr,
+      "val_loss [max]": loss + 2, "val_loss": loss, "Duration": "00:01:02"}
+     for i, (w, lr, loss) in enumerate(RUNS.itertuples(index=False))]))  # fmt: skip
+
+# Meaning of the columns
+RATE = RUNS.rename(columns={"width": "n_embd", "lr": "learning_rate", "loss": "val/loss"})
+text("the schedule's value beside the rate", RATE.assign(lr=RUNS["lr"] / 10), note="is learning_rate, not lr")
+text("a history of the schedule", lambda: pd.concat([
+     RATE.drop(columns="learning_rate").assign(name=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share,
+     **{"val/loss": RUNS["loss"] + 1 - step / 100}) for step, share in ((0, 0.0), (50, 1.0), (100, 0.1))]),
+     note="largest value of lr in each run")  # fmt: skip
+text(
+    "two rates",
+    RATE.assign(lr=RUNS["lr"] * np.where(RUNS["width"] > 64, 2, 0.5)),
+    error="may both be the learning",
+)
+text("perplexity", renamed("val_ppl", np.exp), note="val_ppl is a perplexity")
+text("bits per byte", renamed("val_bpb", lambda loss: loss / np.log(2) / 4), options={"bytes_per_token": 4.0})
+text("bits per byte of unknown tokens", renamed("val_bpb"), error="give --bytes-per-token")
+text("accuracy, maximized", renamed("val_acc", lambda loss: 1 - loss / 4),
+     options={"maximize": True, "columns": ("loss=val_acc",)},
+     losses=lambda loss: loss / 4 - 1, note="more is better of val_acc")  # fmt: skip
+text("accuracy in percent", renamed("accuracy", lambda loss: (100 * (1 - loss / 4)).map("{:.6f}%".format)),
+     options={"maximize": True, "columns": ("loss=accuracy",)}, losses=lambda loss: loss / 4 - 1)  # fmt: skip
+text("PSNR, maximized", renamed("psnr", lambda loss: 30 - loss), losses=lambda loss: loss - 30,
+     options={"maximize": True, "columns": ("loss=psnr",)})  # fmt: skip
+text("accuracy", renamed("val_acc"), options={"columns": ("loss=val_acc",)}, error="--maximize says so")
+text("a loss, maximized", renamed("val_loss"), options={"maximize": True}, error="leave --maximize out")
+text("MSE", renamed("mse"), options={"columns": ("loss=mse",)}, note="regrets and ε are in its unit")
+text("no loss", renamed("my_metric"), error="--columns loss=my_metric takes my_metric for the loss")
+text("two units", RUNS.assign(unit=["bits"] * 5 + ["nats"] * 10), error="several units")
+text("crashed runs", lambda: pd.concat([RUNS.assign(State="finished"), RUNS.head(1).assign(State="crashed", loss=9.0)]),
+     note="--states crashed=diverged if they diverged")  # fmt: skip
+text("batch sizes as the scale", RUNS.rename(columns={"width": "batch_size"}))
+text("parameters and tokens", RUNS.rename(columns={"width": "N"}).assign(D=RUNS["width"] * 20))
+text("parameters and tokens on a grid", lambda: pd.concat([RUNS.rename(columns={"width": "N"}).assign(D=d, loss=
+     RUNS["loss"] - d / 1e4) for d in (1000, 2000)]), error="mup-tpu predict --scale N,D fits both")  # fmt: skip
+text("two update rules", lambda: pd.concat([RUNS.assign(optimizer=o, loss=RUNS["loss"] + m) for o, m in
+     (("adamw", 0), ("muon", -0.1))]), error="--compare optimizer compares them")  # fmt: skip
+text("two update rules, compared", lambda: pd.concat([RUNS.assign(optimizer=o, loss=RUNS["loss"] + m) for o, m in
+     (("adamw", 0), ("muon", -0.1))]), options={"compare": "optimizer"},
+     losses=lambda loss: pd.concat([loss, loss - 0.1]))  # fmt: skip
+text(
+    "longer runs of the wide",
+    RUNS.assign(max_steps=RUNS["width"] * 10),
+    note="max_steps changes with width (64: 640",
+)
+text("other commits of the wide", RUNS.assign(git_commit=RUNS["width"].map({64: "a1", 128: "a1", 256: "b2"})),
+     note="git_commit changes with width")  # fmt: skip
+text("two tokenizers at one width", RUNS.assign(tokenizer=["gpt2", "llama"] + ["gpt2"] * 13),
+     note="tokenizer differs among the runs of one width")  # fmt: skip
+text("an optimum under a constraint", RUNS.assign(max_grad_norm=np.where(RUNS["lr"] > 0.01, 9.0, 1.0)),
+     options={"only": ("max_grad_norm < 5",)}, note="3 runs refused by max_grad_norm<5",
+     losses=lambda loss: loss.mask(RUNS["lr"] > 0.01, np.inf))  # fmt: skip
+
+
+# Tools
+def each_run():
+    """Number, width, learning rate and loss of each run."""
+    return enumerate(RUNS.itertuples(index=False, name=None))
+
+
+@kind("Trainer, settings in names")
+def trainer(folder, name="w{w}_lr{lr:.6e}"):
+    """trainer_state.json of transformers' TrainerState, in two checkpoints of each run."""
+    for number, (width, lr, loss) in each_run():
+        history = [{"step": s, "loss": loss + 0.3, "learning_rate": lr * share} for s, share in
+                   ((10, 1.0), (50, 0.6), (90, 0.2))]  # fmt: skip
+        for step in (50, 100):
+            history.append({"step": step, "eval_loss": loss + 0.01 * (100 - step)})
+            file = (
+                folder
+                / "out"
+                / name.format(w=width, lr=lr, i=number)
+                / f"checkpoint-{step}"
+                / "trainer_state.json"
+            )
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps({"global_step": step, "log_history": [*history]}))
+            (file.parent / "config.json").write_text(
+                json.dumps({"hidden_size": width, "model_type": "llama"})
+            )
+    return folder / "out"
+
+
+@kind("Trainer, default names")
+def trainer_default(folder):
+    return trainer(folder, "tmp_trainer{i}")
+
+
+@kind("Lightning")
+def lightning(folder):
+    """metrics.csv and hparams.yaml as Lightning's CSVLogger writes them."""
+    for number, (width, lr, loss) in each_run():
+        run = folder / "lightning_logs" / f"version_{number}"
+        run.mkdir(parents=True)
+        (run / "hparams.yaml").write_text(f"d_model: {width}\nlr: {lr}\nname: null\n")
+        rows = [f"0,{s},{loss + 0.2},\n0,{s},,{loss + 0.01 * (100 - s)}\n" for s in (50, 100)]
+        (run / "metrics.csv").write_text("epoch,step,train_loss,val_loss\n" + "".join(rows))
+    return folder / "lightning_logs"
+
+
+@kind("nanoGPT's log")
+def nanogpt(folder, name="w{w}_lr{lr:.6e}/log.txt"):
+    """Lines that nanoGPT's train.py prints."""
+    for _, (width, lr, loss) in each_run():
+        file = folder / "out" / name.format(w=width, lr=lr)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = [
+            f"step {s}: train loss {loss + 0.2:.6f}, val loss {loss + 0.01 * (100 - s):.6f}\n"
+            f"iter {s}: loss {loss + 0.1:.6f}, time 12.34ms, mfu 1.00%\n"
+            for s in (0, 100)
+        ]
+        file.write_text("number of parameters: 0.80M\n" + "".join(lines))
+    return folder / "out"
+
+
+@kind("nanoGPT's output")
+def nanogpt_output(folder):
+    return nanogpt(folder, "w{w}_lr{lr:.6e}.out")
+
+
+@kind("JSON files of config and summary")
+def dumps(folder):
+    """The summary has the decayed learning rate."""
+    (folder / "out").mkdir()
+    for number, (width, lr, loss) in each_run():
+        config = {"width": {"value": width}, "lr": {"value": lr}}
+        run = {"config": config, "summary": {"val_loss": loss, "lr": 0}, "state": "finished"}
+        (folder / "out" / f"run{number}.json").write_text(json.dumps(run))
+    return folder / "out"
+
+
+@kind("W&B's local runs")
+def wandb_folder(folder):
+    """config.yaml, and wandb-summary.json with the decayed learning rate."""
+    for number, (width, lr, loss) in each_run():
+        files = folder / "wandb" / f"run-20260101_{number:06}-abc" / "files"
+        files.mkdir(parents=True)
+        config = f"wandb_version: 1\n_wandb:\n  value: {{}}\nmodel:\n  value:\n    n_embd: {width}\n"
+        (files / "config.yaml").write_text(f"{config}optim:\n  value:\n    lr: {lr}\n")
+        (files / "wandb-summary.json").write_text(json.dumps({"val/loss": loss, "lr": lr / 10, "_step": 9}))
+    return folder / "wandb"
+
+
+text("W&B's API, a dict in each cell", lambda: pd.DataFrame([
+     {"summary": {"val/loss": loss, "lr": lr / 10, "_step": 9}, "config": {"m": {"n_embd": w}, "o": {"lr": lr}},
+      "name": f"fancy-sun-{i}"} for i, (w, lr, loss) in each_run()]))  # fmt: skip
+text("W&B's export", lambda: pd.DataFrame([
+     {"Name": f"r{i}", "State": "finished", "config/optim.lr": lr, "config/nEmbd": w, "val/loss": loss,
+      "train/loss": loss - 0.1, "lr": lr / 10} for i, (w, lr, loss) in each_run()]))  # fmt: skip
+
+
+@kind("Hydra's multirun")
+def hydra(folder):
+    for number, (width, lr, loss) in each_run():
+        job = folder / "multirun" / "2026-01-01" / "12-00-00" / str(number)
+        (job / ".hydra").mkdir(parents=True)
+        (job / ".hydra" / "config.yaml").write_text(f"model:\n  d_model: {width}\noptim:\n  lr: {lr}\n")
+        (job / "metrics.json").write_text(json.dumps({"val_loss": loss, "train_loss": loss + 0.2}))
+    return folder / "multirun"
+
+
+@kind("MLflow's folder")
+def mlruns(folder):
+    experiment = folder / "mlruns" / "12345"
+    experiment.mkdir(parents=True)
+    (experiment / "meta.yaml").write_text("artifact_location: file:///x\nname: widths\n")
+    for number, (width, lr, loss) in each_run():
+        run = experiment / f"{number:032x}"
+        for part, content in (
+            ("params/d_model", str(width)),
+            ("params/learning_rate", str(lr)),
+            ("metrics/val_loss", f"1700000000000 9.0 0\n1700000001000 {loss} 100\n"),
+        ):
+            (run / part).parent.mkdir(parents=True, exist_ok=True)
+            (run / part).write_text(content)
+        (run / "meta.yaml").write_text(f"artifact_uri: file:///x\nrun_id: {number:032x}\nstatus: 3\n")
+    return folder / "mlruns"
+
+
+text("JSON of a tracker's API", lambda: json.dumps({"runs": [
+     {"name": f"r{w}", "config": {"width": w, "lr": lr}, "val_loss": loss} for _, (w, lr, loss) in each_run()]}),
+     "runs.json")  # fmt: skip
+text("Aim's runs", lambda: pd.DataFrame([
+     {"run.hash": f"{i:024x}", "run.name": f"Run: {i}", "run.experiment": "sweep", "run.hparams.n_embd": w,
+      "run.hparams.learning_rate": lr, 'loss subset="val"': loss, 'loss subset="train"': loss + 0.2}
+     for i, (w, lr, loss) in each_run()]))  # fmt: skip
+text("Aim's metrics", lambda: pd.DataFrame([
+     {"run.hash": f"{i:024x}", "run.hparams.n_embd": w, "run.hparams.learning_rate": lr, "metric.name": "loss",
+      "metric.context.subset": subset, "step": step, "value": loss + more + 1 - step / 100}
+     for i, (w, lr, loss) in each_run() for step in (50, 100)
+     for subset, more in (("val", 0), ("train", 0.2))]))  # fmt: skip
+
+
+def optuna(storage, studies=("widths",)):
+    """Write studies with Optuna; of several, each has one width in its name."""
+    import optuna as package
+
+    package.logging.set_verbosity(package.logging.ERROR)
+    for name in studies:
+        study = package.create_study(storage=storage, study_name=name)
+        for _, (width, lr, loss) in each_run():
+            if len(studies) > 1 and not name.endswith(f"w{width}"):
+                continue
+            study.enqueue_trial({"width": width, "lr": lr})
+            trial = study.ask()
+            if len(studies) == 1:
+                trial.suggest_categorical("width", [*WIDTHS])
+            trial.suggest_float("lr", 1e-5, 1, log=True)
+            study.tell(trial, loss)
+        study.tell(study.ask(), state=package.trial.TrialState.FAIL)
+
+
+@kind("Optuna's database", note="1 FAIL runs left out")
+def optuna_database(folder):
+    optuna(f"sqlite:///{folder}/study.db")
+    return folder / "study.db"
+
+
+@kind("several studies of Optuna")
+def optuna_studies(folder):
+    optuna(f"sqlite:///{folder}/study.db", [f"sweep_w{w}" for w in WIDTHS])
+    return folder / "study.db"
+
+
+@kind("several studies without a width", error="their names hold no width")
+def optuna_unnamed(folder):
+    optuna(f"sqlite:///{folder}/study.db", ["one", "other"])
+    return folder / "study.db"
+
+
+@kind("Optuna's journal")
+def optuna_journal(folder):
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna(JournalStorage(JournalFileBackend(str(folder / "journal.log"))))
+    return folder / "journal.log"
+
+
+def check(one, folder):
+    """Read a kind, and return what is wrong with it, or ""."""
+    paths = one.write(folder)
+    try:
+        table = TableOptions(**one.options).load(*map(str, paths if isinstance(paths, list) else [paths]))
+    except MupTpuError as error:
+        return "" if one.error and one.error in str(error) else f"refused: {error}"
+    if one.error:
+        return f"read, and not refused with {one.error!r}"
+    losses = one.losses(RUNS["loss"]).to_numpy()
+    repeated = pd.concat([RUNS] * (len(losses) // len(RUNS)), ignore_index=True).assign(loss=losses)
+    expected = repeated.assign(scale=repeated["width"].map(lambda w: one.scale.get(w, w)))
+    expected = expected.assign(x=np.log2(expected["lr"] * one.rates))[["scale", "x", "loss"]]
+    order = ["scale", "x", "loss"]
+    runs, expected = (t[order].sort_values(order, ignore_index=True) for t in (table.runs, expected.round(9)))
+    if len(runs) != len(expected):
+        return f"{len(runs)} runs, not {len(expected)}"
+    if not np.allclose(runs, expected, atol=2e-5):
+        return f"other runs: {runs.head(3).to_dict('records')}, not {expected.head(3).to_dict('records')}"
+    return (
+        ""
+        if any(one.note in note for note in ["", *notes(table)])
+        else f"no note {one.note!r}: {notes(table)}"
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_of_table_is_read_rightly_or_refused(name, tmp_path):
+    if "Optuna" in name or "studies" in name:
+        pytest.importorskip("optuna")
+    assert check(KINDS[name], tmp_path) == ""
+
+
+def tune(folder, local_ray):
+    """Ray Tune's own folder: result.json, progress.csv and params.json of each trial."""
+    from ray import tune
+
+    def train(config):
+        for done in (1, 2):
+            width, lr = config["shape"]["width"], config["lr"]
+            loss = next(loss for _, (w, r, loss) in each_run() if (w, r) == (width, lr))
+            tune.report({"loss": loss + 2 - done})
+
+    space = [{"shape": {"width": w}, "lr": lr} for _, (w, lr, _) in each_run()]
+    config = tune.RunConfig(storage_path=str(folder), name="sweep", verbose=0)
+    tune.Tuner(
+        tune.with_resources(lambda config: train(config["point"] | {}), {"cpu": 1}),
+        param_space={"point": tune.grid_search(space)},
+        tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=2),  # a process has many trials
+        run_config=config,
+    ).fit()
+
+
+def found_in(path):
+    runs = load_table(path).runs
+    return sorted(zip(runs["scale"], runs["x"].round(3), runs["loss"].round(4), strict=True))
+
+
+EXPECTED = sorted((w, float(np.log2(lr)), loss) for _, (w, lr, loss) in each_run())
+
+
+def test_a_sampled_history_ends_with_its_summary(tmp_path):
+    """W&B samples 500 steps of a history: the last one may be none of them."""
+    dumps(tmp_path)
+    for file in (tmp_path / "out").iterdir():
+        run = json.loads(file.read_text())
+        run["summary"]["_step"] = 1000
+        run["history"] = [{"_step": step, "val_loss": 9 - step / 500} for step in (0, 500)]
+        file.write_text(json.dumps(run))
+    assert found_in(tmp_path / "out") == EXPECTED
+
+
+def test_runs_of_a_second_tool_in_a_folder_are_warned_of(tmp_path):
+    lightning(tmp_path)
+    trainer(tmp_path / "lightning_logs" / "version_0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found_in(tmp_path) == EXPECTED
+    trainer(tmp_path / "trainer")
+    with pytest.warns(UserWarning, match="15 files metrics.csv are read, and 30 others are not, such as"):
+        assert found_in(tmp_path) == EXPECTED
+
+
+@pytest.mark.slow
+def test_a_folder_of_ray_tune_is_read_as_it_is(tmp_path, local_ray):
+    tune(tmp_path, local_ray)
+    assert found_in(tmp_path / "sweep") == EXPECTED
+    files = sorted((tmp_path / "sweep").rglob("result.json"))
+    assert found_in(files) == EXPECTED, "single files are read too"
+    for file in files:
+        file.unlink()
+    assert found_in(tmp_path / "sweep") == EXPECTED, "progress.csv and params.json say the same"
+
+
+def test_a_database_of_mlflow_is_read_by_its_path(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    try:
+        for name, runs in (("widths", RUNS), ("other", RUNS.head(1))):
+            mlflow.set_experiment(name)
+            for width, lr, loss in runs.itertuples(index=False, name=None):
+                with mlflow.start_run():
+                    mlflow.log_params({"d_model": width, "learning_rate": lr})
+                    mlflow.log_metric("val_loss", loss)
+            mlflow.set_tracking_uri(before)
+            if name == "widths":
+                assert found_in(tmp_path / "mlflow.db") == EXPECTED
+            mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    finally:
+        mlflow.set_tracking_uri(before)
+    with pytest.raises(
+        TableError, match=r"holds several experiments \(other, widths\): set MLFLOW_TRACKING_URI"
+    ):
+        load_table(tmp_path / "mlflow.db")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("x.db", b"", "is a database of neither MLflow nor Optuna"),
+        ("x.db", b"no database", "cannot be read: file is not a database"),
+        ("out/a/log.txt", b"hello\n", "holds 1 files log.txt, and none has a loss"),
+        ("out/a/result.json", b"{broken\n", "cannot be read: "),
+        ("out/a/trainer_state.json", b"{}", "cannot be read: "),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, name, content, sentence):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    with pytest.raises(TableError, match=sentence) as caught:
+        load_table(file if name == "x.db" else tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_looked_into_is_left_to_the_reader_of_tables(tmp_path, monkeypatch):
+    file = tmp_path / "runs.csv"
+    file.write_text("width,lr,loss\n" + "".join(f"{w},{lr},{loss}\n" for _, (w, lr, loss) in each_run()))
+
+    def refuse(self, *arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert find_reader(file) is read_file
+    assert found_in(file) == EXPECTED
+
+
+def test_a_folder_without_runs_says_what_is_read(tmp_path):
+    (tmp_path / "notes.md").write_text("nothing")
+    with pytest.raises(TableError, match="holds no runs that are read: it is no results folder .*Ray Tune"):
+        load_table(tmp_path)
+
+
+def main():
+    """Print each kind and whether it is read rightly, and count them."""
+    import tempfile
+
+    counts = {"right": 0, "right with an option": 0, "refused rightly": 0, "wrong": 0}
+    for name, one in KINDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = check(one, Path(folder))
+        outcome = (
+            "wrong"
+            if wrong
+            else "refused rightly"
+            if one.error
+            else "right with an option"
+            if one.options
+            else "right"
+        )
+        counts[outcome] += 1
+        print(f"{outcome:22}{name}{': ' + wrong if wrong else ''}")
+    print(len(KINDS), counts)
+
+
+if __name__ == "__main__":
+    main()
