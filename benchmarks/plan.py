@@ -87,8 +87,8 @@ def plan_alone(world: World, budget: float) -> Value:
 
 def planned(world: World, budget: float, alone: bool = False) -> Value:
     """Plan, buy its runs and then seeds, look by look within the budget, predict."""
-    found = plan(f"width={world.target}", budget * UNIT)
-    world.half_width, world.planned = found.half_width, found.flops / UNIT
+    found = plan(f"width={world.target}", budget * UNIT, Trial())
+    world.half_width, world.planned = found.half_width, found.cost / UNIT
     widths = [int(w) for w in found.sweep.scale_axis.values]
     centre = round(world.guess)
     batch = first_batch("mup", widths[0], [float(centre + k) for k in range(-4, 4)])
@@ -143,7 +143,7 @@ def proxy_grid(world: World, budget: float) -> Value:
 
 def plan_copied(world: World, budget: float) -> Value:
     """The same grid at the cost of the plan alone."""
-    return proxy_grid(world, plan(f"width={world.target}", budget * UNIT).flops / UNIT)
+    return proxy_grid(world, plan(f"width={world.target}", budget * UNIT, Trial()).cost / UNIT)
 
 
 def half_on_the_largest(world: World, budget: float) -> Value:

@@ -177,6 +177,10 @@ def predict(
     from mup_tpu.cli.results import open_results
     from mup_tpu.words.predictions import predictions_to_dict
 
+    if (planned := _predict_planned(path, at, json)) is not None:
+        for line in planned:
+            Console().write(line) if json else Console().print(line)
+        return
     results = open_results(path, table)
     folder = out or results.figures_folder
     # A column of a table may hold a comma, so only predictions split the option.
@@ -199,6 +203,26 @@ def predict(
         return
     results.show_predictions(Console(), predictions)
     _print_figures(written)
+
+
+def _predict_planned(path: str, at: Sequence[str], json: bool) -> list[str] | None:
+    """Return the prediction for the target of a folder's plan, in words or JSON; None without a plan.
+
+    `at` gives other sizes than the target's; a size that the plan does not follow is left to its table.
+    """
+    from mup_tpu.analysis.planned import Planned, predict_planned
+    from mup_tpu.config.values import as_number
+    from mup_tpu.words.plans import planned_optimum
+
+    if path.endswith((".csv", ".parquet", ".tsv", ".json", ".jsonl")) or ":" in path:
+        return None
+    planned = Planned.load(path)
+    sizes = {n.strip(): as_number(v) for text in at for n, _, v in [text.partition("=")]}
+    if planned is None or not {*sizes} <= {*planned.follows} or None in sizes.values():
+        return None
+    made = predict_planned(path, {name: value for name, value in sizes.items() if value is not None})
+    assert made is not None
+    return [to_json(made.to_dict())] if json else planned_optimum(made)
 
 
 def _print_law(

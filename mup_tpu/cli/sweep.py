@@ -14,7 +14,7 @@ import tyro
 
 from mup_tpu.cli.analysis import show
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.study import StudyOptions
+from mup_tpu.cli.study import StudyOptions, keep_plan
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table
@@ -102,14 +102,26 @@ def sweep(
             shorter ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
         study: Options of a study.
     """
-    if study.trainer is not None or kind_of(read_toml(file)) == "study":
+    values = read_toml(file)
+    if "target" in values:  # of a plan, whose runs are bought size after size
+        how = replace(how, until=replace(how.until, until_settled=True))
+    if study.trainer is not None or kind_of(values) == "study":
         if how.grid != GridOptions() or continue_to is not None:
             raise ConfigError("the grid of a study is set in its file: change it there")
         run_study(file, study, how)
         return
     if study != StudyOptions():
         raise ConfigError("workers, timeout and resources need a study or --trainer")
-    run_and_show(load_sweep(file), how, continue_to)
+    loaded = load_sweep(file)
+    if "target" in values and not how.dry.dry_run:
+        from mup_tpu.analysis.ingest.table_columns import Columns
+        from mup_tpu.tuning.plan import planned_of
+
+        scale, tune, compare = (axis.column for axis in loaded.axes)
+        points, columns = loaded.scale_axis.points, Columns(scale, tune, parametrization=compare)
+        planned = planned_of(values["target"], points, loaded.base, {}, columns)
+        planned.keep(how.results or f"results/{loaded.experiment}")
+    run_and_show(loaded, how, continue_to)
 
 
 def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
@@ -123,6 +135,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     if how.dry.dry_run:
         Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
         return
+    keep_plan(file, study)
     outcome = study.run(
         trainer,
         until_settled=how.until.until_settled,
@@ -138,7 +151,17 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
         track=how.where.track,
         console=Console(),
     )
-    show_and_judge(outcome, study.folder, lambda: show(study.folder))
+    show_and_judge(outcome, study.folder, lambda: _show(study.folder))
+
+
+def _show(folder: str, options: TableOptions = TableOptions()) -> None:
+    """Print the prediction of a planned folder, else the optima, figures and verdict."""
+    from mup_tpu.cli.analysis import _predict_planned
+
+    if (planned := _predict_planned(folder, (), json=False)) is None:
+        show(folder, options)
+    for line in planned or ():
+        Console().print(line)
 
 
 def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:
@@ -172,7 +195,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
         ended = counted(sorted(outcome.items()))
         console.print(f"ran {outcome.total()} trials: {ended}; stored in {folder}")
     rows = () if continue_to is None else (f"steps_planned={continue_to}",)
-    show_and_judge(outcome, folder, lambda: show(folder, TableOptions(where=rows)))
+    show_and_judge(outcome, folder, lambda: _show(folder, TableOptions(where=rows)))
 
 
 def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], None]) -> None:

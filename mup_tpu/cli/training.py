@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import tyro
@@ -15,8 +15,8 @@ from mup_tpu.cli.table import Repeated
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.columns import write
 from mup_tpu.config.options import File, Folder, TransferOptions, Where
-from mup_tpu.config.toml import load_sweep, load_trial
-from mup_tpu.config.values import as_number
+from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml
+from mup_tpu.config.values import as_number, parse_seconds
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.tuning.single import Kept, train_one
 
@@ -174,6 +174,10 @@ def plan(
     file: Annotated[File | None, tyro.conf.Positional] = None,
     at: Repeated = (),
     budget: str | None = None,
+    trainer: str | None = None,
+    probe: str | None = None,
+    fix: Repeated = (),
+    rule: str | None = None,
     table: Annotated[str | None, tyro.conf.arg(name="from")] = None,
     on: str | None = None,
     mfu: float = 0.3,
@@ -182,46 +186,80 @@ def plan(
 ) -> None:
     """Plan the runs, within a budget, that predict a large model's learning rate.
 
-    Writes the plan as a sweep for `mup-tpu sweep FILE --until-settled --first-looks`.
+    Writes the plan as a sweep of our networks, or as a study of your own training. `mup-tpu sweep FILE` runs
+    it, and `mup-tpu predict` then answers for the target.
 
     Args:
-        file: TOML file of a sweep, with its model under [base.model] and so on; its parametrizations are the
-            choices.
-        at: Fields at the target: width=4096 depth=32 batch_size=256 tokens=26e9 (or steps=10000).
+        file: TOML file of a sweep of our networks, whose parametrizations are the choices, or of a study of
+            your own training, whose names are taken. Without a file the target is a transformer of yours:
+            sizes that are not given are derived by published laws, which the plan names.
+        at: Sizes of the target: params=1.3B, or width=2048 depth=24 tokens=26e9 batch=0.5M (tokens), or the
+            config.json of transformers.
         budget: FLOP (1e20), or a time on this machine or --on (200h).
+        trainer: Your training, as for sweep: my_package.my_module:train, or a command line with {names}.
+        probe: Time the --trainer at the sizes of the plan, each for at most this time: 60s.
+        fix: Exponents that you know: width=0 if your rule keeps the optimum along the width.
+        rule: Rule that your training follows, such as mup; its claims narrow the priors.
         table: Results folder or table of runs, whose drift, scatter, valleys and optimum are assumed in place
             of typical ones.
         on: Machine of the budget and the costs: a TPU type (v4-8), or GPUs (8xH100). By default this one.
         mfu: Share of the machine's peak that training is assumed to reach, between 0 and 1.
-        out: File for the sweep; by default plan.toml. An existing file is never overwritten.
-        json: Print JSON only, for machines; --out alone writes the sweep.
+        out: File for the plan; by default plan.toml. An existing file is never overwritten.
+        json: Print JSON only, for machines; --out alone writes the file.
     """
+    from mup_tpu.tuning.plan import Machine
     from mup_tpu.tuning.plan import plan as make
 
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
     if budget is None:
         raise ConfigError("a plan needs a budget: give --budget 200h, or FLOP as --budget 1e20")
-    sweep = Sweep("plan", Trial().replace(precision="auto")) if file is None else load_sweep(file)
+    base: Any = None
+    if file is not None and kind_of(read_toml(file)) == "study":
+        from mup_tpu.study.study import load_study
+
+        base, named = load_study(file)
+        trainer = trainer or named
+    elif file is not None:
+        if trainer is not None:
+            raise ConfigError(f"trainer is for a study: {file} is a sweep of our networks")
+        base = load_sweep(file)
+    console = Console(stderr=json)
     is_time = as_number(budget) is None  # 200h, not 1e20
-    speed = mfu * _peak(on, sweep.base) if is_time or on else None
-    planned = make(at, budget, sweep, table, speed)
+    arguments: dict[str, Any] = {"target": at, "base": base, "table": table, "rule": rule, "fix": fix}
+    if probe is not None:
+        if trainer is None:
+            raise ConfigError(f"probe {probe} times a --trainer: give one")
+        from mup_tpu.study.probe import probed_plan
+
+        limit_s = parse_seconds("probe", probe)
+        planned = probed_plan(trainer, limit_s, console, budget=budget, **arguments)
+    else:
+        machine = None
+        if is_time or on:
+            trial = base.base if isinstance(base, Sweep) else Trial().replace(precision="auto")
+            count = re.match(r"(\d+)x", on or "")
+            machine = Machine(mfu * _peak(on, trial), int(count[1]) if count else 1)
+        planned = make(budget=budget, flops_per_second=machine, **arguments)
+    planned = replace(planned, trainer=trainer)
     written = out or (None if json else File("plan.toml"))
     if written is not None:
         write_new(written, planned.toml())
-    console = Console()
     if json:
-        console.write(to_json(planned.to_dict()))
+        Console().write(to_json(planned.to_dict()))
         return
     for line in planned.lines():
         console.print(line)
-    results = f"results/{planned.sweep.experiment}"
-    limit = f" --budget {budget}" if is_time and on is None else ""
+    results, options = f"results/{planned.experiment}", ""
+    if is_time and on is None:
+        options = f" --until-settled --budget {budget}"
     if planned.checkpoint_every:
-        limit += f" --checkpoint-every {planned.checkpoint_every}"
+        options += f" --checkpoint-every {planned.checkpoint_every}"
+    if planned.sweep is None and trainer is None:
+        options = ' --trainer "python train.py ..."' + options
     console.print(f"wrote {written}; next:", wrap=False)
-    console.print(f"  mup-tpu sweep {written} --until-settled --first-looks{limit}", wrap=False)
-    console.print(f"  mup-tpu transfer {results} --at {planned.transfer}", wrap=False)
+    console.print(f"  mup-tpu sweep {written}{options}", wrap=False)
+    console.print(f"  mup-tpu predict {results}", wrap=False)
 
 
 def _peak(on: str | None, base: Trial) -> float:

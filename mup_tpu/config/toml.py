@@ -9,7 +9,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,6 +93,7 @@ def load_search(path: str | Path) -> Search:
 def sweep_of(values: dict[str, Any], where: str) -> Sweep:
     """Read a sweep from the values of a TOML file."""
     values = dict(values)
+    values.pop("target", None)  # of a plan (`tuning.plan.planned_of`)
     points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
     given = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
     sweep = from_dict(Sweep, values, where)
@@ -298,8 +299,15 @@ def write_sweep(sweep: Sweep) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_values(values: Mapping[str, Any]) -> str:
+    """Write keys with their values as TOML, a line each; tables within them in braces."""
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
+
+
 def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name} = {_toml(one)}' for name, one in value.items())}}}"
     # JSON's strings, numbers and booleans are TOML's too.
     return json.dumps(value, ensure_ascii=False)

@@ -43,7 +43,7 @@ from mup_tpu.study.report import forget_rungs, number
 from mup_tpu.study.space import Points, Space, Trial
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
-from mup_tpu.tuning.sequence import Buyer, Grid, buy
+from mup_tpu.tuning.sequence import Grid, buy, buyer_of
 from mup_tpu.tuning.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ _SERVER_MB, _WORKER_MB = 80, 60
 
 _KEYS = (
     "experiment", "trainer", "scale", "ladder", "measured_by", "tune", "compare", "num_seeds", "settings",
+    "target",
 )  # fmt: skip
 
 OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
@@ -261,7 +262,7 @@ class Study:
         with leases.alone():
             planned: Iterable[tuple[Trial, int | None]]
             if grid is not None:
-                plans = Buyer(grid, store).plans()
+                plans = buyer_of(grid, store).plans()
                 known = store.done()
                 planned = [(t, plan.purchase) for plan in plans for t in plan.trials if t.id not in known]
             else:

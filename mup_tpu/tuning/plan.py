@@ -1,448 +1,603 @@
-"""Plans: the proxies to run, for a budget, to know a target's learning rate, and the expected regret.
+"""Plans: the smaller trainings to run, for a budget, to know a large one's learning rate.
 
-Of all proxies that the budget allows (`proxies.py`), the plan takes those of the least expected
-regret plus price; a run's price is the loss that its share of the target's compute is worth.
+Proxies shrink every size that costs, together along a ladder, and apart from some rungs to learn an exponent.
+The plan adds cell after cell, each time the one that lowers the expected regret at the target plus its price
+most; a run's price is the loss that its share of the target's compute is worth.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis import RunTable, analyze
-from mup_tpu.analysis.design import Cell
+from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
+from mup_tpu.analysis.batch import PACK, look_around
+from mup_tpu.analysis.design import Cell as Look
+from mup_tpu.analysis.design import first_batch
 from mup_tpu.analysis.drift import NEEDED
+from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.joint import JointTrend, fixed
 from mup_tpu.analysis.outlook import Assumed, runs_within_reach
-from mup_tpu.config import Sweep, Trial, require_above_zero
-from mup_tpu.config.columns import write
-from mup_tpu.config.toml import parse_value, write_sweep
-from mup_tpu.config.values import parse_number, parse_seconds, shown, write_time
-from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.pack_job import describe
-from mup_tpu.models import training_flops
+from mup_tpu.analysis.planned import Planned
+from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.trend import Priors, claims, kind_of
+from mup_tpu.config import Axis, Ladder, Sweep, Trial, field_column
+from mup_tpu.config.toml import write_sweep, write_values
+from mup_tpu.config.values import parse_number, parse_seconds
+from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
-from mup_tpu.tuning.proxies import GROWING, WORTH, Candidate, Ray, axis_of, least_of, levels_of
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.words.reasons import because
+from mup_tpu.tuning.target import Goal, Values, goal_of, params_of, rate_by_law, read_target
+from mup_tpu.words.plans import at_words, cost_words, plan_lines
 
+# Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
+WORTH = 0.1
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
 # H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
-_LAUNCH_S = 0.17e-3
-
-# Runs shorter than this, in seconds, are not worth an error.
-_SHORT_S = 60.0
-
-# Longest training without a checkpoint, in seconds.
-_CHECKPOINT_S = 300.0
-
-
-def plan(
-    target: str | Sequence[str],
-    budget: str | float,
-    base: Sweep | Trial | None = None,
-    table: RunTable | pd.DataFrame | str | Path | None = None,
-    flops_per_second: float | None = None,
-) -> Plan:
-    """Plan the runs, for a budget, that tell a target's learning rate.
-
-    Examples:
-        >>> found = plan("width=2048", "1e17")
-        >>> print(found.rule, [step.size for step in found.steps])
-        mup ['width 64', 'width 128', 'width 256']
-
-    Args:
-        target: fields at the target: width=4096, depth=32, batch_size=256, steps=10000 or tokens=26e9.
-        budget: FLOP (1e20), or a time (200h) if flops_per_second is given.
-        base: the model and its training: a trial, or a sweep, whose rules are planned for if it names any.
-        table: runs of one's own, as for `analyze`; their drift, scatter, valleys and optimum replace priors.
-        flops_per_second: FLOP a second that training reaches, all devices together.
-
-    Raises:
-        ConfigError: a field or value is not allowed, or the budget does not pay three proxies.
-        TableError: the table cannot be used.
-    """
-    sweep = base if isinstance(base, Sweep) else Sweep("plan", base or Trial())
-    if sweep.tune is not None and sweep.tune.field != "learning_rate":
-        raise ConfigError(f"tune {sweep.tune.field} of the sweep: a plan is made for the learning rate alone")
-    fields = _fields(target, sweep.base)
-    corpora = Corpora()
-    goal = sweep.base.replace(**fields)
-    vocab_size = corpora.of(goal).vocab_size
-    whole = training_flops(goal, vocab_size)
-    paid = _flops(budget, flops_per_second)
-    analysis = None if table is None else analyze(table)
-    rates = sweep.tune_axis.values if sweep.learning_rates or sweep.tune else ()
-    rays = [
-        Ray.of(levels, goal.replace(parametrization=rule), rule, vocab_size, analysis, rates)
-        for rule in _rules(sweep, fields)
-        for levels in levels_of(goal, sweep.base, fields)
-    ]
-    candidates = [candidate for ray in rays for candidate in ray.candidates(paid)]
-    if not candidates:
-        raise ConfigError(_too_little(paid, flops_per_second, rays, sweep.base, fields))
-    chosen = min(candidates, key=lambda candidate: candidate.score(whole))
-    planned, steps = _planned(chosen, sweep, fields, rates)
-    if flops_per_second is not None:
-        for step in steps:
-            _check_speed(step, step.flops / flops_per_second)
-    return Plan(
-        target=planned.base.replace(**fields),
-        target_flops=whole,
-        budget=paid,
-        flops_per_second=flops_per_second,
-        goal=tuple(f"{name}={value}" for name, value in fields.items()),
-        chosen=chosen,
-        sweep=planned,
-        steps=steps,
-        others={} if analysis else _in_sp(chosen, planned.scale_axis.column),
-    )
+LAUNCH_S = 0.17e-3
+_CHECKPOINT_S = 300.0  # longest training without a checkpoint
+_LEVELS, _MOST_CELLS = 10, 9
+_PACK = 32  # trials of our networks that share launches
+# Best learning rates at the smallest scale of stored sweeps of our networks: medians, to an octave
+_TYPICAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
 
 
-def _check_speed(step: Step, seconds: float) -> None:
-    """Refuse a time in which the steps of one run could not be launched, were all runs at once."""
-    count, depth, data = step.trial.train.steps, step.trial.model.depth, step.trial.data
-    most = 1 / (depth * _LAUNCH_S)
-    if count / most > max(seconds, _SHORT_S):
-        raise ConfigError(
-            f"{step.size}: {step.runs} runs of {count:,} steps in {write_time(seconds)} would need "
-            f"{count / seconds:,.0f} steps a second, and no device makes more than "
-            f"{most:,.0f} with {depth} layers: give a larger batch_size than {data.batch_size} "
-            f"({data.batch_size * data.sequence_length:,} tokens a step), or fewer tokens"
-        )
+@dataclass(frozen=True)
+class Measured:
+    """Times of a trainer that was run for a few steps at some sizes."""
+
+    points: tuple[tuple[float, float], ...]
+    """log2 of a step's work, and log2 of its seconds, ascending."""
+    start_s: float
+    """Time before the first step."""
+
+    def seconds(self, goal: Goal, values: Values) -> float:
+        """Return the time of a run; beyond the sizes that were timed it grows as the work."""
+        steps = max(1, goal.steps(values)[0])
+        work = math.log2(goal.work(values) / steps)
+        at, log_s = zip(*self.points, strict=True)
+        beyond = max(0.0, work - at[-1])
+        return self.start_s + steps * 2.0 ** (float(np.interp(work, at, log_s)) + beyond)
 
 
-def _fields(target: str | Sequence[str], base: Trial) -> dict[str, int]:
-    """Parse the growing fields at the target; tokens become steps.
+@dataclass(frozen=True)
+class Machine:
+    """Speed of the runs; without one, costs are FLOP."""
 
-    Raises:
-        ConfigError: a text is not FIELD=VALUE, a field does not grow, or nothing does.
-    """
-    texts = [target] if isinstance(target, str) else list(target)
-    fields: dict[str, int] = {}
-    tokens = None
-    parts = [part for whole in texts for part in re.sub(r"\s*=\s*", "=", whole).replace(",", " ").split()]
-    for text in parts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if name in fields or (name == "tokens" and tokens is not None):
-            raise ConfigError(f"target {shown(text)} and another value of {name} were both given: give one")
-        if not equals or name not in (*GROWING, "tokens"):
-            allowed = ", ".join((*GROWING, "tokens"))
-            raise ConfigError(f"target {shown(text)} is not FIELD=VALUE with a field of {allowed}")
-        if name == "tokens":
-            tokens = parse_number(value, "target: tokens")
-            require_above_zero("target: tokens", tokens)
-        else:
-            fields[name] = parse_value(name, value, "target")
-    if tokens is not None:
-        if "steps" in fields:
-            raise ConfigError("target: steps and tokens were both given: give one of them")
-        batch = fields.get("batch_size", base.data.batch_size) * base.data.sequence_length
-        fields["steps"] = max(1, round(tokens / batch))
-    if not fields:
-        raise ConfigError("a plan needs a target: give --at width=4096")
-    return fields
+    flops_per_second: float = math.nan
+    """That training reaches, all devices together."""
+    devices: int = 1
+    measured: Measured | None = None
+    """Times of a trainer of one's own, in place of FLOPs."""
 
-
-def _flops(budget: str | float, flops_per_second: float | None) -> float:
-    """Return the budget in FLOP.
-
-    Raises:
-        ConfigError: it is neither FLOP nor a time, or a time whose machine is not known.
-    """
-    text = str(budget).strip()
-    try:
-        flops = float(text)
-    except ValueError:
-        seconds = parse_seconds("budget", text)
-        if flops_per_second is None:
-            raise ConfigError(
-                f"budget {text} is a time: give flops_per_second, or a budget in FLOP"
-            ) from None
-        return seconds * flops_per_second
-    if not 0 < flops < math.inf:
-        raise ConfigError(f"budget {text} is not allowed: FLOP above 0, as 1e20, or a time, as 200h")
-    return flops
-
-
-def _rules(sweep: Sweep, fields: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the sweep's rules; without any, μP, and CompleteP too if depth grows."""
-    if sweep.parametrizations:
-        return sweep.parametrizations
-    if sweep.compare is not None and sweep.compare.field == "parametrization":
-        return tuple(map(str, sweep.compare.values))
-    optimizer = sweep.base.optimizer.optimizer
-    default = ("mup", "completep") if "depth" in fields else ("mup",)
-    return tuple(r for r in default if _has_rule(r, optimizer)) or (sweep.base.model.parametrization,)
-
-
-def _has_rule(rule: str, optimizer: str) -> bool:
-    try:
-        require_rule(rule, optimizer)
-    except ConfigError:
-        return False
-    return rule in PARAMETRIZATIONS
-
-
-def _too_little(
-    budget: float,
-    flops_per_second: float | None,
-    rays: Sequence[Ray],
-    base: Trial,
-    fields: Mapping[str, int],
-) -> str:
-    """Explain why nothing can be planned."""
-    smallest = [Candidate(ray, tuple(range(NEEDED))) for ray in rays if len(ray.trials) >= NEEDED]
-    if not smallest:
-        at = ", ".join(f"{name}={value}" for name, value in fields.items())
-        least = ", ".join(f"{name} {least_of(base)[name]}" for name in fields)
-        return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
-    cheapest = min(smallest, key=lambda candidate: candidate.flops)
-    least, given = (cost_in_words(cost, flops_per_second) for cost in (cheapest.flops, budget))
-    runs = " + ".join(map(str, cheapest.runs))
-    return (
-        f"budget ({given}) does not pay three proxies ({runs} runs), which cost at the least {least}: "
-        "give a larger one"
-    )
-
-
-def _planned(
-    chosen: Candidate, given: Sweep, fields: Mapping[str, int], rates: Sequence[Any]
-) -> tuple[Sweep, tuple[Step, ...]]:
-    """Convert a candidate into a sweep and its steps."""
-    ray, start = chosen.ray, chosen.looks[0]
-    points = tuple(ray.points[i] for i in chosen.rungs)
-    fixed = {name: value for name, value in fields.items() if name not in points[0]}
-    bases = {f"base_{name}": points[0][name] for name in ("width", "depth") if name in points[0]}
-    base = given.base.replace(**fixed, **bases, parametrization=ray.rule)
-    values = tuple(rates or (2.0**cell.x for cell in start))
-    seeds = max(cell.seeds for cell in start)
-    planned = Sweep(given.experiment, base, (ray.rule,), None, values, seeds, axis_of(points))
-    steps = list[Step]()
-    for number, (i, look) in enumerate(zip(chosen.rungs, chosen.looks, strict=True)):
-        variance = replace(chosen, rungs=chosen.rungs[: number + 1]).variance
-        trial, runs = ray.trials[i], sum(cell.runs for cell in look)
-        half_width, regret = 1.96 * math.sqrt(variance), ray.assumed.regret(variance)
-        says, size = f"{runs} runs, {_in_words(look, number == 0)}", describe(trial, tuple(points[0]))
-        steps.append(Step(size, trial, runs, says, runs * ray.costs[i], half_width, regret))
-    return planned, tuple(steps)
-
-
-def _in_words(look: Sequence[Cell], is_first: bool) -> str:
-    ends = [write("lr", 2.0**cell.x) for cell in (look[0], look[-1])]
-    counts = sorted({cell.seeds for cell in look})
-    seeds = "a seed each" if counts == [1] else f"{' or '.join(map(str, counts))} seeds each"
-    if is_first:
-        return f"{ends[0]} to {ends[1]}, {seeds}, and beyond an end where the loss still falls"
-    return f"within {(look[-1].x - look[0].x) / 2:g} octaves of the optimum so far, {seeds}"
-
-
-def _in_sp(chosen: Candidate, column: str) -> dict[str, float]:
-    """Return the expected regret of the same runs in SP, if SP has priors of its own; else nothing."""
-    sp = Assumed.usual(column, "sp")
-    if chosen.ray.rule == "sp" or sp.priors == chosen.ray.assumed.priors:
-        return {}
-    return {"sp": replace(chosen, ray=replace(chosen.ray, assumed=sp)).regret}
+    def seconds(self, goal: Goal, values: Values, runs: int) -> float:
+        """Return the time of some runs of a size, several at once on several devices."""
+        if self.measured is not None:
+            return runs * self.measured.seconds(goal, values) / min(self.devices, runs)
+        steps, depth = goal.steps(values)
+        together = min(runs, _PACK) if goal.base is not None else 1
+        launches = steps * depth * LAUNCH_S * math.ceil(runs / together) / min(self.devices, runs)
+        return max(runs * goal.flops(values) / self.flops_per_second, launches)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Runs of one size, and the expected interval and regret after them."""
+    """Runs of one size, and what is expected after them and those before."""
 
-    size: str
-    """Name of the size, as "width 64"."""
-    trial: Trial
-    runs: int
-    says: str
-    """Learning rates and seeds, in words."""
-    flops: float
-    """Cost of all of its runs, FLOP."""
-    half_width: float
+    values: Values
+    """Of the runs, by the names of whoever trains."""
+    sizes: Mapping[str, float]
+    looks: tuple[Look, ...]
+    """Learning rates and seeds."""
+    cost: float
+    """Of all of its runs: seconds, or FLOP on a machine of unknown speed."""
+    half_width: float = math.inf
     """Half of the 95 % interval of log2 of the target's learning rate after this step."""
-    regret: float
+    regret: float = math.inf
     """Expected regret of the prediction after this step, nat."""
+
+    @property
+    def runs(self) -> int:
+        return sum(look.runs for look in self.looks)
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
     """Runs for a target, in order, and the expected regret."""
 
-    target: Trial
-    target_flops: float
-    budget: float
-    """FLOP."""
-    flops_per_second: float | None
-    """Speed at which budget and costs are times; None if they are FLOP."""
-    goal: tuple[str, ...]
-    """Fields at the target: width=4096."""
-    chosen: Candidate
-    sweep: Sweep
+    goal: Goal
+    rule: str
+    """Rule of the runs; "" where none is known."""
     steps: tuple[Step, ...]
-    others: dict[str, float]
+    budget: float
+    """In the unit of costs."""
+    target_cost: float
+    """Of one run of the target."""
+    is_time: bool
+    """Whether costs are seconds; else FLOP."""
+    shortened: Mapping[str, float]
+    """Half-width if the cells had the target's value of a size, octaves, by size."""
+    copied: float
+    """Expected regret of the smallest proxy's optimum, copied, nat."""
+    others: Mapping[str, float]
     """Expected regret of the same runs under other rules, nat."""
+    source: Reason
+    """Where priors and curvature come from."""
+    fixes: Mapping[str, float]
+    sweep: Sweep | None
+    """Of our networks; None for somebody's own training."""
+    experiment: str
+    rates: tuple[float, ...]
+    """Learning rates, or other values of the hyperparameter, to start with."""
+    tuned: str
+    trainer: str | None
+    largest: str
+    """Why no larger proxy is run."""
 
     @property
-    def rule(self) -> str:
-        return self.chosen.ray.rule
-
-    @property
-    def assumed(self) -> Assumed:
-        return self.chosen.ray.assumed
-
-    @property
-    def copied(self) -> float:
-        """Expected regret of the smallest proxy's optimum, copied, nat."""
-        octaves = self.chosen.ray.octaves[self.chosen.rungs[0]]
-        return self.assumed.copied(octaves, runs_within_reach(self.chosen.looks[0]))
-
-    @property
-    def with_larger(self) -> Candidate | None:
-        """Return the proxies and the next larger one; None if that is the target itself."""
-        top = self.chosen.rungs[-1] + 1
-        if top >= len(self.chosen.ray.trials):
-            return None
-        return replace(self.chosen, rungs=(*self.chosen.rungs, top))
-
-    @property
-    def larger(self) -> str:
-        """Explain why no larger proxy is run."""
-        more = self.with_larger
-        if more is None:
-            return "the next one is the target itself"
-        trial = more.ray.trials[more.rungs[-1]]
-        name, cost = describe(trial, tuple(more.ray.points[0])), more.flops - self.flops
-        if more.flops > self.budget:
-            return f"{name} would cost {self.cost(cost)} more, beyond the budget"
-        saved, price = self.regret - more.regret, WORTH * cost / self.target_flops
-        return f"{name} would save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
-
-    @property
-    def at_target(self) -> str:
-        """Compare with a sweep of the target itself; "" where the budget does not pay it."""
-        look = [replace(cell, runs=1) for cell in self.chosen.looks[0]]
-        cost = len(look) * self.target_flops
-        if cost > self.budget:
-            return ""
-        regret = self.assumed.regret(self.assumed.error(runs_within_reach(look)))
-        with_target = self.flops + self.target_flops
-        saved, price = self.regret - regret, WORTH * (cost - with_target) / self.target_flops
-        advice = "sweep it rather than proxies" if saved >= price else "the plan costs less"
-        return (
-            f"{len(look)} runs of the target itself, the best of which is kept: expected regret "
-            f"{regret:.4f} nat, for {self.cost(cost)}; the plan and one run of it: "
-            f"{self.cost(with_target)}; {advice}"
-        )
-
-    @property
-    def left(self) -> str:
-        """Describe the rest of the budget."""
-        rest = self.budget - self.flops
-        if rest < self.target_flops:
-            return f"left of the budget: {self.cost(rest)}; the target's own run costs more"
-        more = self.with_larger
-        is_larger_paid = more is None or more.flops <= self.budget
-        times = rest / self.target_flops
-        return (
-            f"left of the budget: {self.cost(rest)}, {times:.3g} times the target's own run; "
-            + ("a larger proxy saves less than it costs, " if is_larger_paid else "")
-            + f"a longer or larger run of the target saves {WORTH:g} nat for each e times the compute"
-        )
-
-    @property
-    def transfer(self) -> str:
-        """Return the fields that grow in the sweep, as `mup-tpu transfer --at` takes them."""
-        grown = self.sweep.scale_axis.fields
-        return " ".join(text for text in self.goal if text.partition("=")[0] in grown)
-
-    @property
-    def flops(self) -> float:
-        """Cost of all runs, FLOP."""
-        return self.chosen.flops
+    def cost(self) -> float:
+        return sum(step.cost for step in self.steps)
 
     @property
     def half_width(self) -> float:
-        """Half of the 95 % interval that is expected for log2 of the target's learning rate."""
         return self.steps[-1].half_width
 
     @property
     def regret(self) -> float:
-        """Expected regret of the prediction, nat."""
-        return self.chosen.regret
+        return self.steps[-1].regret
 
     @property
     def checkpoint_every(self) -> int:
-        """Return the steps between checkpoints, about five minutes; 0 for shorter runs, or unknown times."""
-        if self.flops_per_second is None:
+        """Return the steps between checkpoints of our networks, about five minutes; 0 for shorter runs."""
+        if not self.is_time or self.goal.base is None:
             return 0
         # The runs of a size may train in one pack.
-        parts = max(step.flops / self.flops_per_second for step in self.steps) / _CHECKPOINT_S
-        return 0 if parts <= 1 else max(1, int(min(s.trial.train.steps for s in self.steps) / parts))
-
-    def cost(self, flops: float) -> str:
-        return cost_in_words(flops, self.flops_per_second)
+        parts = max(step.cost for step in self.steps) / _CHECKPOINT_S
+        return 0 if parts <= 1 else max(1, int(min(self.goal.steps(s.values)[0] for s in self.steps) / parts))
 
     def lines(self) -> list[str]:
         """Return steps, costs and expectations, a line each."""
-        numbered = [
-            f"{i}. {s.size}, {self.rule}: {s.says}; {self.cost(s.flops)}; then lr at the target within "
-            f"×{2**s.half_width:.2g} (95 %), expected regret {s.regret:.4f} nat"
-            for i, s in enumerate(self.steps, start=1)
-        ]
-        share = f"{100 * self.flops / self.target_flops:.3g} % of the target's own"
-        top = max(self.steps, key=lambda s: s.flops / s.runs).size
-        model, data = self.target.model, self.target.data
-        return [
-            f"target: {', '.join(self.goal)}; one run costs {self.cost(self.target_flops)}; "
-            f"budget {self.cost(self.budget)}",
-            f"each step of the target trains {model.architecture} on {data.batch_size} × "
-            f"{data.sequence_length} = {data.batch_size * data.sequence_length:,} tokens of {data.corpus}",
-            *numbered,
-            f"with the plan: learning rate within ×{2**self.half_width:.2g} (95 %), expected regret "
-            f"{self.regret:.4f} nat, for {self.cost(self.flops)} ({share})",
-            "without --first-looks seeds for the verdict follow; the target's rate gains little by them",
-            f"without: the smallest proxy's best, copied, expected regret {self.copied:.4f} nat",
-            *(
-                f"under {name} the same runs would leave {value:.4f} nat: its optimum moves more"
-                for name, value in self.others.items()
-            ),
-            f"the largest proxy that pays: {top}; {self.larger}",
-            self.left,
-            *([self.at_target] if self.at_target else []),
-            f"drift, scatter and valleys as in {because(self.assumed.source)}",
-        ]
+        return plan_lines(self)
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
 
     def toml(self) -> str:
-        """Return TOML for `mup-tpu sweep --until-settled --first-looks`; the lines are its comments."""
+        """Return TOML for `mup-tpu sweep`; the lines are its comments."""
         comments = "".join(f"# {line}\n" for line in self.lines())
-        return f"{comments}{write_sweep(self.sweep)}"
+        target = {"values": dict(self.goal.values), "follows": list(self.goal.shrinks), "rule": self.rule}
+        target |= {"fix": dict(self.fixes)} if self.fixes else {}
+        if self.sweep is not None:
+            return f"{comments}{write_sweep(self.sweep)}\n[target]\n{write_values(target)}"
+        top: dict[str, Any] = {"experiment": self.experiment}
+        top |= {"trainer": self.trainer} if self.trainer else {}
+        top["tune"] = {self.tuned: list(self.rates)}
+        names = self.changing
+        points = [{name: step.values[name] for name in names} for step in self.steps]
+        ladder = ""
+        if len(names) == 1:
+            top["scale"] = {names[0]: [point[names[0]] for point in points]}
+        else:
+            top["measured_by"] = "log2_work"
+            for point, step in zip(points, self.steps, strict=True):
+                point["log2_work"] = self.goal.log2_work(step.values)
+            ladder = "".join(f"\n[[ladder]]\n{write_values(point)}" for point in points)
+        same = {name: value for name, value in self.goal.values.items() if name not in names}
+        settings = dict(self.goal.settings) | same
+        tables = f"{ladder}\n[settings]\n{write_values(settings)}\n[target]\n{write_values(target)}"
+        return f"{comments}{write_values(top)}{tables}"
+
+    @property
+    def changing(self) -> list[str]:
+        """Return the names whose values differ between cells."""
+        values = [step.values for step in self.steps]
+        return [name for name in values[0] if len({v[name] for v in values}) > 1]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        of_step = ("size", "runs", "says", "flops", "half_width", "regret")
-        steps = [{"rule": self.rule} | {name: getattr(s, name) for name in of_step} for s in self.steps]
-        plain = ("target_flops", "budget", "flops_per_second", "rule", "flops", "half_width", "regret")
-        words = ("copied", "others", "larger", "left", "at_target")
+        steps = [
+            {name: value for name, value in asdict(step).items() if name != "looks"}
+            | {"runs": step.runs, "at": at_words(step.values, self.changing)}
+            for step in self.steps
+        ]
         return {
-            "target": self.target.to_dict(),
-            **{name: getattr(self, name) for name in (*plain, *words)},
+            "target": dict(self.goal.values),
+            "derived": list(self.goal.derived),
+            "rule": self.rule,
+            "unit": "s" if self.is_time else "FLOP",
+            "target_cost": self.target_cost,
+            "budget": self.budget,
+            "cost": self.cost,
+            "half_width": self.half_width,
+            "regret": self.regret,
+            "copied": self.copied,
+            "shortened": dict(self.shortened),
+            "others": dict(self.others),
             "steps": steps,
-            "assumed": because(self.assumed.source),
+            "lines": self.lines(),
             "toml": self.toml(),
         }
 
 
-def cost_in_words(flops: float, flops_per_second: float | None) -> str:
-    time = "" if flops_per_second is None else f", {_time(flops / flops_per_second)}"
-    return f"{flops:.2g} FLOP{time}"
+def plan(
+    target: str | Sequence[str] | Mapping[str, Any],
+    budget: str | float,
+    base: Any = None,
+    table: RunTable | pd.DataFrame | str | Path | None = None,
+    flops_per_second: float | Machine | None = None,
+    rule: str | None = None,
+    fix: Mapping[str, float] | Sequence[str] = (),
+) -> Plan:
+    """Plan the runs, for a budget, that tell a target's learning rate.
+
+    Examples:
+        >>> made = plan("params=1.3B", "200h", flops_per_second=8 * 0.3 * 312e12)
+        >>> made.goal.values["width"], made.goal.values["depth"]
+        (2112, 24)
+
+    Args:
+        target: sizes at the target: params=1.3B, or width=4096 depth=32 tokens=26e9 batch=0.5M; the path of
+            a config.json of transformers, or of a TOML file.
+        budget: FLOP (1e20), or a time (200h) if the machine is known.
+        base: a trial or sweep of our networks, whose other fields stay; a `Study` of one's own training,
+            under its names; None for one's own transformer, whose missing sizes are derived by laws.
+        table: runs of one's own, as for `analyze`; their drift, valleys and optimum replace priors.
+        flops_per_second: FLOP a second that training reaches, all devices together; or a machine.
+        rule: rule that the runs follow, such as "mup"; by default the base's, else none.
+        fix: exponents that are known, by size: {"width": 0}.
+
+    Raises:
+        ConfigError: a name or value is not allowed, or the budget does not pay three proxies.
+        TableError: the table cannot be used.
+    """
+    given, space = read_target(target), getattr(base, "space", base)
+    trial = base.base if isinstance(base, Sweep) else base if isinstance(base, Trial) else None
+    sweep = base if isinstance(base, Sweep) else Sweep("plan", base) if isinstance(base, Trial) else None
+    if sweep is not None and sweep.tune is not None and sweep.tune.field != "learning_rate":
+        raise ConfigError(f"tune {sweep.tune.field} of the sweep: a plan is made for the learning rate alone")
+    goal = goal_of(given, space, 0 if trial is None else Corpora().of(trial).vocab_size)
+    fixes = _fixes(fix, goal)
+    machine = flops_per_second
+    if machine is not None and not isinstance(machine, Machine):
+        machine = Machine(float(machine))
+    is_timed = machine is not None and machine.measured is not None
+    if not is_timed and not math.isfinite(goal.flops(goal.values)):
+        raise ConfigError(
+            "the cost of a run does not follow from the target: give --trainer and --probe 60s, which times "
+            "your training, or its width, depth, batch (tokens) and steps"
+        )
+    paid = _budget(budget, machine)
+
+    def cost(values: Values, runs: int) -> float:
+        return runs * goal.flops(values) if machine is None else machine.seconds(goal, values, runs)
+
+    whole = cost(goal.values, 1)
+    analysis = None if table is None else analyze(table)
+    rates = _given_rates(sweep, space)
+    designs = []
+    for name in _rules(sweep, goal, rule):
+        assumed, priors = _assume(goal, name, fixes, analysis)
+        start = rates or (_guess(goal, name, analysis),)
+        looks = first_batch(name, 1.0, [math.log2(r) for r in start if r > 0]).cells
+        made = _design(goal, priors, assumed, looks, cost, paid, whole)
+        if made is not None:
+            designs.append((made, name, assumed, priors, looks))
+    if not designs:
+        raise ConfigError(_too_little(goal, looks, cost, paid, machine is not None, given))
+    (steps, largest), name, assumed, priors, looks = min(
+        designs, key=lambda d: d[0][0][-1].regret + WORTH * sum(s.cost for s in d[0][0]) / whole
+    )
+    octaves = _octaves(goal, steps)
+    reaches = [assumed.error(runs_within_reach(step.looks)) for step in steps]
+    shortened = {}
+    for a, size in enumerate(goal.shrinks):
+        kept = octaves.copy()
+        kept[:, a] = 0.0
+        shortened[size] = 1.96 * math.sqrt(_variance(priors, kept, reaches))
+    sp = [_assume(goal, "sp", fixes, None)[1]] if name not in ("", "sp") and analysis is None else []
+    others = {"sp": assumed.regret(_variance(sp[0], octaves, reaches))} if sp and sp[0] != priors else {}
+    return Plan(
+        goal=goal,
+        rule=name,
+        steps=steps,
+        budget=paid,
+        target_cost=whole,
+        is_time=machine is not None,
+        shortened=shortened,
+        copied=_copied(priors, assumed, octaves[0], reaches[0]),
+        others=others,
+        source=assumed.source,
+        fixes=fixes,
+        sweep=None if sweep is None else _as_sweep(sweep, goal, name, steps, looks, rates),
+        experiment=sweep.experiment if sweep is not None else getattr(space, "name", "plan"),
+        rates=tuple(rates or (2.0**look.x for look in looks)),
+        tuned="learning_rate" if sweep is not None else getattr(space, "tuned", "learning_rate"),
+        trainer=None,
+        largest=largest,
+    )
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.1g} s" if seconds < 9.5 else write_time(seconds)
+def planned_of(
+    table: Any,
+    points: Sequence[Mapping[str, Any]],
+    base: Trial | None,
+    settings: Mapping[str, Any],
+    columns: Columns,
+) -> Planned:
+    """Return the plan of a file's [target] table, for the results folder of its runs.
+
+    Args:
+        table: values of the target, names of sizes that it follows, rule, and fixed exponents.
+        points: sizes that the file plans.
+        base: trial of our networks; None for somebody's own training.
+        settings: values that all runs of somebody's own training share.
+        columns: of the run table.
+
+    Raises:
+        ConfigError: the table is not one that `mup-tpu plan` writes.
+    """
+    misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule and fix"
+    with raised_as(ConfigError, misfit, (TypeError, ValueError, KeyError, AttributeError)):
+        values = {str(name): value for name, value in table["values"].items()}
+        goal = Goal(values, tuple(table["follows"]), {}, base=base, settings=settings)
+        fix = {str(name): float(value) for name, value in table.get("fix", {}).items()}
+        cells = []
+        for point in points:
+            known = {name: value for name, value in point.items() if name != "log2_work"}
+            at = {field_column(name) if base is not None else name: value for name, value in known.items()}
+            cells.append((at, goal.sizes(known)))
+        return Planned(columns, goal.shrinks, goal.sizes(values), tuple(cells), str(table["rule"]), fix)
+
+
+def _budget(budget: str | float, machine: Machine | None) -> float:
+    """Return the budget in the unit of costs: seconds on a machine, else FLOP."""
+    text = str(budget).strip()
+    try:
+        flops = float(text)
+    except ValueError:
+        seconds = parse_seconds("budget", text)
+        if machine is None:
+            raise ConfigError(
+                f"budget {text} is a time: give flops_per_second, or a budget in FLOP"
+            ) from None
+        return seconds
+    if not 0 < flops < math.inf:
+        raise ConfigError(f"budget {text} is not allowed: FLOP above 0, as 1e20, or a time, as 200h")
+    if machine is None:
+        return flops
+    if machine.measured is not None:
+        raise ConfigError(f"budget {text} is FLOP, and the trainer is timed: give a time, as 2h")
+    return flops / machine.flops_per_second
+
+
+def _fixes(fix: Mapping[str, float] | Sequence[str], goal: Goal) -> dict[str, float]:
+    """Return fixed exponents by size. Raises ConfigError for a size that does not shrink."""
+    pairs = dict(fix) if isinstance(fix, Mapping) else dict(text.partition("=")[::2] for text in fix)
+    fixes = {}
+    for name, value in pairs.items():
+        if name not in goal.shrinks:
+            raise ConfigError(
+                f"fix {name}={value}: proxies make {', '.join(goal.shrinks)} smaller, not {name}"
+            )
+        fixes[name] = parse_number(value, f"fix: {name}")
+    return fixes
+
+
+def _given_rates(sweep: Sweep | None, space: Any) -> tuple[float, ...]:
+    if sweep is not None:
+        return sweep.tune_axis.values if sweep.learning_rates or sweep.tune else ()
+    return tuple(getattr(space, "values", ()))
+
+
+def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]:
+    """Return the rules to choose from; of ours without any, μP, and CompleteP too if depth grows."""
+    if rule is not None:
+        return (rule,)
+    if sweep is None:
+        return ("",)
+    if sweep.parametrizations:
+        return sweep.parametrizations
+    if sweep.compare is not None and sweep.compare.field == "parametrization":
+        return tuple(map(str, sweep.compare.values))
+    default, fits = ("mup", "completep") if "depth" in goal.values else ("mup",), []
+    for name in default:
+        try:
+            require_rule(name, sweep.base.optimizer.optimizer)
+        except ConfigError:
+            continue
+        fits += [name] if name in PARAMETRIZATIONS else []
+    return tuple(fits) or (sweep.base.model.parametrization,)
+
+
+def _assume(
+    goal: Goal, rule: str, fixes: Mapping[str, float], analysis: TransferAnalysis | None
+) -> tuple[Assumed, tuple[Priors, ...]]:
+    """Return what is assumed of errors and valleys, and the priors of each size that shrinks."""
+    kinds = {name: kind_of(name) for name in goal.shrinks}
+    each = {name: Assumed.usual(name, rule) for name in goal.shrinks}
+    curvature = float(np.mean([a.curvature for a in each.values()])) if each else 0.05
+    kept = [name for name in goal.shrinks if claims(rule, kinds[name])]
+    source = Reason.of("usual sweeps", kind=", ".join(goal.shrinks), keeps=rule if kept else "")
+    first = next(iter(each.values()), Assumed.usual("width", rule))
+    assumed = replace(first, curvature=curvature, source=source)
+    priors = {name: fixed(fixes[name]) if name in fixes else each[name].priors for name in goal.shrinks}
+    if analysis is not None:
+        along = next((n for n in goal.shrinks if kinds[n] and kinds[n] == kind_of(analysis.scale)), None)
+        if along is None:
+            known = {"assumed": source, "name": analysis.name, "column": analysis.scale}
+            return replace(assumed, source=Reason.of("only rates", **known)), tuple(priors.values())
+        measured = Assumed.measured(analysis, rule)
+        assumed = replace(measured, drift=0.0)
+        if along not in fixes and measured.weight_K is not None:
+            half = len(measured.weight_K) // len(measured.priors.paces)
+            steady = float(measured.weight_K[:half].sum()) if len(measured.priors.paces) > 1 else 0.0
+            priors[along] = replace(measured.priors, steady=steady, mean=measured.drift)
+    return assumed, tuple(priors.values())
+
+
+def _guess(goal: Goal, rule: str, analysis: TransferAnalysis | None) -> float:
+    """Guess the best rate of the smallest cell: the table's, the trial's, a typical one, or by Step Law."""
+    smallest = goal.values_at(goal.floors)
+    if analysis is not None and analysis.hyperparameter in ("lr", "learning_rate"):
+        results = {result.compared: result for result in analysis.results}
+        known = [o for o in results.get(rule, analysis.results[0]).optima if o.is_bracketed]
+        if known:
+            kind, sizes = kind_of(analysis.scale), goal.sizes(smallest)
+            scale = next((s for n, s in sizes.items() if kind_of(n) == kind), known[0].scale)
+            return 2.0 ** round(min(known, key=lambda o: abs(math.log2(o.scale / scale))).x)
+    if goal.base is not None:
+        optimizer = goal.base.optimizer
+        rate, default = optimizer.learning_rate, type(optimizer)().learning_rate
+        rate = _TYPICAL_RATES.get(optimizer.optimizer, rate) if rate == default else rate
+        return 2.0 ** round(math.log2(rate))
+    known_sizes = dict(goal.settings) | smallest
+    if {"width", "depth", "steps", "batch"} <= known_sizes.keys():
+        params = params_of(known_sizes["width"], known_sizes["depth"])
+        return 2.0 ** round(math.log2(rate_by_law(params, known_sizes["steps"] * known_sizes["batch"])))
+    return _TYPICAL_RATES["adamw"]
+
+
+def _octaves(goal: Goal, steps: Sequence[Step]) -> np.ndarray:
+    whole = goal.sizes(goal.values)
+    return np.array([[math.log2(step.sizes[n] / whole[n]) for n in goal.shrinks] for step in steps])
+
+
+def _variance(priors: tuple[Priors, ...], octaves_SA: np.ndarray, errors2: Sequence[float]) -> float:
+    return JointTrend(priors, octaves_SA, np.zeros(len(errors2)), np.sqrt(errors2)).expected_variance()
+
+
+def _copied(priors: tuple[Priors, ...], assumed: Assumed, octaves_A: np.ndarray, error2: float) -> float:
+    """Return the expected regret of the smallest cell's optimum at the target, copied, nat."""
+    moved = 0.0
+    for prior, octaves in zip(priors, octaves_A, strict=True):
+        at = np.array([abs(octaves)])
+        for probability, mean, pace in prior.paces:
+            moved += probability * (float(pace.covariance(at, at)[0, 0]) + (mean * octaves) ** 2)
+    scatter = max((prior.scatter for prior in priors), default=0.1)
+    return assumed.regret(moved + 2 * scatter**2 + error2)
+
+
+def _design(
+    goal: Goal,
+    priors: tuple[Priors, ...],
+    assumed: Assumed,
+    first: Sequence[Look],
+    cost: Callable[[Values, int], float],
+    budget: float,
+    whole: float,
+) -> tuple[tuple[Step, ...], str] | None:
+    """Choose cells one by one; None if the budget does not pay three.
+
+    Returns:
+        The cells, the cheapest first, and why no larger proxy is run.
+    """
+    target = goal.sizes(goal.values)
+    rungs = [
+        {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
+        for i in range(_LEVELS)
+    ]
+    apart = [
+        rungs[i] | {name: rungs[j][name]}
+        for i, further, name in itertools.product(range(0, _LEVELS - 2, 2), (2, 4), goal.shrinks)
+        if (j := i + further) < _LEVELS and len(goal.shrinks) > 1
+    ]
+    pool, seen, least = list[Step](), set[float](), goal.steps(goal.values_at(goal.floors))[0]
+    for sizes in (*rungs, *apart):
+        values = goal.values_at(sizes)
+        work = goal.log2_work(values)
+        is_short = goal.steps(values)[0] < 0.9 * least  # mostly warm-up
+        if values == goal.values or work in seen or is_short:
+            continue
+        seen.add(work)
+        looks = tuple(first if not pool else look_around(1.0, first[len(first) // 2].x))
+        pool.append(Step(values, goal.sizes(values), looks, cost(values, sum(look.runs for look in looks))))
+    if len(pool) < NEEDED:
+        return None
+
+    def after(steps: Sequence[Step]) -> tuple[float, float]:
+        errors = [assumed.error(runs_within_reach(step.looks)) for step in steps]
+        variance = _variance(priors, _octaves(goal, steps), errors)
+        return variance, assumed.regret(variance) + WORTH * sum(step.cost for step in steps) / whole
+
+    chosen = [pool[0]]
+    score = math.inf
+    while len(chosen) < _MOST_CELLS:
+        left = budget - sum(step.cost for step in chosen)
+        options = [step for step in pool if step not in chosen and step.cost <= left]
+        scored = [(after([*chosen, step])[1], i) for i, step in enumerate(options)]
+        best, i = min(scored, default=(math.inf, 0))
+        if best >= score and len(chosen) >= NEEDED or not options:
+            break
+        chosen.append(options[i])
+        score = best
+    for step in chosen[1:]:  # drop cells that later ones have made superfluous
+        fewer = [other for other in chosen if other is not step]
+        if len(fewer) >= NEEDED and (without := after(fewer)[1]) < score:
+            chosen, score = fewer, without
+    if len(chosen) < NEEDED or sum(step.cost for step in chosen) > budget:
+        return None
+    chosen.sort(key=lambda step: (step is not pool[0], step.cost / step.runs))
+    steps = []
+    for i, step in enumerate(chosen):
+        variance, _ = after(chosen[: i + 1])
+        steps.append(replace(step, half_width=1.96 * math.sqrt(variance), regret=assumed.regret(variance)))
+    left = budget - sum(step.cost for step in chosen)
+    larger = [step for step in pool if step.cost / step.runs > chosen[-1].cost / chosen[-1].runs]
+    why = "the next one is the target itself"
+    if larger:
+        step = larger[0]
+        saved = steps[-1].regret - assumed.regret(after([*chosen, step])[0])
+        price = WORTH * step.cost / whole
+        why = f"{at_words(step.values, [n for n in step.values if step.values[n] != goal.values[n]])} would "
+        why += (
+            "cost more than is left of the budget"
+            if step.cost > left
+            else (f"save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat")
+        )
+    return tuple(steps), why
+
+
+def _too_little(
+    goal: Goal,
+    first: Sequence[Look],
+    cost: Callable[[Values, int], float],
+    paid: float,
+    is_time: bool,
+    given: Mapping[str, str],
+) -> str:
+    target, count = goal.sizes(goal.values), sum(look.runs for look in first)
+    cells = []
+    for i in range(_LEVELS):
+        sizes = {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
+        values = goal.values_at(sizes)
+        cells += [values] if values not in cells and values != goal.values else []
+    at = ", ".join(f"{name}={value}" for name, value in given.items())
+    if len(cells) < NEEDED:
+        least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
+        return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
+    least_cost = cost(cells[0], count) + sum(cost(values, PACK) for values in cells[1:NEEDED])
+    runs = " + ".join(map(str, (count, PACK, PACK)))
+    return (
+        f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({runs} runs), which cost at the "
+        f"least {cost_words(least_cost, is_time)}: give a larger one"
+    )
+
+
+def _as_sweep(
+    sweep: Sweep, goal: Goal, rule: str, steps: Sequence[Step], looks: Sequence[Look], rates: Sequence[float]
+) -> Sweep:
+    names = [name for name in goal.values if len({step.values[name] for step in steps}) > 1]
+    points = tuple({name: step.values[name] for name in names} for step in steps)
+    same = {name: steps[0].values[name] for name in goal.values if name not in names}
+    bases = {f"base_{name}": min(p[name] for p in points) for name in ("width", "depth") if name in names}
+    base = sweep.base.replace(**same, **bases, parametrization=rule)
+    scale = Axis(names[0], tuple(p[names[0]] for p in points)) if len(names) == 1 else Ladder(points)
+    values = tuple(rates or (2.0**look.x for look in looks))
+    return Sweep(sweep.experiment, base, (rule,), None, values, max(look.seeds for look in looks), scale)

@@ -17,16 +17,19 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from mup_tpu.analysis.batch import PACK, beyond, look_around
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.joint import joint_trend
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
+from mup_tpu.analysis.planned import Planned
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import selected_scales
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import Table, configured, label, write_scale
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import missing_trials
@@ -37,6 +40,7 @@ from mup_tpu.words.names import exponent
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import look_verdict, price
 
+_MOST_RUNS = 40  # runs of a planned size after which its grid is not extended
 _SAME_X = 1e-6  # octaves within which two values count as the same
 
 
@@ -121,6 +125,8 @@ class Grid(Generic[T]):
     ConfigError if it is not allowed."""
     trial_id: Callable[[T], str]
     """Name of a trial in the store."""
+    by_column: Callable[[Any], dict[str, Any]] = dict
+    """Returns the values of a point of the scale by their columns."""
 
     def __post_init__(self) -> None:
         scale, tuned = label(self.columns.scale), self.columns.hyperparameter
@@ -157,6 +163,7 @@ def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
         {str(configured(start.replace(**point))[compare]): point for point in sweep.compare_axis.points},
         trial,
         corpora.trial_id,
+        lambda point: {field_column(name): value for name, value in point.items()},
     )
 
 
@@ -180,11 +187,11 @@ def buy(
         console: for the table of looks and the next purchase.
         first_looks: whether to end before seeds are added for a verdict.
     """
-    buyer = Buyer(grid, store, halving, deadline, first_looks)
+    buyer = buyer_of(grid, store, halving, deadline, first_looks)
     outcome: Counter[str] = Counter()
     while True:
         plans = buyer.plans()
-        _show(plans, grid.columns, console)
+        buyer.show(plans, console)
         trials = {trial: plan.purchase for plan in plans for trial in plan.trials}
         if not trials or time.monotonic() >= deadline:
             return outcome
@@ -226,8 +233,25 @@ class Buyer(Generic[T]):
         """Values of the hyperparameter above 0, from the grid and the rows."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
+    def show(self, plans: Sequence[PurchasePlan[Any]], console: Console) -> None:
+        columns = self._grid.columns
+        title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
+        texts = (label(columns.parametrization), "verdict")
+        headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])
+        rows = [(plan.name, *_cells(plan.looks[-1] if plan.looks else None)) for plan in plans]
+        console.print(Table(headings, rows, title, texts, texts))
+        for plan in plans:
+            if plan.batch is None:
+                line = f"settled: {look_verdict(plan.name, plan.looks[-1], columns)}"
+            elif plan.stops:
+                line = f"{plan.name} ends here: {because(plan.stops, columns)}"
+            else:
+                purpose = because(plan.batch.reason, columns)
+                line = f"{plan.name}, purchase {plan.purchase}: {purpose}; {price(plan.batch)}"
+            console.print(line)
+
     def plans(self) -> list[PurchasePlan[T]]:
-        """Plan of each parametrization."""
+        """Return the plan of each parametrization."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
         values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
@@ -299,21 +323,89 @@ class Buyer(Generic[T]):
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
 
 
-def _show(plans: Sequence[PurchasePlan[Any]], columns: Columns, console: Console) -> None:
-    title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
-    texts = (label(columns.parametrization), "verdict")
-    headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])
-    rows = [(plan.name, *_cells(plan.looks[-1] if plan.looks else None)) for plan in plans]
-    console.print(Table(headings, rows, title, texts, texts))
-    for plan in plans:
-        if plan.batch is None:
-            line = f"settled: {look_verdict(plan.name, plan.looks[-1], columns)}"
-        elif plan.stops:
-            line = f"{plan.name} ends here: {because(plan.stops, columns)}"
-        else:
-            purpose = because(plan.batch.reason, columns)
-            line = f"{plan.name}, purchase {plan.purchase}: {purpose}; {price(plan.batch)}"
-        console.print(line)
+class PlanBuyer(Generic[T]):
+    """Buyer of the sizes of a plan: each once, around where those before expect its optimum.
+
+    Where a grid holds no optimum, it is extended. Sizes whose optimum is expected within an octave are bought
+    together.
+    """
+
+    def __init__(self, grid: Grid[T], store: Store, planned: Planned, halving: bool = False) -> None:
+        self._grid, self._store, self._planned, self._halving = grid, store, planned, halving
+        (self._name,) = list(grid.compared)[:1]
+        self._start = first_batch(self._name, 0.0, [math.log2(v) for v in grid.values if v > 0]).cells
+
+    def show(self, plans: Sequence[PurchasePlan[Any]], console: Console) -> None:
+        for line in self._lines:
+            console.print(line)
+
+    def plans(self) -> list[PurchasePlan[T]]:
+        """Return the next purchase of the plan, if any."""
+        planned, rows = self._planned, self._store.results()
+        done = done_of(rows, stopped=self._halving)
+        estimates = planned.estimates(rows) if len(rows) else {}
+        known = {cell: e for cell, e in sorted(estimates.items()) if e.optimum.is_bracketed}
+        tuned, self._lines = label(planned.columns.hyperparameter), list[str]()
+        wanted = list[Cell]()
+        for cell in range(len(planned.cells)):
+            lines, x, spread = list[str](), math.nan, math.inf
+            others = {c: e for c, e in known.items() if c != cell}
+            if others:
+                at = [planned.octaves(c, planned.cells[cell][1]) for c in others]
+                optimum = joint_trend([*others.values()], at, planned.priors).optimum()
+                x, spread = optimum.mean, math.sqrt(optimum.variance)
+            count = int(planned.rows_of(rows, cell).sum()) if len(rows) else 0
+            looks: Sequence[Cell] = ()
+            if cell == 0 and count < sum(look.runs for look in self._start):
+                looks = self._start
+                lines = [f"from 2^{looks[0].x:g} to 2^{looks[-1].x:g}"]
+            elif count < PACK:  # also after a kill within a purchase
+                if spread > 1.0 and wanted or not others:
+                    continue
+                looks = look_around(float(cell), float(round(x)))
+                lines = [f"around 2^{round(x)}, expected 2^{x:.1f} ± {spread:.1f}"]
+            elif cell in known or cell not in estimates or count >= _MOST_RUNS:
+                continue
+            elif "edge" in estimates[cell].optimum.status:
+                looks = [replace(look, scale=float(cell)) for look in beyond(estimates[cell])]
+                lines = [f"on to 2^{looks[0].x:g} and 2^{looks[-1].x:g}: the best so far is at an end"]
+            wanted += looks
+            self._lines += [f"{self._at(cell)}, {tuned} {line}" for line in lines]
+        trials = [trial for look in wanted for trial in self._trials(look)]
+        trials = [trial for trial in trials if self._grid.trial_id(trial) not in done]
+        if not trials:
+            self._lines = [
+                f"the plan's sizes are run: {len(known)} of {len(planned.cells)} have a known optimum"
+            ]
+        number = self._store.next_purchase() or 1
+        return [PurchasePlan(self._name, (), None, None, number, tuple(trials))]
+
+    def _at(self, cell: int) -> str:
+        values = self._planned.cells[cell][0]
+        return ", ".join(f"{label(name)} {value:g}" for name, value in values.items())
+
+    def _trials(self, look: Cell) -> list[T]:
+        grid, (values, _) = self._grid, self._planned.cells[int(look.scale)]
+        point = next(
+            p
+            for p in grid.points.values()
+            if all(values.get(n, v) == v for n, v in grid.by_column(p).items())
+        )
+        return [grid.trial(point, grid.compared[self._name], 2.0**look.x, seed) for seed in range(look.seeds)]
+
+
+def buyer_of(
+    grid: Grid[T],
+    store: Store,
+    halving: bool = False,
+    deadline: float = math.inf,
+    first_looks: bool = False,
+) -> Buyer[T] | PlanBuyer[T]:
+    """Return the buyer of a folder: of its plan, if it holds one. Arguments as for `buy`."""
+    planned = Planned.load(str(store.folder))
+    if planned is not None:
+        return PlanBuyer(grid, store, planned, halving)
+    return Buyer(grid, store, halving, deadline, first_looks)
 
 
 def _cells(look: LookTaken | None) -> tuple[str, ...]:

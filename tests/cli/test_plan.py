@@ -6,7 +6,6 @@ import re
 import pytest
 
 from mup_tpu.analysis import load_table
-from mup_tpu.store.header import load_predictions
 
 MODEL = """experiment = "tiny"
 learning_rates = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]
@@ -24,39 +23,84 @@ eval_batches = 1
 """
 
 
+TRAINER = """import numpy as np
+
+
+def train(trial, report):
+    if getattr(trial, "broken", 0) or trial.width == 999:
+        raise ValueError("no such luck")
+    generator, away = np.random.default_rng(trial.seed), np.log2(trial.learning_rate) + 5
+    for _ in range(trial.steps):
+        generator.standard_normal((trial.width, 64)).sum()
+    return 2.0 + 0.05 * away**2 + 0.001 * generator.standard_normal()
+"""
+STUDY = """experiment = "mine"
+trainer = "own_trainer:train"
+scale = {width = [8, 16, 32]}
+tune = {learning_rate = ["2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]}
+[settings]
+steps = 40
+batch = 4
+"""
+
+
 @pytest.mark.slow
-def test_a_plan_is_swept_predicted_and_trained_as_it_is(tmp_path, outcome, monkeypatch):
+def test_a_plan_is_swept_and_answers_for_its_target_as_it_is(tmp_path, outcome, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.toml").write_text(MODEL)
     code, out, err = outcome("plan", "model.toml", "--at", "width=64", "--budget", "5e11")
     assert code == 0, err
-    first = re.search(r"1\. width 8, mup: (\d+) runs", out)
+    first = re.search(r"1\. width 8, μP: (\d+) runs", out)
     assert first is not None and "wrote plan.toml; next:" in out
     commands = [line.split()[1:] for line in out.splitlines() if line.startswith("  mup-tpu")]
-    assert [command[0] for command in commands] == ["sweep", "transfer"]
+    assert commands == [["sweep", "plan.toml"], ["predict", "results/tiny"]]
     code, out, err = outcome(*commands[0])
-    assert code == 0, err
-    assert "ran" in out and "mup" in out
+    assert code == 0 and "the plan's sizes are run" in out, err
     rows = load_table("results/tiny").runs
     assert (rows["purchase"] == 1).sum() == int(first[1])
-    code, out, err = outcome("predict", "results/tiny", "--at", "width=64")
-    assert code == 0 and "1 octave beyond width 32" in out, err
     code, out, err = outcome(*commands[1])
-    assert code == 0 and "predicted on" in out, err
-    assert [p.scale for p in load_predictions("results/tiny")] == [64]
+    assert code == 0 and "at the target (width 64)" in out, err
+    assert json.loads(outcome("predict", "results/tiny", "--json")[1])["sizes"] == {"width": 64.0}
+
+
+@pytest.mark.slow
+def test_a_trainer_of_one_s_own_is_timed_planned_swept_and_predicted(tmp_path, outcome, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_trainer.py").write_text(TRAINER)
+    (tmp_path / "study.toml").write_text(STUDY)
+    timed = ("plan", "study.toml", "--at", "width=128", "steps=160", "--budget", "10h", "--probe", "2s")
+    code, out, err = outcome(*timed)
+    assert code == 0 and "timed width 8: " in out, err
+    assert "mup-tpu sweep plan.toml --until-settled --budget 10h" in out
+    code, out, err = outcome("sweep", "plan.toml")
+    assert code == 0 and "the plan's sizes are run" in out, err
+    predicted = json.loads(outcome("predict", "results/mine", "--json")[1])
+    assert predicted["interval"][0] < -5 < predicted["interval"][1] and predicted["known"] >= 3
+    code, out, err = outcome("ask", "plan.toml", "2", "--until-settled")
+    assert code == 0 and "no trial" in err
+    (tmp_path / "study.toml").write_text(STUDY.replace("[settings]", "[settings]\nbroken = 1"))
+    for arguments, sentence in (
+        (timed, "probe: the trainer failed at width 8"),
+        (timed[:-2], "--trainer and --probe 60s"),
+        ((*timed[:2], "--at", "wide=3", *timed[5:]), "target: unknown key 'wide'; the nearest known key"),
+        (("plan", "--at", "params=1B", "--budget", "1h", "--probe", "2s"), "probe 2s times a --trainer"),
+    ):
+        code, _, err = outcome(*arguments, "--out", "other.toml")
+        assert code == 2 and sentence in err and len(err.strip().splitlines()) <= 3, err
 
 
 def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ("plan", "--at", "width=4096", "tokens=1e9", "batch_size=1024", "--budget", "1h", "--on")
-    code, out, err = outcome(*arguments, "8xH100", "--mfu", "0.5", "--json")
+    arguments = ("plan", "--at", "params=1.3B", "--budget", "200h", "--on")
+    code, out, err = outcome(*arguments, "8xA100", "--mfu", "0.5", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["flops_per_second"] == pytest.approx(8 * 989e12 * 0.5)  # in bf16
-    assert found["budget"] == pytest.approx(3600 * found["flops_per_second"])
-    assert found["flops"] <= found["budget"] and not (tmp_path / "plan.toml").exists()
+    assert found["unit"] == "s" and found["budget"] == 200 * 3600
+    flops = 6 * 12 * 24 * 2112**2 * 49005 * 524288
+    assert found["target_cost"] == pytest.approx(flops / (8 * 312e12 * 0.5))  # in bf16
+    assert found["cost"] <= found["budget"] and not (tmp_path / "plan.toml").exists()
     (tmp_path / "plan.toml").write_text("mine")
-    code, _, err = outcome(*arguments, "8xH100")
+    code, _, err = outcome(*arguments, "8xA100")
     assert code == 2 and "out 'plan.toml' exists already" in err
     assert (tmp_path / "plan.toml").read_text() == "mine"
     for option, value, sentence in (

@@ -1,0 +1,181 @@
+"""A plan in its results folder: its target, the sizes to run, and the optimum that they predict there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.joint import fixed, joint_trend
+from mup_tpu.analysis.load import check_table
+from mup_tpu.analysis.looks import Question, weigh
+from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.trend import Priors, claims, kind_of, priors_of
+from mup_tpu.analysis.valley import CURVATURE_SCATTER
+from mup_tpu.errors import StoreError, TableError, raised_as
+from mup_tpu.store import load_runs, results_folder
+from mup_tpu.store.header import read_file, write_file
+
+_CELL = "cell"
+
+FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan in its results folder: the target, and the sizes to run, the cheapest first."""
+
+    columns: Columns
+    """Of the run table: hyperparameter, compared field."""
+    follows: tuple[str, ...]
+    """Sizes that the optimum may follow."""
+    target: dict[str, float]
+    """Sizes of the target."""
+    cells: tuple[tuple[dict[str, float], dict[str, float]], ...]
+    """Values of each cell by column, and its sizes."""
+    rule: str = ""
+    fix: dict[str, float] = field(default_factory=dict)
+    """Known exponents by size."""
+
+    @property
+    def priors(self) -> tuple[Priors, ...]:
+        by_kind = (priors_of(name, claims(self.rule, kind_of(name))) for name in self.follows)
+        return tuple(
+            fixed(self.fix[name]) if name in self.fix else priors
+            for name, priors in zip(self.follows, by_kind, strict=True)
+        )
+
+    def octaves(self, cell: int, target: Mapping[str, float] | None = None) -> list[float]:
+        whole = self.target if target is None else target
+        return [math.log2(self.cells[cell][1][name] / whole[name]) for name in self.follows]
+
+    def rows_of(self, rows: pd.DataFrame, cell: int) -> pd.Series:
+        """Return which rows are a cell's."""
+        is_its = pd.Series(True, rows.index)
+        for column, value in self.cells[cell][0].items():
+            is_its &= rows[column] == value
+        return is_its
+
+    def estimates(self, rows: pd.DataFrame) -> dict[int, Estimate]:
+        """Return the optimum of each cell that has been run, by its number."""
+        number = pd.Series(np.nan, rows.index)
+        for cell in range(len(self.cells)):
+            number[self.rows_of(rows, cell)] = cell + 1.0
+        known = rows.assign(**{_CELL: number})[number.notna()]
+        if known.empty or not np.isfinite(known["loss"].astype(float)).any():
+            return {}
+        taken = [c for c in (_CELL, self.columns.hyperparameter, self.columns.parametrization) if c in known]
+        known = known[[*taken, "loss", "status", "seed"]]
+        table = check_table(known, replace(self.columns, scale=_CELL))
+        evidence = weigh(table.runs, Question.of(table))
+        return {int(e.optimum.scale) - 1: e for e in evidence.estimates}
+
+    def to_json(self) -> bytes:
+        values = asdict(self) | {"columns": [self.columns.hyperparameter, self.columns.parametrization]}
+        return json.dumps(values, indent=1).encode()
+
+    @classmethod
+    def load(cls, folder: str) -> Planned | None:
+        """Return the plan of a results folder; None if it holds none."""
+        content = read_file(results_folder(folder), FILE)
+        if content is None:
+            return None
+        misfits = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+        with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
+            values = json.loads(content)
+            tuned, compared = values["columns"]
+            return cls(
+                Columns(hyperparameter=tuned, parametrization=compared),
+                tuple(values["follows"]),
+                {str(k): float(v) for k, v in values["target"].items()},
+                tuple(({**at}, {**sizes}) for at, sizes in values["cells"]),
+                str(values["rule"]),
+                {str(k): float(v) for k, v in values["fix"].items()},
+            )
+
+    def keep(self, folder: str) -> None:
+        """Write the plan into a results folder."""
+        write_file(results_folder(folder), FILE, self.to_json())
+
+
+@dataclass(frozen=True)
+class PlannedOptimum:
+    """The optimum at the target of a plan."""
+
+    hyperparameter: str
+    rule: str
+    sizes: dict[str, float]
+    """Of the target."""
+    x: float
+    """log2 of the optimum."""
+    half: tuple[float, float]
+    interval: tuple[float, float]
+    """95 % interval of x."""
+    expected_cost: float
+    """Of taking x, nat; nan if no curvature is known."""
+    high_cost: float
+    """Its 97.5 % quantile."""
+    exponents: dict[str, tuple[float, float]]
+    """Exponent of each size and its standard deviation."""
+    known: int
+    """Cells with a known optimum."""
+    cells: int
+    runs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"value": 2.0**self.x}
+
+
+def predict_planned(
+    folder: str, at: Mapping[str, float] | None = None, seed: int = 0
+) -> PlannedOptimum | None:
+    """Predict the optimum at the target of a folder's plan, or at other sizes; None for a folder without one.
+
+    Raises:
+        TableError: no planned size has a known optimum yet, or a size is not one that the plan follows.
+        StoreError: the folder holds no runs, or its plan cannot be read.
+    """
+    planned = Planned.load(folder)
+    if planned is None:
+        return None
+    if unknown := next((name for name in at or {} if name not in planned.follows), None):
+        raise TableError(f"at {unknown!r}: the plan follows {', '.join(planned.follows)}")
+    target = planned.target | dict(at or {})
+    rows = load_runs(folder)
+    estimates = planned.estimates(rows)
+    known = {cell: e for cell, e in sorted(estimates.items()) if e.optimum.is_bracketed}
+    if not known:
+        raise TableError("no planned size has an optimum inside its grid yet: run the plan first")
+    trend = joint_trend([*known.values()], [planned.octaves(c, target) for c in known], planned.priors)
+    optimum = trend.optimum()
+    low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
+    generator = np.random.default_rng([seed, 1])
+    valleys = [e.valley for e in known.values() if e.valley is not None]
+    expected = high_cost = math.nan
+    if valleys:
+        curvature_R = valleys[-1].curvature_R
+        shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(curvature_R)))
+        away_R = optimum.draws_R(generator, len(curvature_R)) - optimum.mean
+        cost_R = curvature_R * shocks_R / 2 * away_R**2
+        expected, high_cost = float(cost_R.mean()), float(np.quantile(cost_R, 0.975))
+    exponents = dict(zip(planned.follows, trend.exponents(), strict=True))
+    return PlannedOptimum(
+        hyperparameter=planned.columns.hyperparameter,
+        rule=planned.rule,
+        sizes={name: target[name] for name in planned.follows},
+        x=optimum.mean,
+        half=(half_low, half_high),
+        interval=(low, high),
+        expected_cost=expected,
+        high_cost=high_cost,
+        exponents=exponents,
+        known=len(known),
+        cells=len(planned.cells),
+        runs=len(rows),
+    )

@@ -1,0 +1,359 @@
+"""Targets of a plan: the sizes of a training, given or derived by published laws, and those of its proxies.
+
+A **size** is what the optimum may follow: width, depth, tokens of the whole training, tokens of a batch. A
+run has **values** under the names of whoever trains it: our networks take batch_size and steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from mup_tpu.analysis.trend import kind_of
+from mup_tpu.config import Sweep, Trial, unknown_key
+from mup_tpu.config.toml import parse_value, read_toml
+from mup_tpu.config.values import shown
+from mup_tpu.errors import ConfigError, raised_as
+from mup_tpu.models import training_flops
+
+# Compute-optimal tokens of a parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)
+TOKENS_A_PARAMETER = 20
+# Width over depth where only one number gives the model's size: 2048/24, GPT-3's 1.3B (Brown et al. 2020)
+_ASPECT = 85
+# Least useful sizes of a proxy of somebody's own transformer, and of our networks
+_LEAST = {"width": 128, "depth": 4}
+_LEAST_OF_OURS = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
+_LEAST_STEPS = 500  # fewer are mostly warm-up, and their optimum says little about longer training
+_SHORTEST = 16  # factor by which a size of unknown meaning is shortened at most
+_PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+# Names of transformers' configurations
+_CONFIG = {
+    "width": ("hidden_size", "n_embd", "d_model"),
+    "depth": ("num_hidden_layers", "n_layer", "num_layers"),
+}
+
+Sizes = dict[str, float]
+Values = dict[str, Any]
+
+
+def batch_by_law(tokens: float) -> float:
+    """Return the best batch, tokens: 0.58·D^0.571 (Step Law, Li et al. 2025, arXiv:2503.04715)."""
+    return 0.58 * tokens**0.571
+
+
+def rate_by_law(params: float, tokens: float) -> float:
+    """Return the best learning rate with AdamW, without a rule: 1.79·N^-0.713·D^0.307 (Step Law)."""
+    return 1.79 * params**-0.713 * tokens**0.307
+
+
+def params_of(width: float, depth: float) -> float:
+    """Return the parameters of a transformer's layers, 12·L·W² (Kaplan et al. 2020, arXiv:2001.08361)."""
+    return 12 * depth * width**2
+
+
+def number(text: str, name: str) -> float:
+    """Read a number above 0: 1.3B, 0.5M, 26e9, 2^19."""
+    digits, prefix = (text[:-1], text[-1]) if text[-1:] in _PREFIXES else (text, "")
+    try:
+        base, _, power = digits.replace("_", "").partition("^")
+        value = (float(base) ** float(power or 1)) * _PREFIXES.get(prefix, 1)
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not (isinstance(value, float) and 0 < value < math.inf):
+        raise ConfigError(f"target: {name} {shown(text)} is not a number above 0; write 4096, 1.3B or 26e9")
+    return value
+
+
+def read_target(target: str | Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts of a target as text by name.
+
+    A part is NAME=VALUE, a config.json of transformers, or a TOML file with NAME = VALUE.
+
+    Raises:
+        ConfigError: a part has another form, or a name is given twice.
+    """
+    if isinstance(target, Mapping):
+        return {name: str(value) for name, value in target.items()}
+    texts = [target] if isinstance(target, str) else list(target)
+    parts = [part for whole in texts for part in re.sub(r"\s*=\s*", "=", whole).replace(",", " ").split()]
+    given: dict[str, str] = {}
+    for text in parts:
+        name, equals, value = text.partition("=")
+        pairs = {name: value}
+        if not equals and text.endswith(".json"):
+            with raised_as(ConfigError, f"target {text} cannot be read as JSON", (OSError, ValueError)):
+                config = json.loads(Path(text).read_text())
+            pairs = {
+                size: str(config[key]) for size, keys in _CONFIG.items() for key in keys if key in config
+            }
+            if len(pairs) < len(_CONFIG):
+                raise ConfigError(
+                    f"target {text} has no hidden_size and num_hidden_layers, as transformers' has"
+                )
+        elif not equals and text.endswith(".toml"):
+            values = read_toml(text)
+            pairs = {n: str(v) for n, v in values.get("target", values).items() if not isinstance(v, dict)}
+        elif not equals or not value:
+            raise ConfigError(f"target {shown(text)} is not NAME=VALUE, such as width=4096 or params=1.3B")
+        if twice := next((name for name in pairs if name in given), None):
+            raise ConfigError(f"target {shown(text)} and another value of {twice} were both given: give one")
+        given |= pairs
+    if not given:
+        raise ConfigError("a plan needs a target: give --at params=1.3B, or --at width=4096")
+    return given
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A target and its proxies."""
+
+    values: Values
+    """Of the target's run."""
+    shrinks: tuple[str, ...]
+    """Sizes that proxies make smaller, by their names in the law."""
+    floors: Sizes
+    """Least useful value of each."""
+    derived: tuple[str, ...] = ()
+    """Where values come from that were not given, a sentence each."""
+    base: Trial | None = None
+    """Trial of our networks; None for somebody's own training."""
+    vocab_size: int = 0
+    """Tokens of the corpus of our networks."""
+    units: Mapping[str, int] = field(default_factory=dict)
+    """Values of a name are multiples of its unit."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values that all runs of somebody's own training share."""
+
+    def sizes(self, values: Mapping[str, Any]) -> Sizes:
+        """Return the sizes of a run with some values; those of the target where a value is not given."""
+        known = {**self.settings, **self.values, **values}
+        sizes = {name: float(known[name]) for name in self.shrinks if name in known}
+        if self.base is not None:
+            flat = {**self.base.flat(), **known}
+            batch = float(flat["batch_size"] * flat["sequence_length"])
+            sizes |= {"batch": batch, "tokens": batch * flat["steps"]}
+        elif "steps" in known and "batch" in known:
+            sizes["tokens"] = float(known["steps"]) * float(known["batch"])
+        return {name: sizes[name] for name in self.shrinks}
+
+    def values_at(self, sizes: Mapping[str, float]) -> Values:
+        """Return the values of a run of some sizes, rounded to what can be trained."""
+        values = dict(self.values)
+        length = self.base.data.sequence_length if self.base is not None else 1
+        for name, size in sizes.items():
+            if name == "tokens":
+                continue
+            key, size = ("batch_size", size / length) if name == "batch" and self.base else (name, size)
+            whole = self.values[key]
+            if size >= whole:
+                continue
+            unit = self.units.get(key, 1)
+            if key == "batch":  # halves, which its parts divide as they do the target's batch
+                values[key] = max(1, whole // 2 ** round(math.log2(whole / size)))
+            elif isinstance(whole, int):
+                values[key] = max(1, round(size / unit)) * unit
+            else:
+                values[key] = size
+        if "tokens" in sizes and "steps" in values:
+            batch = values.get("batch", self.settings.get("batch", 1))
+            if self.base is not None:
+                batch = values.get("batch_size", self.base.data.batch_size) * length
+            values["steps"] = max(1, round(sizes["tokens"] / batch))
+        return values
+
+    def flops(self, values: Mapping[str, Any]) -> float:
+        """Return the FLOP of a run; nan where its sizes do not give them."""
+        if self.base is not None:
+            return training_flops(self.base.replace(**values), self.vocab_size)
+        known = {**self.settings, **self.values, **values}
+        params = known.get("params", math.nan)
+        if {"width", "depth"} <= known.keys():
+            params = params_of(known["width"], known["depth"])
+        tokens = (
+            known["steps"] * known["batch"] if {"steps", "batch"} <= known.keys() else known.get("tokens")
+        )
+        return 6 * params * tokens if tokens else math.nan
+
+    def work(self, values: Mapping[str, Any]) -> float:
+        """Return a measure of a run's time: FLOP, or the product of its values where these do not give it."""
+        flops = self.flops(values)
+        if math.isfinite(flops):
+            return flops
+        known = {n: v for n, v in {**self.values, **values}.items() if isinstance(v, int | float)}
+        return float(math.prod(v ** (2 if kind_of(n) == "width" else 1) for n, v in known.items()))
+
+    def log2_work(self, values: Mapping[str, Any]) -> float:
+        """Return log2 of a run's work, by which a study orders its sizes; the steps part equal ones."""
+        return round(math.log2(self.work(values)) + 1e-3 * math.log2(max(1, self.steps(values)[0])), 6)
+
+    def steps(self, values: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the steps and layers of a run; 0 steps where they are not known."""
+        flat = self.base.flat() if self.base is not None else dict(self.settings)
+        known = {**flat, **self.values, **values}
+        return int(known.get("steps", 0)), int(known.get("depth", 1))
+
+
+def goal_of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal:
+    """Return the goal of a trial of our networks, of which some fields grow; nothing is derived.
+
+    Raises:
+        ConfigError: a field does not grow, or fields contradict each other.
+    """
+    length = base.data.sequence_length
+    if unknown := next((n for n in given if n not in (*_LEAST_OF_OURS, "tokens", "batch")), None):
+        allowed = ", ".join((*_LEAST_OF_OURS, "tokens", "batch"))
+        raise ConfigError(f"target {unknown}={given[unknown]} is not FIELD=VALUE with a field of {allowed}")
+    for pair in (("steps", "tokens"), ("batch_size", "batch")):
+        if {*pair} <= given.keys():
+            raise ConfigError(f"target: {pair[0]} and {pair[1]} were both given: give one of them")
+    values: Values = {n: parse_value(n, v, "target") for n, v in given.items() if n in _LEAST_OF_OURS}
+    if "batch" in given:
+        values["batch_size"] = max(1, round(number(given["batch"], "batch") / length))
+    batch = values.get("batch_size", base.data.batch_size) * length
+    if "tokens" in given:
+        values["steps"] = max(1, round(number(given["tokens"], "tokens") / batch))
+    base.replace(**values)  # refuses what cannot be trained
+    model, flat = base.model, base.flat() | {"width": base.model.base_width}
+    unit = model.head_size if model.growing_dimension == "heads" else model.base_width // model.head_size
+    least = {name: min(value, flat[name]) for name, value in _LEAST_OF_OURS.items()}
+    least["width"] = -(-least["width"] // unit) * unit
+    floors: Sizes = {name: float(least[name]) for name in ("width", "depth") if name in values}
+    if "batch_size" in values:
+        floors["batch"] = float(least["batch_size"] * length)
+    if "steps" in values:
+        floors["tokens"] = float(least["steps"] * floors.get("batch", batch))
+    shrinks = tuple(n for n in floors if _target_size(n, values, base) >= 2 * floors[n])
+    return Goal(values, shrinks, floors, (), base, vocab_size, {"width": unit})
+
+
+def _target_size(name: str, values: Mapping[str, Any], base: Trial) -> float:
+    flat = {**base.flat(), **values}
+    batch = flat["batch_size"] * flat["sequence_length"]
+    return float({"batch": batch, "tokens": batch * flat["steps"]}.get(name, flat.get(name, 0)))
+
+
+def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
+    """Return the goal of somebody's own transformer; what is not given is derived by published laws.
+
+    Raises:
+        ConfigError: its size is not given, or sizes contradict each other.
+    """
+    allowed = ("width", "depth", "params", "tokens", "batch", "steps")
+    if unknown := next((name for name in given if name not in allowed), None):
+        raise ConfigError(f"target: {unknown_key(unknown, allowed)}")
+    of = {name: number(text, name) for name, text in given.items()}
+    derived = []
+    if not {"width", "depth", "params"} & of.keys():
+        raise ConfigError("target: the model's size is missing: give params=1.3B, or width=2048 depth=24")
+    if "params" in of:
+        depth = of.get("depth") or (
+            of["params"] / (12 * of["width"] ** 2)
+            if "width" in of
+            else (of["params"] / 12 / _ASPECT**2) ** (1 / 3)
+        )
+        depth = max(1, round(depth / 2) * 2 if "depth" not in of and depth > 3 else round(depth))
+        width = of.get("width") or round(math.sqrt(of["params"] / 12 / depth) / 64) * 64
+        made = params_of(width, depth)
+        if not 0.75 < made / of["params"] < 1.33:
+            raise ConfigError(
+                f"target: params {given['params']} contradict width {width:g} and depth {depth:g}, which "
+                f"have {_short(made)}: give params alone, or width and depth"
+            )
+        if {"width", "depth"} - of.keys():
+            how = "" if {"width", "depth"} & of.keys() else f", width about {_ASPECT} × depth as GPT-3's 1.3B"
+            derived.append(
+                f"width {width:g} and depth {depth:g} from params {given['params']}: 12·depth·width²{how}"
+            )
+    else:
+        width = of.get("width") or round(_ASPECT * of["depth"] / 64) * 64
+        depth = of.get("depth") or max(1, round(of["width"] / _ASPECT / 2) * 2)
+        missing = next((name for name in ("width", "depth") if name not in of), None)
+        if missing:
+            value = width if missing == "width" else depth
+            derived.append(f"{missing} {value:g}: width about {_ASPECT} × depth, as GPT-3's 1.3B")
+    params = params_of(width, depth)
+    if {"tokens", "steps", "batch"} <= of.keys() and abs(of["steps"] * of["batch"] / of["tokens"] - 1) > 0.02:
+        raise ConfigError(
+            f"target: tokens {given['tokens']} contradict steps {given['steps']} of batch {given['batch']}, "
+            f"which are {_short(of['steps'] * of['batch'])}: give two of them"
+        )
+    tokens = of.get("tokens") or of.get("steps", 0) * of.get("batch", 0)
+    if not tokens:
+        tokens = TOKENS_A_PARAMETER * params
+        derived.append(
+            f"tokens {_short(tokens)}: {TOKENS_A_PARAMETER} a parameter, compute-optimal (Hoffmann et al. "
+            "2022)"
+        )
+    batch = of.get("batch") or (tokens / of["steps"] if "steps" in of else 0)
+    if not batch:
+        batch = 2.0 ** round(math.log2(batch_by_law(tokens)))
+        derived.append(
+            f"batch {_short(batch)} tokens: 0.58·tokens^0.571 to a power of 2 (Step Law, Li et al. 2025)"
+        )
+    values = {"width": int(width), "depth": int(depth), "batch": int(batch)}
+    values["steps"] = max(1, round(tokens / batch))
+    least = {name: min(float(_LEAST[name]), float(values[name])) for name in _LEAST}
+    shortest = min(tokens, tokens / params * params_of(least["width"], least["depth"]))
+    floors = least | {
+        "tokens": shortest,
+        "batch": min(batch, batch_by_law(shortest), shortest / _LEAST_STEPS),
+    }
+    whole = {"width": width, "depth": depth, "tokens": tokens, "batch": batch}
+    shrinks = tuple(name for name in whole if whole[name] >= 2 * floors[name])
+    return Goal(values, shrinks, floors, tuple(derived), units={"width": 64})
+
+
+def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings: Mapping[str, Any]) -> Goal:
+    """Return the goal of somebody's own training under its own names; nothing is derived.
+
+    Args:
+        given: sizes at the target.
+        scale: points of the study's scale, the smallest first.
+        settings: values that all runs share.
+
+    Raises:
+        ConfigError: a name is not the study's, or its smallest size is not below the target's.
+    """
+    names = {*scale[0], *settings, "width", "depth", "steps", "batch"} if scale else {*settings}
+    if unknown := next((name for name in given if name not in names), None):
+        raise ConfigError(f"target: {unknown_key(unknown, sorted(names))}")
+    of = {name: number(text, name) for name, text in given.items()}
+    values: Values = {name: int(v) if v == int(v) else v for name, v in of.items()}
+    values |= {name: scale[-1][name] for name in (scale[0] if scale else {}) if name not in values}
+    rest = {name: value for name, value in settings.items() if name not in values}
+    floors, units = Sizes(), dict[str, int]()
+    for name, whole in values.items():
+        points = [point[name] for point in scale if name in point]
+        floors[name] = float(min(points)) if points else max(1.0, whole / _SHORTEST)
+        if isinstance(whole, int) and kind_of(name) in ("width", "batch size"):
+            units[name] = reduce(math.gcd, [int(p) for p in points], whole) or 1
+    both = {"steps", "batch"} <= {*values, *rest}
+    if both and "steps" in values:
+        least = floors.pop("steps")
+        floors["tokens"] = least * floors.get("batch", float(rest.get("batch", values.get("batch", 1))))
+    goal = Goal(values, tuple(floors), floors, units=units, settings=rest)
+    whole_sizes = goal.sizes(values)
+    shrinks = tuple(name for name in floors if whole_sizes[name] >= 2 * floors[name])
+    return Goal(values, shrinks, floors, units=units, settings=rest)
+
+
+def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:
+    """Return the goal of a plan: of our networks (Sweep, Trial), of a study, or of a transformer (None)."""
+    if isinstance(base, Sweep | Trial):
+        return goal_of_ours(given, base.base if isinstance(base, Sweep) else base, vocab_size)
+    if base is None:
+        return goal_of_a_transformer(given)
+    return goal_of_a_study(given, base.scale, dict(base.settings))
+
+
+def _short(value: float) -> str:
+    for power, prefix in ((9, "B"), (6, "M"), (3, "k")):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g}{prefix}"
+    return f"{value:g}"
