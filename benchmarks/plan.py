@@ -1,217 +1,166 @@
-"""Regret realised at a target: plan, sequence and prediction, against what people do at the same cost.
+"""Regret realised at a target in several sizes: a plan and its prediction, against others at its cost.
 
-    python benchmarks/plan.py --worlds 100 --out benchmarks/plan.csv
+    python benchmarks/plan.py --worlds 30 --out benchmarks/plan.csv
 
-Each world has a drift and a valley of one of 18 stored sweeps under rules that should keep the optimum along
-the width (17 do: |α| < 0.2), an optimum that scatters by 0.1 octave, noise of 0.01 nat and a guess of the
-learning rate that is off by an octave. A run costs as much as a GPT-2 of that width. The target is trained
-once, at the value that each way gives, and its regret read off the true valley. Half-widths are of 95 %
-intervals, octaves: as planned, and as predicted after the runs.
+Each world has an exponent of the best learning rate along width, depth, tokens and batch size, a valley,
+scatter of 0.1 octave, noise of 0.01 nat, and a start that is off by an octave. Exponents along the width are
+those of 18 stored sweeps under rules that should keep it, or of 6 without one. A run costs its FLOPs. The
+plan is swept as `mup-tpu ask` and `tell` do; the target is trained once, and its regret read off the true
+valley.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import tyro
 from interval_coverage import linex
-from rich.progress import track
 
-from mup_tpu import plan, predict
-from mup_tpu.analysis import check_table
-from mup_tpu.analysis.cost import run_cost
-from mup_tpu.analysis.design import first_batch, next_batch, why_stop
-from mup_tpu.analysis.looks import Question, take_look
-from mup_tpu.config import Trial
-from mup_tpu.errors import MupTpuError
-from mup_tpu.models import training_flops
+from mup_tpu import plan
+from mup_tpu.analysis.planned import predict_planned
+from mup_tpu.cli.study import keep_plan
+from mup_tpu.store import load_runs
+from mup_tpu.study.study import load_study
+from mup_tpu.tuning.plan import Plan
+from mup_tpu.tuning.target import Values
 
-DRIFTS = (
-    (-1.12, 0.033), (-0.08, 0.025), (-0.08, 0.027), (-0.08, 0.110), (-0.06, 0.022), (-0.05, 0.020),
-    (-0.04, 0.033), (-0.03, 0.033), (-0.03, 0.033), (-0.02, 0.031), (0.00, 0.031), (0.00, 0.097),
-    (0.02, 0.031), (0.04, 0.077), (0.04, 0.138), (0.10, 0.071), (0.17, 0.118), (0.19, 0.118),
+KEPT = (
+    -1.12, -0.08, -0.08, -0.08, -0.06, -0.05, -0.04, -0.03, -0.03, -0.03, -0.02, 0.0, 0.0, 0.02, 0.04, 0.04,
+    0.10, 0.17, 0.19,
 )  # fmt: skip
-"""Drift exponent and curvature (nat per octave²) of each sweep."""
+"""Exponents along the width under rules that should keep the optimum."""
+FREE = (-1.05, -0.98, -0.92, -0.84, -0.78, -0.7)
+"""Exponents along the width in SP."""
+CURVATURES = (0.02, 0.03, 0.03, 0.04, 0.05, 0.08, 0.11)
+"""nat per octave²."""
 SCATTER, NOISE = 0.1, 0.01
-UNIT = training_flops(Trial().replace(width=64), 256)
-
-
-def cost(width: float) -> float:
-    """Cost of a run, in runs of width 64."""
-    return training_flops(Trial().replace(width=int(width)), 256) / UNIT
 
 
 class World:
-    """Losses at any width and learning rate, and what was paid for them."""
+    """Losses of runs of any sizes and learning rate."""
 
-    def __init__(self, generator: np.random.Generator, target: int) -> None:
-        self.generator, self.target = generator, target
-        self.alpha, self.curvature = DRIFTS[generator.integers(len(DRIFTS))]
+    def __init__(self, generator: np.random.Generator, made: Plan, rule: str) -> None:
+        self.generator, self.made = generator, made
+        self.exponents = {
+            "width": float(generator.choice(KEPT if rule else FREE)),
+            "depth": float(generator.normal(-0.1, 0.25)),
+            "tokens": float(generator.uniform(-0.5, 0.1)),
+            "batch": float(generator.uniform(0.0, 0.6)),
+        }
+        self.curvature = float(generator.choice(CURVATURES))
         self.asymmetry = float(generator.choice([-1, 1]) * generator.uniform(0.1, 0.35))
-        self.guess = -6.0 + generator.normal()
-        self.shocks: dict[float, float] = {}
-        self.paid = self.planned = 0.0
-        self.half_width = math.nan
-        """As planned."""
+        self.start = math.log2(made.rates[len(made.rates) // 2]) + generator.normal()
+        self.shocks: dict[tuple[tuple[str, float], ...], float] = {}
+        self.paid = 0.0
 
-    def optimum(self, width: float) -> float:
+    def optimum(self, values: Values) -> float:
         """log2 of the best learning rate."""
-        if width not in self.shocks:
-            self.shocks[width] = SCATTER * self.generator.standard_normal()
-        return -6.0 + self.alpha * math.log2(width / 64) + self.shocks[width]
+        goal = self.made.goal
+        sizes, first = goal.sizes(values), goal.sizes(self.made.steps[0].values)
+        key = tuple(sorted(sizes.items()))
+        if key not in self.shocks:
+            self.shocks[key] = SCATTER * self.generator.standard_normal()
+        moved = sum(a * math.log2(sizes[n] / first[n]) for n, a in self.exponents.items())
+        return self.start + moved + self.shocks[key]
 
-    def rise(self, width: float, x: float) -> float:
+    def rise(self, values: Values, x: float) -> float:
         """Regret of a value, nat."""
-        return min(self.curvature * float(linex(x - self.optimum(width), self.asymmetry)), 3.0)
+        return min(self.curvature * float(linex(x - self.optimum(values), self.asymmetry)), 3.0)
 
-    def run(self, width: float, x: float) -> float:
+    def run(self, values: Values, x: float) -> float:
         """Loss of a run."""
-        self.paid += cost(width)
-        loss = 2.5 - 0.05 * math.log2(width / 64) + self.rise(width, x)
-        return loss + NOISE * float(self.generator.standard_normal())
+        self.paid += self.made.goal.flops(values)
+        return 2.5 + self.rise(values, x) + NOISE * float(self.generator.standard_normal())
 
 
-Value = tuple[float, float, float]
-"""log2 of the value at the target, and its 95 % interval; nan where there is none."""
+def planned(world: World, folder: Path) -> tuple[pd.DataFrame, float, float, float]:
+    """Sweep the plan; returns its rows, and the prediction with its 95 % interval."""
+    file = folder / "plan.toml"
+    file.write_text(world.made.toml())
+    study, _ = load_study(file, str(folder / "runs"))
+    keep_plan(file, study)
+    names = world.made.goal.values
+    while trials := study.ask(100, until_settled=True):
+        for trial in trials:
+            values = {name: trial.values.get(name, names[name]) for name in names}
+            study.tell(trial, world.run(values, math.log2(trial.values["learning_rate"])))
+    found = predict_planned(study.folder)
+    assert found is not None
+    return load_runs(study.folder), found.x, *found.interval
 
 
-def plan_alone(world: World, budget: float) -> Value:
-    """Plan, buy its runs alone, predict."""
-    return planned(world, budget, alone=True)
+def by_hand(world: World, rows: pd.DataFrame) -> float:
+    """Power law through the best value of each of the plan's sizes, by least squares."""
+    goal, names = world.made.goal, world.made.changing
+    at, best = [], []
+    for values, runs in rows.groupby(names):
+        means = runs.groupby("learning_rate")["loss"].mean()
+        sizes = goal.sizes(dict(goal.values) | dict(zip(names, map(int, values), strict=True)))
+        at.append([1.0, *(math.log2(size) for size in sizes.values())])
+        best.append(math.log2(float(means.idxmin())))
+    weights = np.linalg.lstsq(np.array(at), np.array(best), rcond=None)[0]
+    return float(weights @ [1.0, *(math.log2(size) for size in goal.sizes(goal.values).values())])
 
 
-def planned(world: World, budget: float, alone: bool = False) -> Value:
-    """Plan, buy its runs and then seeds, look by look within the budget, predict."""
-    found = plan(f"width={world.target}", budget * UNIT, Trial())
-    world.half_width, world.planned = found.half_width, found.cost / UNIT
-    widths = [int(w) for w in found.sweep.scale_axis.values]
-    centre = round(world.guess)
-    batch = first_batch("mup", widths[0], [float(centre + k) for k in range(-4, 4)])
-    rows: list[dict[str, float | str | int]] = []
-    question, taken = Question(planned=tuple(map(float, widths))), None
-    for purchase in itertools.count(1):
-        if world.paid + sum(cell.runs * cost(cell.scale) for cell in batch.cells) > budget:
-            break
-        for cell in batch.cells:
-            seeds = sum(row["width"] == cell.scale and row["lr"] == 2.0**cell.x for row in rows)
-            rows += [
-                {
-                    "width": cell.scale, "lr": 2.0**cell.x, "seed": seeds + k, "purchase": purchase,
-                    "loss": world.run(cell.scale, cell.x), "parametrization": "mup",
-                }
-                for k in range(cell.runs)
-            ]  # fmt: skip
-        table = check_table(pd.DataFrame(rows))
-        taken = take_look(table.runs, question, taken)
-        is_seen = len({row["width"] for row in rows}) == len(widths)
-        if taken.decision != "INCONCLUSIVE" or (alone and is_seen):
-            break
-        batch = next_batch("mup", taken.evidence, run_cost(table), question)
-        if why_stop(taken, batch, question):
-            break
-    try:
-        made = predict(pd.DataFrame(rows), f"width={world.target}").predictions[0]
-    except MupTpuError:
-        best = min(rows, key=lambda row: (-float(row["width"]), float(row["loss"])))
-        return math.log2(float(best["lr"])), math.nan, math.nan
-    return made.x, *made.interval
+def copied(world: World, budget: float, shrinks: tuple[str, ...], start: float) -> float:
+    """Best of 9 values an octave apart, at the largest proxy whose grid the budget pays."""
+    goal, target = world.made.goal, world.made.goal.sizes(world.made.goal.values)
+    proxies = [
+        goal.values_at({n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / 20) for n in shrinks})
+        for i in range(20)
+    ]
+    paid = [values for values in proxies if 9 * goal.flops(values) <= budget]
+    values = paid[-1] if paid else proxies[0]
+    grid = [start + k - 4 for k in range(9)]
+    return grid[int(np.argmin([world.run(values, x) for x in grid]))]
 
 
-def grid(world: World, width: int, step: float, points: int, seeds: int) -> Value:
-    """Best mean of a grid around the guess, copied."""
-    at = [world.guess + (k - points // 2) * step for k in range(points)]
-    means = [np.mean([world.run(width, x) for _ in range(seeds)]) for x in at]
-    return at[int(np.argmin(means))], math.nan, math.nan
-
-
-def largest(budget: float, runs: int, target: int) -> int:
-    """Width of the largest proxy whose runs fit a budget."""
-    widths = [w for w in (64, 128, 256, 512, 1024, 2048) if w < target and runs * cost(w) <= budget]
-    return max(widths, default=64)
-
-
-def proxy_grid(world: World, budget: float) -> Value:
-    """9 values half an octave apart, at least 3 seeds each, at the largest proxy that fits."""
-    width = largest(budget, 27, world.target)
-    return grid(world, width, 0.5, 9, int(budget / (9 * cost(width))))
-
-
-def plan_copied(world: World, budget: float) -> Value:
-    """The same grid at the cost of the plan alone."""
-    return proxy_grid(world, plan(f"width={world.target}", budget * UNIT, Trial()).cost / UNIT)
-
-
-def half_on_the_largest(world: World, budget: float) -> Value:
-    """7 values an octave apart at the largest proxy that half of the budget pays."""
-    return grid(world, largest(budget / 2, 7, world.target), 1.0, 7, 1)
-
-
-def at_the_target(world: World, budget: float) -> Value:
-    """Grid at the target itself, an octave apart, as large as the budget pays; at least one value."""
-    return grid(world, world.target, 1.0, min(9, max(1, int(budget / cost(world.target)))), 1)
-
-
-WAYS: dict[str, Callable[[World, float], Value]] = {
-    "plan, sequence, prediction": planned,
-    "plan alone, prediction": plan_alone,
-    "proxy on a 9 × 3 grid at the cost of the plan alone, copied": plan_copied,
-    "proxy on a 9 × 3 grid, copied": proxy_grid,
-    "half the budget on the largest proxy, copied": half_on_the_largest,
-    "grid at the target": at_the_target,
-}
-
-
-def main(
-    worlds: int = 100,
-    targets: tuple[int, ...] = (1024, 4096),
-    budget: float = 600.0,
-    out: Path | None = None,
-) -> None:
-    """Print regret, share inside the interval, half-widths and costs of each way.
+def main(worlds: int = 30, params: tuple[str, ...] = ("300M", "1.3B"), out: Path | None = None) -> None:
+    """Print regret, share inside the interval and costs of each way.
 
     Args:
-        worlds: Worlds of each target.
-        targets: Widths of targets.
-        budget: Cost that each way may take, in runs of width 64.
-        out: File for the table.
+        worlds: worlds of each target, half of them under a rule that claims the width.
+        params: sizes of the targets.
+        out: file for the table.
     """
-    rows = []
-    for target, number in track([*itertools.product(targets, range(worlds))], "worlds"):
-        for way, take in WAYS.items():
-            world = World(np.random.default_rng([number, target]), target)
-            truth = world.optimum(target)
-            x, low, high = take(world, budget)
-            inside = float(low <= truth <= high) if math.isfinite(low) else math.nan
-            plans = {"planned": world.half_width, "half_width": (high - low) / 2, "inside": inside}
-            costs = {"planned_cost": world.planned or math.nan, "cost": world.paid}
-            case = {"worlds": "keeps" if abs(world.alpha) < 0.2 else "drifts", "target": target, "way": way}
-            rows.append(case | {"regret": world.rise(target, x)} | plans | costs)
-    found = pd.DataFrame(rows)
-    keeps = found[found["worlds"] == "keeps"]
-    table = (
-        pd.concat([found.assign(worlds="all"), keeps])
-        .groupby(["worlds", "target", "way"], sort=False)
-        .agg(
-            n=("regret", "size"),
-            regret=("regret", "mean"),
-            median=("regret", "median"),
-            worst=("regret", lambda r: float(np.quantile(r, 0.95))),
-            planned=("planned", "median"),
-            half_width=("half_width", "median"),
-            inside=("inside", "mean"),
-            planned_cost=("planned_cost", "mean"),
-            cost=("cost", "mean"),
-        )
-        .round(4)
-    )
-    print(table.to_string())
+    rows: list[dict[str, Any]] = []
+    for size, rule in itertools.product(params, ("mup", "")):
+        made = plan(f"params={size}", 1e22, rule=rule or None)
+        for number in range(worlds // 2):
+            world = World(np.random.default_rng([number, len(size), len(rule)]), made, rule)
+            goal = made.goal
+            with tempfile.TemporaryDirectory() as folder:
+                stored, x, low, high = planned(world, Path(folder))
+            cost, truth = world.paid, world.optimum(goal.values)
+            near = world.start + world.generator.normal()
+            ways = {
+                "plan, prediction": x,
+                "the plan's sizes, law by hand": by_hand(world, stored),
+                "ladder, copied": copied(world, cost, goal.shrinks, near),
+                "ladder, half the cost, copied": copied(world, cost / 2, goal.shrinks, near),
+                "width alone, copied": copied(world, cost, ("width",), near),
+            }
+            for way, taken in ways.items():
+                inside = float(low <= truth <= high) if way.startswith("plan,") else math.nan
+                case = {"target": size, "rule": rule or "none", "way": way, "inside": inside}
+                case |= {"regret": world.rise(goal.values, taken), "planned": made.regret}
+                rows.append(case | {"cost": cost / made.target_cost, "half_width": (high - low) / 2})
+    table = pd.DataFrame(rows)
+    groups = table.groupby(["target", "rule", "way"], sort=False)
+    summary = groups.agg(
+        n=("regret", "size"), regret=("regret", "mean"), median=("regret", "median"),
+        worst=("regret", lambda r: float(np.quantile(r, 0.95))), inside=("inside", "mean"),
+        planned=("planned", "mean"), half_width=("half_width", "median"), cost=("cost", "mean"),
+    ).round(4)  # fmt: skip
+    print(summary.to_string())
     if out is not None:
-        table.to_csv(out)
+        summary.to_csv(out)
 
 
 if __name__ == "__main__":

@@ -67,17 +67,24 @@ class JointTrend:
         return weight_K / weight_K.sum(), mean_KA, np.tile(tau_T, len(weights)), covariance_K
 
     @cached_property
-    def _posterior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return weight, mean and variance of the optimum at the target in each set."""
-        weight_K, mean_KA, tau_K, whole_K = self._sets
+    def _known(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inverse covariance of the optima (K × S × S), and their distance from the prior (K × S).
+
+        Distances are from the last cell's optimum, so that the flat β₀ costs no digits.
+        """
+        _, mean_KA, tau_K, whole_K = self._sets
         error2_S = np.maximum(self.error_S, _LEAST_ERROR) ** 2
         noise_KSS = (error2_S + tau_K[:, None] ** 2)[:, :, None] * np.eye(len(error2_S))
-        inverse_KSS = np.linalg.inv(_FLAT + whole_K[:, :-1, :-1] + noise_KSS)
-        # Numbers near one cell's optimum keep the flat β₀ from costing digits.
-        origin = float(self.x_S[-1]) if len(self.x_S) else 0.0
-        away_KS = self.x_S - origin - mean_KA @ self.octaves_SA.T
+        away_KS = self.x_S - self.x_S[-1] - mean_KA @ self.octaves_SA.T
+        return np.linalg.inv(_FLAT + whole_K[:, :-1, :-1] + noise_KSS), away_KS
+
+    @cached_property
+    def _posterior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return weight, mean and variance of the optimum at the target in each set."""
+        weight_K, _, tau_K, whole_K = self._sets
+        inverse_KSS, away_KS = self._known
         across_KS = _FLAT + whole_K[:, -1, :-1]
-        mean_K = origin + np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, away_KS)
+        mean_K = self.x_S[-1] + np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, away_KS)
         gained_K = np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, across_KS)
         variance_K = np.maximum(_FLAT + whole_K[:, -1, -1] + tau_K**2 - gained_K, 1e-8)
         chi2_K = np.einsum("ks,kst,kt->k", away_KS, inverse_KSS, away_KS)
@@ -114,12 +121,7 @@ class JointTrend:
 
     def exponents(self) -> list[tuple[float, float]]:
         """Return mean and standard deviation of each scale's mean slope between its cells and the target."""
-        weight_K, _, _ = self._posterior
-        _, mean_KA, tau_K, whole_K = self._sets
-        error2_S = np.maximum(self.error_S, _LEAST_ERROR) ** 2
-        noise_KSS = (error2_S + tau_K[:, None] ** 2)[:, :, None] * np.eye(len(error2_S))
-        inverse_KSS = np.linalg.inv(_FLAT + whole_K[:, :-1, :-1] + noise_KSS)
-        away_KS = self.x_S - self.x_S[-1] - mean_KA @ self.octaves_SA.T
+        mean_KA, (weight_K, *_), (inverse_KSS, away_KS) = self._sets[1], self._posterior, self._known
         slopes = []
         for a in range(len(self.priors)):
             far = float(self.octaves_SA[:, a].min())

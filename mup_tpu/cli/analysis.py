@@ -177,7 +177,9 @@ def predict(
     from mup_tpu.cli.results import open_results
     from mup_tpu.words.predictions import predictions_to_dict
 
-    if (planned := _predict_planned(path, at, json)) is not None:
+    if (planned := predict_planned_folder(path, at, json)) is not None:
+        if figures or keep or best_over:
+            raise ConfigError("the folder holds a plan, whose prediction takes no figures, keep or best_over")
         for line in planned:
             Console().write(line) if json else Console().print(line)
         return
@@ -205,7 +207,7 @@ def predict(
     _print_figures(written)
 
 
-def _predict_planned(path: str, at: Sequence[str], json: bool) -> list[str] | None:
+def predict_planned_folder(path: str, at: Sequence[str], json: bool) -> list[str] | None:
     """Return the prediction for the target of a folder's plan, in words or JSON; None without a plan.
 
     `at` gives other sizes than the target's; a size that the plan does not follow is left to its table.
@@ -214,8 +216,8 @@ def _predict_planned(path: str, at: Sequence[str], json: bool) -> list[str] | No
     from mup_tpu.config.values import as_number
     from mup_tpu.words.plans import planned_optimum
 
-    if path.endswith((".csv", ".parquet", ".tsv", ".json", ".jsonl")) or ":" in path:
-        return None
+    if path.endswith((".csv", ".parquet", ".tsv", ".json", ".jsonl")) or ":" in path.replace("://", ""):
+        return None  # a table, or a tracker such as mlflow:NAME
     planned = Planned.load(path)
     sizes = {n.strip(): as_number(v) for text in at for n, _, v in [text.partition("=")]}
     if planned is None or not {*sizes} <= {*planned.follows} or None in sizes.values():

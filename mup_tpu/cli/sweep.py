@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from mup_tpu.cli.analysis import show
+from mup_tpu.cli.analysis import predict_planned_folder, show
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions, keep_plan
 from mup_tpu.cli.table import TableOptions
@@ -156,9 +156,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
 
 def _show(folder: str, options: TableOptions = TableOptions()) -> None:
     """Print the prediction of a planned folder, else the optima, figures and verdict."""
-    from mup_tpu.cli.analysis import _predict_planned
-
-    if (planned := _predict_planned(folder, (), json=False)) is None:
+    if (planned := predict_planned_folder(folder, (), json=False)) is None:
         show(folder, options)
     for line in planned or ():
         Console().print(line)

@@ -185,9 +185,9 @@ class Plan:
         if len(names) == 1:
             top["scale"] = {names[0]: [point[names[0]] for point in points]}
         else:
-            top["measured_by"] = "log2_work"
+            top["measured_by"] = "compute"
             for point, step in zip(points, self.steps, strict=True):
-                point["log2_work"] = self.goal.log2_work(step.values)
+                point["compute"] = self.goal.compute(step.values)
             ladder = "".join(f"\n[[ladder]]\n{write_values(point)}" for point in points)
         same = {name: value for name, value in self.goal.values.items() if name not in names}
         settings = dict(self.goal.settings) | same
@@ -350,7 +350,7 @@ def planned_of(
         fix = {str(name): float(value) for name, value in table.get("fix", {}).items()}
         cells = []
         for point in points:
-            known = {name: value for name, value in point.items() if name != "log2_work"}
+            known = {name: value for name, value in point.items() if name != "compute"}
             at = {field_column(name) if base is not None else name: value for name, value in known.items()}
             cells.append((at, goal.sizes(known)))
         return Planned(columns, goal.shrinks, goal.sizes(values), tuple(cells), str(table["rule"]), fix)
@@ -511,7 +511,7 @@ def _design(
     pool, seen, least = list[Step](), set[float](), goal.steps(goal.values_at(goal.floors))[0]
     for sizes in (*rungs, *apart):
         values = goal.values_at(sizes)
-        work = goal.log2_work(values)
+        work = goal.compute(values)
         is_short = goal.steps(values)[0] < 0.9 * least  # mostly warm-up
         if values == goal.values or work in seen or is_short:
             continue

@@ -188,9 +188,14 @@ class Goal:
         known = {n: v for n, v in {**self.values, **values}.items() if isinstance(v, int | float)}
         return float(math.prod(v ** (2 if kind_of(n) == "width" else 1) for n, v in known.items()))
 
-    def log2_work(self, values: Mapping[str, Any]) -> float:
-        """Return log2 of a run's work, by which a study orders its sizes; the steps part equal ones."""
-        return round(math.log2(self.work(values)) + 1e-3 * math.log2(max(1, self.steps(values)[0])), 6)
+    def compute(self, values: Mapping[str, Any]) -> float:
+        """Return a run's work, PFLOP where it is FLOP, by which a study orders its sizes.
+
+        A millionth for each octave of steps parts equal ones.
+        """
+        unit = 1e15 if math.isfinite(self.flops(values)) else 1.0
+        apart = 1 + 1e-6 * math.log2(max(1, self.steps(values)[0]))
+        return float(f"{self.work(values) / unit * apart:.9g}")
 
     def steps(self, values: Mapping[str, Any]) -> tuple[int, int]:
         """Return the steps and layers of a run; 0 steps where they are not known."""
@@ -336,7 +341,7 @@ def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings:
     both = {"steps", "batch"} <= {*values, *rest}
     if both and "steps" in values:
         least = floors.pop("steps")
-        floors["tokens"] = least * floors.get("batch", float(rest.get("batch", values.get("batch", 1))))
+        floors["tokens"] = least * floors.get("batch", float({**values, **rest}["batch"]))
     goal = Goal(values, tuple(floors), floors, units=units, settings=rest)
     whole_sizes = goal.sizes(values)
     shrinks = tuple(name for name in floors if whole_sizes[name] >= 2 * floors[name])

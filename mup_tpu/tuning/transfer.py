@@ -22,6 +22,7 @@ import pandas as pd
 
 from mup_tpu import data
 from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import predict_analysis
 from mup_tpu.analysis.scores import Score, score, to_keep
 from mup_tpu.analysis.targets import Target as At
@@ -36,6 +37,8 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import StoredAxes, is_search, load_axes, load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.tuning.runner import Corpora
+from mup_tpu.tuning.target import Goal
+from mup_tpu.words.plans import planned_optimum
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.verdicts import score as score_sentence
 
@@ -338,7 +341,14 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
         source = known_trial(largest.loc[means.idxmin()].to_dict(), path)
         values, why, choice = configured(source.trial), why_not, None
         compared = str(values[axes.compare.column])
-        if analysis is not None:
+        if (planned := Planned.load(path)) is not None and {*fields} <= {*axes.scale.fields}:
+            sizes_there = Goal(fields, planned.follows, {}, base=source.trial).sizes(fields)
+            optimum = predict_planned(path, sizes_there)
+            assert optimum is not None
+            trial = source.trial.replace(learning_rate=2.0**optimum.x)
+            words = "\n  ".join(planned_optimum(optimum))
+            choice = Choice(KnownTrial(trial, source.loss), words, True)
+        elif analysis is not None:
             only = tuple(result for result in analysis.results if result.compared == compared)
             if not set(fields) <= set(axes.scale.fields):
                 why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"

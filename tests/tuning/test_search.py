@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -368,22 +367,6 @@ def test_a_kill_between_row_and_log_line_costs_no_trial(search, tmp_path):
     pd.testing.assert_frame_equal(load_runs(tmp_path), stored)
 
 
-@pytest.mark.nightly
-def test_ctrl_c_twice_ends_at_once(search_file, tmp_path):
-    results = tmp_path / "results"
-    process = start_search(search_file, results, "--num-samples", "2", "--evaluations", "3")
-    wait_for(process, lambda: list(results.glob("logs/*")))
-    os.kill(process.pid, signal.SIGINT)
-    for line in process.stdout:  # two signals at once would count as one
-        if "stopping" in line:
-            break
-    os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "go on with" not in output
-    assert "Traceback" not in output
-
-
 @pytest.mark.slow
 def test_sigterm_ends_a_search_with_checkpoints_and_its_own_exit_code(search_file, tmp_path):
     results = tmp_path / "results"
@@ -494,55 +477,6 @@ def test_a_trial_whose_process_dies_or_hangs_goes_on_from_its_checkpoint_or_has_
         assert word in runs.query("status == 'failed'")["reason"].item()
 
 
-@pytest.fixture
-def full_disk(tmp_path):
-    """Folder on a disk of 2 MB, which can be filled."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-@pytest.mark.nightly
-def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(search_file, full_disk, capfd):
-    results, filler = full_disk / "results", full_disk / "filler"
-    stored = []
-    options = ("--num-samples", "2", "--scheduler", "none", "--max-concurrent", "1", "--evaluations", "4")
-    options += ("--max-failures", "0")
-    log = results / "search.jsonl"
-
-    def fill():
-        """Fill the disk once the first of two trials has ended."""
-        deadline = time.monotonic() + 240
-        while not (log.exists() and '"ended"' in log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        stored.append(load_runs(results))
-        with contextlib.suppress(OSError), filler.open("wb") as file:
-            while True:
-                file.write(b"0" * 4096)
-                file.flush()
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    with pytest.raises(SystemExit, match="^2$"):
-        main(["search", str(search_file), "--results", str(results), *options])
-    thread.join()
-    (before,) = stored
-    output = "".join(capfd.readouterr())
-    assert "No space left on device" in output
-    assert "Traceback" not in output
-    assert load_runs(results)["trial_id"].tolist() == before["trial_id"].tolist()
-
-    filler.unlink()
-    main(["search", str(search_file), "--results", str(results), *options, "--resume"])
-    runs = load_runs(results)
-    assert runs["status"].tolist() == ["finished"] * 2
-    assert set(before["trial_id"]) <= set(runs["trial_id"])
-
-
 def test_two_searches_do_not_write_one_folder(search, tmp_path):
     with (
         Folder(tmp_path).locked("search.lock"),
@@ -556,26 +490,15 @@ def test_two_searches_do_not_write_one_folder(search, tmp_path):
     [
         (lambda tiny: Search("x", tiny, {}), "space of the search is empty"),
         (lambda tiny: Search("x", tiny, {"lr": Domain(low=0.1, high=1)}), "space of lr: unknown key"),
-        (
-            lambda tiny: Search("x", tiny, {"warmup": Domain("uniform", 0.0, 40)}),
-            "of warmup: warmup 40",
-        ),
+        (lambda tiny: Search("x", tiny, {"warmup": Domain("uniform", 0.0, 40)}), "of warmup: warmup 40"),
         (lambda tiny: Domain("loguniform", 0.0, 1.0), "low 0 of a loguniform is not above 0"),
         (lambda tiny: Domain("uniform", 2.0, 1.0), "low 2 is not below high 1"),
         (lambda tiny: Domain("choice"), "values of a choice are empty"),
-        (
-            lambda tiny: SearchOptions(budget="soon"),
-            "budget 'soon' is not a time",
-        ),
+        (lambda tiny: SearchOptions(budget="soon"), "budget 'soon' is not a time"),
         (lambda tiny: SearchOptions(grace=0), "grace 0 is not allowed: it must be above 0"),
         (lambda tiny: SearchOptions(num_samples=0), "num_samples 0 is not allowed"),
     ],
-)
+)  # fmt: skip
 def test_bad_searches_are_refused_in_one_sentence(make, sentence, tiny):
     with pytest.raises(ConfigError, match=sentence):
         make(tiny)
-
-
-def test_budgets():
-    budgets = [SearchOptions(budget=t).seconds for t in (None, "90s", "1.5m", "14 min", "2h")]
-    assert budgets == [None, 90, 90, 840, 7200]

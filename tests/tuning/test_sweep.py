@@ -16,7 +16,6 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.analysis import analyze, load_table
 from mup_tpu.cli import main
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
@@ -301,17 +300,6 @@ def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
     assert len(load_runs(tmp_path)) == 1
     elsewhere = dataclasses.replace(sweep, learning_rates=(0.02,), num_seeds=2)
     assert run_sweep(elsewhere, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True)) == {"finished": 2}
-
-
-@pytest.mark.slow
-def test_a_sweep_over_the_length_of_training_is_analysed(tiny, tmp_path):
-    """Warm-up is a share of the steps, so its length changes along the scale."""
-    sweep = Sweep("x", tiny, scale=Axis("steps", (10, 20, 40)), learning_rates=(0.003, 0.01, 0.03))
-    assert run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True)) == {"finished": 9}
-    assert load_runs(tmp_path).groupby("steps_planned")["warmup_steps"].first().tolist() == [2, 4, 8]
-    (result,) = analyze(load_table(tmp_path)).results
-    assert [curve.scale for curve in result.curves] == [10, 20, 40]
-    assert not run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
 
 
 def test_trials_that_halving_stopped_are_trained_whole_without_it(tiny, tmp_path):
