@@ -185,14 +185,15 @@ def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
         assert largest["sp"] > 0.8
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/first_sweep.md"])
-def test_the_first_pages_open_with_the_stored_verdicts(page):
+@pytest.mark.parametrize(
+    ("page", "sweep"), [("README.md", "lr_transfer"), ("docs/tutorials/first_sweep.md", "quickstart")]
+)
+def test_the_first_pages_open_with_the_stored_verdicts(page, sweep):
     text = (RESULTS.parent / page).read_text(encoding="utf-8")
     for mark, plain in (("**", ""), ("\\*", "*"), ("−", "-"), ("μP:", "mup:"), ("SP:", "sp:")):
         text = text.replace(mark, plain)
     top = text.partition("\n## Where to")[0] if page == "README.md" else text.partition("\n## 2.")[0]
-    stored = json.loads((RESULTS / "quickstart" / "figures" / "analysis.json").read_text())
-    for result in stored["results"]:
+    for result in json.loads((RESULTS / sweep / "figures" / "analysis.json").read_text())["results"]:
         assert result["verdict"]["sentence"] in top
 
 
