@@ -57,7 +57,7 @@ Names = Annotated[
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 # Name of a kind of device, and of its module in `mup_tpu.devices`
-DeviceName = Literal["cpu", "cuda", "xla"]
+DeviceName = Literal["cpu", "cuda", "tpu", "xla"]
 DEVICES: tuple[str, ...] = get_args(DeviceName)
 
 
@@ -66,7 +66,8 @@ class RunOptions:
     """Options for running a trial; none changes its result beyond float reassociation."""
 
     device: Literal["auto", DeviceName] = "auto"
-    """Device to train on; "auto" takes a CUDA GPU if there is one. "xla" is TPUs, through torch_xla."""
+    """Device to train on; "auto" takes a CUDA GPU if there is one. TPUs are "tpu" through TorchTPU, and "xla"
+    through torch_xla."""
     mesh: str = "auto"
     """Split of a pack over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
     placement: Literal["host", "chip", "slice"] = "host"
@@ -92,6 +93,8 @@ class RunOptions:
     """Fields that halving compares; a sweep sets the fields of its tuned axis."""
     checkpoint_every: int = described(0, least=0)
     """Steps between checkpoints, written while training goes on; 0 writes none."""
+    mix: bool = False
+    """Add runs of this device to a results folder that holds runs of another kind of device."""
 
     def __post_init__(self) -> None:
         require_valid(self)

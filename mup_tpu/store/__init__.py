@@ -11,12 +11,12 @@ from mup_tpu.store.runs import (
     load_axes,
     load_curves,
     load_header,
-    load_precisions,
     load_runs,
+    load_values,
 )  # fmt: skip
 
 __all__ = [
     "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Condition", "Store", "StoredAxes", "StoredAxis",
-    "done_of", "is_search", "load_axes", "load_curves", "load_header", "load_precisions", "load_runs",
+    "done_of", "is_search", "load_axes", "load_curves", "load_header", "load_runs", "load_values",
     "results_folder",
 ]  # fmt: skip

@@ -261,11 +261,11 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     return runs.sort_values(order, ignore_index=True)
 
 
-def load_precisions(path: str | os.PathLike[str]) -> list[str]:
-    """Load the precisions of the runs in a results folder; none if it is new."""
+def load_values(path: str | os.PathLike[str], column: str) -> list[str]:
+    """Load the different values of a column in a results folder; none if it is new."""
     folder = results_folder(path)
     runs = tables.read_table(folder, "runs", load_header(path).columns)
-    return [] if "precision" not in runs else sorted(runs["precision"].dropna().unique())
+    return [] if column not in runs else sorted(runs[column].dropna().unique())
 
 
 def load_header(path: str | os.PathLike[str]) -> Header:

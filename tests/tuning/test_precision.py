@@ -1,5 +1,6 @@
 """Precision "auto": the folder's, else the device's; rows and ids hold what it became."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,10 +10,13 @@ from rich.console import Console
 
 from mup_tpu.cli import main
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, write_sweep
 from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError
-from mup_tpu.store.runs import load_precisions, load_runs
+from mup_tpu.store import Store
+from mup_tpu.store.runs import load_runs, load_values
+from mup_tpu.tuning.runner import refuse_another_device
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -64,7 +68,7 @@ def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
     until = SequenceOptions(until_settled=True, budget="2s")
     ended = run_until_settled(sweep, str(tmp_path), until, SweepOptions(), CPU, console)
     assert "precision bf16: this CPU has avx512_bf16" in console.export_text()
-    assert not ended or load_precisions(tmp_path) == ["bf16"]
+    assert not ended or load_values(tmp_path, "precision") == ["bf16"]
 
 
 def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, capsys):
@@ -76,9 +80,30 @@ def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, cap
     main(["sweep", str(file), "--results", results, "--dry-run"])
     assert "precision bf16: this CPU has avx512_bf16" in capsys.readouterr().out
     main(["train", "--precision", "auto", "--results", results, "--device", "cpu", *_options(tiny)])
-    assert load_precisions(results) == ["bf16"]
+    assert load_values(results, "precision") == ["bf16"]
     main(["transfer", results, "--at", "width=64", "--device", "cpu", "--compare", "mup"])
-    assert load_precisions(f"{results}_transfer") == ["bf16"]
+    assert load_values(f"{results}_transfer", "precision") == ["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "device", "refused"),
+    [
+        ("xla:CPU", "cpu", "holds runs of xla, and losses of devices drift apart; give --mix"),
+        ("NVIDIA H100", "cpu", "holds runs of cuda"),
+        ("cpu", "xla", "holds runs of cpu"),
+        ("xla:TPU", "tpu", "holds runs of xla"),
+        ("cpu", "cpu", None),
+        ("tpu:v4", "tpu", None),
+    ],
+)
+def test_a_folder_holds_runs_of_one_kind_of_device_unless_they_may_mix(stored, device, refused, tmp_path):
+    Store(tmp_path, "x").append(
+        [configured(Trial()) | {"trial_id": "a", "status": "finished", "loss": 1.0, "device": stored}]
+    )
+    with pytest.raises(ConfigError, match=refused) if refused else contextlib.nullcontext():
+        refuse_another_device(str(tmp_path), RunOptions(device=device))
+    refuse_another_device(str(tmp_path), RunOptions(device=device, mix=True))
+    refuse_another_device(str(tmp_path / "new"), RunOptions(device=device))
 
 
 def _options(trial: Trial) -> list[str]:
