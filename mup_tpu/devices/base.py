@@ -21,7 +21,15 @@ from mup_tpu.errors import ConfigError
 
 # Module of each device, with a function `create`. Modules are imported by these names, at first use, since
 # the room of TPUs stands above this one.
-MODULES = {"cpu": "mup_tpu.devices.cpu", "cuda": "mup_tpu.devices.cuda", "xla": "mup_tpu.tpu.xla"}
+MODULES = {
+    "cpu": "mup_tpu.devices.cpu",
+    "cuda": "mup_tpu.devices.cuda",
+    "xla": "mup_tpu.tpu.xla",
+    "tpu": "mup_tpu.tpu.torchtpu",
+}
+
+# Types of torch devices whose programs XLA compiles
+BY_XLA = ("xla", "tpu")
 
 # How members go through a step: in turns through one module, or stacked as one program
 Execution = Literal["loop", "vmap"]

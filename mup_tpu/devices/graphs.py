@@ -137,7 +137,7 @@ class _Recording:
         self._changed, self._fixed, self._recorder = changed, fixed, recorder
         self._stacks = [torch.empty_like(stack) for stack in stacks]
         self._index = torch.zeros(1, dtype=torch.int64, device=stacks[0].device)
-        self._traced = compile(_trace(step, [changed, fixed, [stack[0] for stack in stacks]], specs))
+        self._traced = compile(trace(step, [changed, fixed, [stack[0] for stack in stacks]], specs))
         self._losses: Tensor | None = None
         self._replay: Callable[[], None] | None = None
         self._warm_ups = 0
@@ -184,7 +184,7 @@ class _Recording:
             return self._one
 
 
-def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
+def trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
     """Trace a step to plain operations on flat tensors, without functorch, autograd or autocast.
 
     Raises:

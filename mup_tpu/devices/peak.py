@@ -48,7 +48,7 @@ class TpuGeneration:
     hbm_gib: int
     """High-bandwidth memory, GiB."""
     devices: int = 1
-    """XLA devices: 2 up to v3, one a core, each with half of the memory."""
+    """XLA devices: 2 of v2, v3 and v7, one a core, each with half of the memory."""
 
     @property
     def device_flops(self) -> float:
@@ -68,6 +68,7 @@ GENERATIONS = {
     "v5e": TpuGeneration(197.0, 16),
     "v5p": TpuGeneration(459.0, 95),
     "v6e": TpuGeneration(918.0, 32),
+    "v7": TpuGeneration(2307.0, 192, devices=2),
 }
 
 
@@ -99,6 +100,7 @@ TPU_TYPES = {
         TpuType("v6e-1", "v6e:1x1", 1),
         TpuType("v6e-4", "v6e:2x2", 4),
         TpuType("v6e-8", "v6e:2x4", 8),
+        TpuType("v7-8", "tpu7x:2x2x1", 8),
     )
 }
 
@@ -129,6 +131,8 @@ def peak_flops(device: Device, precision: str) -> float:
         return gpu_peak_flops(device.name, precision) or math.nan
     if device.name == "xla:TPU" and precision != "float64":
         return tpu_peak_flops(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+    if device.name.startswith("tpu:") and precision != "float64":
+        return tpu_peak_flops(device.name.removeprefix("tpu:"))
     if device.name == "xla:CPU":
         # On a CPU without bfloat16 XLA multiplies in float32; torch's emulation is far slower.
         dtypes = ("bf16", "float32") if precision == "bf16" else (precision,)
@@ -180,7 +184,9 @@ def cpu_bfloat16_units() -> tuple[str, ...] | None:
 
 
 def bfloat16_units(device: str) -> tuple[bool, str]:
-    """Return whether the device "cpu", "cuda" or "xla" has units for bfloat16, and why, in words."""
+    """Return whether the device "cpu", "cuda", "tpu" or "xla" has units for bfloat16, and why, in words."""
+    if device == "tpu":
+        return True, "TPUs multiply bfloat16"
     if device == "xla":
         is_tpu = os.environ.get("PJRT_DEVICE") != "CPU"
         return is_tpu, "TPUs multiply bfloat16" if is_tpu else "XLA's CPU client is no TPU"

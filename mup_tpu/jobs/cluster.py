@@ -48,7 +48,7 @@ from mup_tpu.training.process import handling, host_log
 
 # Module with a function `slots` for a device whose hosts Ray describes by labels. It is imported by this
 # name, at first use, since the room of TPUs stands above this one.
-ROOMS = {"xla": "mup_tpu.tpu.hosts"}
+ROOMS = {"xla": "mup_tpu.tpu.hosts", "tpu": "mup_tpu.tpu.hosts"}
 
 _STARTS = 3  # tries to start Ray on this machine
 _LOOK_EVERY_S = 5.0
@@ -179,10 +179,11 @@ def slots(options: RunOptions) -> Slots:
     Raises:
         ConfigError: the cluster has less than one pack needs, or TPU hosts that cannot be used.
     """
-    on_tpus = options.device == "xla" and os.environ.get("PJRT_DEVICE") != "CPU"
+    on_xla = options.device == "xla"
+    on_tpus = options.device == "tpu" or (on_xla and os.environ.get("PJRT_DEVICE") != "CPU")
     have, threads_each = ray.cluster_resources(), max(1, options.threads)
     environment = {"OMP_NUM_THREADS": str(threads_each), "TOKENIZERS_PARALLELISM": "false"}
-    if options.device == "xla":
+    if on_xla:
         environment |= {n: os.environ[n] for n in ("PJRT_DEVICE", "CPU_NUM_DEVICES") if n in os.environ}
     if on_tpus:
         room = importlib.import_module(ROOMS[options.device]).slots(options, environment)
@@ -190,11 +191,11 @@ def slots(options: RunOptions) -> Slots:
         count = int(min(have.get("GPU", 0), have.get("CPU", 0)))
         room = Slots(count, {"num_cpus": 1, "num_gpus": 1}, "vmap", environment)
     else:
-        execution = "vmap" if options.device == "xla" else "loop"
+        execution = "vmap" if on_xla else "loop"
         count = int(have.get("CPU", 0) // threads_each)
         room = Slots(count, {"num_cpus": threads_each}, execution, environment)
     if room.count < 1:
-        hint = "; PJRT_DEVICE=CPU runs XLA without TPUs" if on_tpus else ""
+        hint = "; PJRT_DEVICE=CPU runs XLA without TPUs" if on_xla else ""
         amounts = _amounts(have, ("CPU", "GPU", "TPU"))
         raise ConfigError(f"one pack asks for {room.needs}, but the Ray cluster has {amounts}{hint}")
     return room

@@ -136,7 +136,7 @@ def visible_gpus() -> list[dict[str, str]]:
 
 def gpu(options: RunOptions) -> str:
     """Return the name of a GPU that packs train on; "" on other devices."""
-    if is_cpu(options) or options.device == "xla":
+    if is_cpu(options) or options.device in ("tpu", "xla"):
         return ""
     from mup_tpu.devices import get_device
 
@@ -165,7 +165,7 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
 
 def start_server(where: SweepOptions, options: RunOptions) -> None:
     """Start the server if a sweep would use it, without waiting for its imports."""
-    if where.on_ray or options.device == "xla" or not CAN_FORK:
+    if where.on_ray or options.device in ("tpu", "xla") or not CAN_FORK:
         return
     # On a machine with GPUs, this process imports torch at the same time to look for them.
     if (options.device != "cpu" and gpus_of_the_machine()) or room(cores(), options)[0] > 1:

@@ -229,7 +229,7 @@ def _check_installed() -> None:
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            message = f"{package} is not installed: pip install '.[tpu-compiler]'"
+            message = f"{package} is not installed: pip install '.[xla-compiler]'"
             raise ConfigError(f"to compile for TPUs, {message}") from None
 
 

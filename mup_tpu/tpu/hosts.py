@@ -57,14 +57,19 @@ def slots(options: RunOptions, environment: dict[str, str]) -> Slots:
     Raises:
         ConfigError: hosts are of an unsupported generation or number of chips; no slice has all its hosts.
     """
+    by_chip = options.placement == "chip" or options.device == "tpu"  # TorchTPU has a process for each chip
+    if options.placement == "slice" and options.device == "tpu":
+        raise ConfigError(
+            "placement 'slice' needs device 'xla': with 'tpu' each chip trains packs of its own"
+        )
     if options.placement == "slice":
         kind, count = kind_of_most_chips()
         # The slice's actor does little. Beside the driver, it survives the loss of a slice.
         driver = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": driver}
         return Slots(count, needs, "vmap", environment, actor=SliceActor, arguments=(kind,))
-    hosts = tpu_hosts()
-    chips = 1 if options.placement == "chip" else chips_of_a_pack(hosts)
+    hosts = tpu_hosts(any_generation=options.device == "tpu")
+    chips = 1 if by_chip else chips_of_a_pack(hosts)
     # Otherwise libtpu would wait for other processes of the host.
     bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": _BOUNDS[chips]}
     count = int(sum(host["Resources"]["TPU"] // chips for host in hosts))
@@ -72,7 +77,7 @@ def slots(options: RunOptions, environment: dict[str, str]) -> Slots:
     return Slots(count, needs, "vmap", environment | bounds, prepare=take_chips)
 
 
-def tpu_hosts() -> list[dict[str, Any]]:
+def tpu_hosts(any_generation: bool = False) -> list[dict[str, Any]]:
     """Return the nodes of the connected cluster with TPU chips.
 
     Raises:
@@ -82,10 +87,11 @@ def tpu_hosts() -> list[dict[str, Any]]:
     for host in hosts:
         # Bounds of v7x have four numbers: torch_xla 2.9 writes four and reads three.
         kind = host["Labels"].get(POD_TYPE, "")
-        if re.match("(v|tpu)7", kind) or "accelerator_type:TPU-V7X" in host["Resources"]:
+        is_v7 = re.match("(v|tpu)7", kind) or "accelerator_type:TPU-V7X" in host["Resources"]
+        if is_v7 and not any_generation:
             raise ConfigError(
-                f"TPU host {_address(host)} is a {kind or 'v7x'}: TPU v7x (Ironwood) is not supported; "
-                "v2, v3, v4, v5e, v5p and v6e are"
+                f"TPU host {_address(host)} is a {kind or 'v7x'}: TPU v7x (Ironwood) is not supported by "
+                "torch_xla; take --device tpu"
             )
     return hosts
 

@@ -290,7 +290,7 @@ def create() -> XlaDevice:
     except ImportError as error:
         raise ConfigError(
             f"device 'xla' is not available: torch_xla cannot be imported ({reason(error)}); "
-            "pip install '.[tpu]'"
+            "pip install '.[xla]'"
         ) from None
     except (RuntimeError, OSError) as error:
         raise ConfigError(

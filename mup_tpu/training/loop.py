@@ -23,6 +23,7 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
+from mup_tpu.devices.base import BY_XLA
 from mup_tpu.devices.peak import bfloat16_units, peak_flops
 from mup_tpu.errors import MupTpuError, StoreError, first_line
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
@@ -203,7 +204,7 @@ class PackRun:
         at = f"goes on from step {done} of {self.total}" if done else f"starts its {self.total} steps"
         size = write_scale("params", self.pack.declaration.total)
         _log.info("%s of %s parameters, %s, %s on %s", name, size, trial_id, at, self.device.name)
-        if trials[0].train.precision == "bf16" and kind != "xla":
+        if trials[0].train.precision == "bf16" and kind not in BY_XLA:
             has_units, why = bfloat16_units(kind)
             if not has_units:
                 _log.warning("precision bf16 is slow: %s", why)

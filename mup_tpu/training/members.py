@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device
+from mup_tpu.devices.base import BY_XLA
 from mup_tpu.internals.torch import compile_function, tree_flatten, tree_unflatten
 from mup_tpu.models import Parameter
 from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
@@ -45,7 +46,7 @@ without such terms compare.
 
 def member_loss(network: nn.Module, vocab_size: int, precision: str, device: torch.device) -> MemberLoss:
     """Return the loss of one member, by a network without weights (`Architecture.network`)."""
-    bf16, by_xla = precision == "bf16", device.type == "xla"
+    bf16, by_xla = precision == "bf16", device.type in BY_XLA
 
     def cross_entropy(logits_BTV: Tensor, tokens_BT1: Tensor) -> Tensor:
         logits_NV, targets_N = logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()

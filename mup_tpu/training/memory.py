@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.devices import Device, Execution
-from mup_tpu.devices.base import ONE_DEVICE, MeshShape
+from mup_tpu.devices.base import BY_XLA, ONE_DEVICE, MeshShape
 from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import declare
 from mup_tpu.models.kernels.attention import choose_form, has_kernel
@@ -61,8 +61,8 @@ def estimate_pack_bytes(
 ) -> int:
     """Estimate the peak memory of training a pack, in bytes on each device, beside the process's own.
 
-    `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda" or "xla". `shards` are
-    the processes that a single trial is split over.
+    `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda", "xla" or "tpu".
+    `shards` are the processes that a single trial is split over.
     """
     data, precision = trial.data, trial.train.precision
     declaration = declare(trial.model, vocab_size, data.sequence_length)
@@ -96,7 +96,7 @@ def estimate_pack_bytes(
         activations = tokens * (layers * a_layer + at_once + evaluation)
         kept_gradients = sums + _CUDA_GRADIENTS[dtype] * gradients
         numbers = _FROM_CUDA * (members * state + training * (kept_gradients + activations))
-    elif kind == "xla" and execution == "vmap":
+    elif kind in BY_XLA and execution == "vmap":
         # XLA allocates gradients as it frees activations.
         form = choose_form(True, data.sequence_length)
         if layers >= SCANNED_FROM:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Execution
+from mup_tpu.devices.base import BY_XLA
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import (
     Declaration,
@@ -154,7 +155,7 @@ class Pack:
 
     @property
     def compiles(self) -> bool:
-        return self._running.compile or self.device.torch_device.type == "xla"
+        return self._running.compile or self.device.torch_device.type in BY_XLA
 
     def _place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Place stacked tensors on the device, filled up to R rows with copies of the last."""
@@ -251,7 +252,7 @@ def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compi
     is_folded, is_deep = is_stacked and kind == "cuda", trials[0].model.depth >= SCANNED_FROM
     return {
         "attention": "folded" if is_folded else choose_form(is_stacked, length),
-        "one_pass_norms": kind == "xla",
+        "one_pass_norms": kind in BY_XLA,
         "gathered": kind == "cpu" and not is_stacked and not compile,
         "vmapped": is_stacked and (kind == "cuda" or not compile),
         "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),

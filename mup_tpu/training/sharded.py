@@ -240,7 +240,7 @@ class Processes:
             )
         if trial.model.architecture == "moe":  # hooks of `fully_shard` copy the list of terms of the loss
             raise ConfigError("split_over is not allowed with architecture 'moe': it must be a dense one")
-        if options.device == "xla" or options.execution == "vmap" or options.compile:
+        if options.device in ("tpu", "xla") or options.execution == "vmap" or options.compile:
             raise ConfigError(
                 "split_over needs device cpu or cuda, members in turns (--execution loop) and no --compile"
             )

@@ -235,8 +235,8 @@ def test_train_continues_a_trial_to_more_steps(corpus, tmp_path, outcome, small)
         (["--corpus", "/no/such.txt"], "corpus '/no/such.txt' is neither"),
         (["--threads", 1_000_000], "threads 1000000 is not allowed: it must be at most 1,024"),
         (["--export-best"], "--export-best needs --export, --checkpoints and --eval-every"),
-        (["--xla-report"], "--xla-report needs --device xla, not auto"),
-        (["--xla-dump", "x"], "--xla-dump needs --device xla, not auto"),
+        (["--xla-report"], "--xla-report needs --device tpu or xla, not auto"),
+        (["--xla-dump", "x"], "--xla-dump needs --device tpu or xla, not auto"),
     ],
 )
 def test_bad_option_is_one_sentence_and_exit_code_2(arguments, sentence, outcome):
