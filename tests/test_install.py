@@ -69,7 +69,7 @@ def test_environment_refuses_a_python_it_cannot_use(tmp_path):
         text=True,
     )
     assert result.returncode == 1
-    assert f"PYTHON={old} is not a Python 3.11 or 3.12 that has venv (torch_xla" in result.stderr
+    assert f"PYTHON={old} is not a Python 3.11 or later that has venv" in result.stderr
     assert not (tmp_path / ".venv").exists()
 
 
