@@ -23,7 +23,7 @@ from mup_tpu import plots
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.coord_check import by_setting
 from mup_tpu.analysis.prediction import predict_analysis
-from mup_tpu.analysis.rows import ranking
+from mup_tpu.analysis.rows import ranked
 from mup_tpu.analysis.targets import read_targets
 from mup_tpu.store import is_search, load_curves, load_runs
 from mup_tpu.words.predictions import predictions_to_dict
@@ -140,7 +140,7 @@ def test_predictions_are_the_frozen_ones(folder, golden):
 
 def test_rankings_of_searches_are_the_frozen_ones(golden):
     for folder in filter(is_search, STORES):
-        check(golden, f"ranking {folder.name}", ranking(load_runs(folder)).head(10)["loss"].tolist())
+        check(golden, f"ranking {folder.name}", ranked(load_runs(folder)).head(10)["loss"].tolist())
 
 
 @pytest.mark.parametrize("folder", ANALYSED)

@@ -56,11 +56,10 @@ class Batch:
 
     @property
     def adds_seeds(self) -> bool:
-        """Whether values that were run get further seeds, which verdicts need more than predictions do."""
+        # Verdicts need further seeds of values that were run more than predictions do.
         return any(cell.seeds > cell.runs for cell in self.cells)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
 
@@ -83,12 +82,12 @@ def replicates(estimate: Estimate, runs: int) -> list[Cell]:
 
 
 def to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[float]:
-    """Planned scales that were not looked at yet, those between others too: any may be added at any time."""
+    # Those between others too: any may be added at any time.
     return sorted(set(planned) - {e.optimum.scale for e in estimates})
 
 
 def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[float] = ()) -> list[Cell]:
-    """A first look at the next planned scale, or twice the largest, around where its optimum is expected."""
+    """Return a first look at the next planned scale, or twice the largest, around its expected optimum."""
     last = estimates[-1].optimum
     scale = min(to_come(estimates, planned), default=2 * last.scale)
     x = drift.intercept + drift.alpha * math.log2(scale) if drift.is_known else last.x
@@ -100,7 +99,7 @@ def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[flo
 
 
 def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
-    """A first look at a new scale around an expected optimum, on the grid of another scale."""
+    """Return a first look at a new scale around an expected optimum, on the grid of another scale."""
     step = max(1.0, beside.curve.step)
     origin = beside.optimum.best_x
     centre = origin + round((x - origin) / step) * step
@@ -108,28 +107,27 @@ def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
 
 
 def look_around(scale: float, centre: float, step: float = 1.0) -> list[Cell]:
-    """Cells of a first look around a value, some octaves apart."""
     return [Cell(scale, centre + k * step, 1, 1) for k in _FIRST_LOOK]
 
 
 def between(estimate: Estimate) -> list[Cell]:
-    """Values beside the best one, with as many seeds: halfway to a lost one, or where the grid has a hole."""
+    """Return values beside the best one, with as many seeds: halfway to a lost one, or in a hole of the grid."""
     curve = estimate.curve
-    best, found = int(np.argmin(curve.mean_G)), []
+    best, values = int(np.argmin(curve.mean_G)), []
     for beside in (best - 1, best + 1):
         if not 0 <= beside < len(curve.x_G):
             continue
         gap = float(curve.x_G[beside] - curve.x_G[best])
         if np.isinf(curve.mean_G[beside]) and abs(gap) > _EDGE_STEP:
-            found.append(float(curve.x_G[best]) + gap / 2)
+            values.append(float(curve.x_G[best]) + gap / 2)
         elif round(abs(gap) / curve.step) >= 2 and curve.step >= _EDGE_STEP:
-            found.append(float(curve.x_G[best]) + math.copysign(curve.step, gap))
+            values.append(float(curve.x_G[best]) + math.copysign(curve.step, gap))
     seeds = int(curve.count_G[best])
-    return [Cell(estimate.optimum.scale, x, seeds, seeds) for x in found]
+    return [Cell(estimate.optimum.scale, x, seeds, seeds) for x in values]
 
 
 def beyond(estimate: Estimate) -> list[Cell]:
-    """Two more values beyond the edge of an optimum, with the curve's number of seeds."""
+    """Return two more values beyond the edge of an optimum, with the curve's number of seeds."""
     optimum, curve = estimate.optimum, estimate.curve
     seeds = int(curve.count_G.max())
     if optimum.status == "one value":
@@ -142,13 +140,12 @@ def beyond(estimate: Estimate) -> list[Cell]:
 
 
 def runs_beside(estimate: Estimate) -> int:
-    """Number of finite runs near an optimum."""
     curve = estimate.curve
     beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= REACH)
     return int(curve.count_G[beside_G].sum())
 
 
 def fill(seeds: dict[float, int], runs: int, x: float = 0.0) -> None:
-    """Add runs to cells one by one: the fewest first, then the nearest to x."""
+    # The cell of the fewest runs is first, then the one nearest to x.
     for _ in range(runs):
         seeds[min(seeds, key=lambda at: (seeds[at], abs(at - x)))] += 1

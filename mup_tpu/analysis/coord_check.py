@@ -30,7 +30,6 @@ LAZY = -0.25
 
 
 def setting_name(optimizer: str, tied: bool) -> str:
-    """Name of the measurements of an optimizer and a tying, such as "adamw_tied"."""
     return f"{optimizer}_{'tied' if tied else 'untied'}"
 
 
@@ -84,17 +83,13 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
         usable = group[np.isfinite(group["rms"]) & (group["rms"] > 0)]
         fit = {"slope": np.nan, "low": np.nan, "high": np.nan}
         if usable[scale].nunique() >= 2 and len(usable) > 2:
-            line = scipy.stats.linregress(np.log2(usable[scale]), np.log2(usable["rms"]))
-            reach = scipy.stats.t.ppf(0.975, len(usable) - 2) * line.stderr
-            fit = {"slope": line.slope, "low": line.slope - reach, "high": line.slope + reach}
+            (slope, _), covariance = np.polyfit(np.log2(usable[scale]), np.log2(usable["rms"]), 1, cov=True)
+            error = np.sqrt(covariance[0, 0])
+            reach = scipy.special.stdtrit(len(usable) - 2, 0.975) * error
+            fit = {"slope": slope, "low": slope - reach, "high": slope + reach}
         rows.append({"parametrization": parametrization, "quantity": quantity, "layer": layer, **fit})
-    table = pd.DataFrame(rows)
-    order = table["layer"].map(layers)
-    return (
-        table.assign(order=order)
-        .sort_values(["parametrization", "quantity", "order"], ignore_index=True)
-        .drop(columns="order")
-    )
+    rows.sort(key=lambda fit: (fit["parametrization"], fit["quantity"], layers[fit["layer"]]))
+    return pd.DataFrame(rows)
 
 
 @dataclass(frozen=True)
@@ -109,12 +104,11 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        """Whether the size grows faster than scale^GROWS, its interval above 0."""
         return self.value > GROWS and self.low > 0
 
     @property
     def is_lazy(self) -> bool | None:
-        """Whether a block turns lazy along the depth; None if the interval leaves it open."""
+        # None where the interval leaves it open
         return True if self.high < LAZY else None if self.low < LAZY else False
 
 
@@ -132,7 +126,7 @@ class Conclusion:
 
 
 def conclusions(table: pd.DataFrame) -> list[Conclusion]:
-    """Conclude from the slopes after the last step which parametrizations pass, in the table's order."""
+    """Return which parametrizations pass by the slopes after the last step, in the table's order."""
     fits = slopes(table).dropna(subset="slope")
     results = []
     for parametrization in dict.fromkeys(fits["parametrization"]):
@@ -147,5 +141,4 @@ def conclusions(table: pd.DataFrame) -> list[Conclusion]:
 
 
 def grows(fit: Mapping[Any, Any]) -> bool:
-    """Whether a layer grows: faster than scale^GROWS, its interval above 0."""
     return bool(fit["slope"] > GROWS and fit["low"] > 0)

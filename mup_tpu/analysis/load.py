@@ -34,7 +34,7 @@ def run_table(runs: Runs) -> RunTable:
 
 
 def default_columns(path: Place) -> Columns:
-    """Names of a table's columns where none are given: a results folder's axes, else width and lr."""
+    """Return the names of a table's columns where none are given: a results folder's axes, else width and lr."""
     if not isinstance(path, str | Path) or find_reader(path) is not None:
         return Columns()
     folder = Path(str(path))

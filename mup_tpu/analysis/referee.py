@@ -64,7 +64,7 @@ class Ruling:
 
     @property
     def is_no_power_law(self) -> bool:
-        """Whether it DRIFTS by its regret alone, although α's interval holds 0."""
+        # It DRIFTS by its regret alone, although α's interval holds 0.
         return self.decision == "DRIFTS" and self.low <= 0 <= self.high and self.regret is not None
 
     @property

@@ -72,7 +72,6 @@ class ScalingLaw:
         return self.why_not_identified is None
 
     def loss(self, *variables: float) -> float:
-        """Return the loss at N (and D), nat per token."""
         terms = zip(self.coefficients, self.exponents, variables, strict=True)
         return self.irreducible + sum(c * v**-e for c, e, v in terms)
 
@@ -183,7 +182,7 @@ def _why_not_identified(
 
 
 def _terms(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    """Logarithms of the law's terms, S × (1 + V) × P."""
+    """Return the logarithms of the law's terms, S × (1 + V) × P."""
     coefficients_SV1, exponents_SV1 = theta_ST[:, 1::2, None], theta_ST[:, 2::2, None]
     of_variables = coefficients_SV1 - exponents_SV1 * log_v_PV.T
     constant = np.broadcast_to(theta_ST[:, :1, None], (len(theta_ST), 1, len(log_v_PV)))
@@ -208,7 +207,7 @@ def _jacobian(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
 def _solve(
     starts_ST: np.ndarray, log_l_SP: np.ndarray, log_v_PV: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Least objectives from all starts at once, each for losses of its own: θ and objective.
+    """Minimize the objectives from all starts at once, each for losses of its own; return θ and objectives.
 
     Levenberg and Marquardt's method on the Huber loss, with the curvature of the points in its quadratic
     part; steps end at the bounds. scipy's `least_squares` finds the same, one start after the other, in about
@@ -258,7 +257,7 @@ def _step(
     is_least: np.ndarray,
     is_most: np.ndarray,
 ) -> np.ndarray:
-    """Damped Gauss-Newton step from each start; parameters that press against a bound stay."""
+    """Return a damped Gauss-Newton step from each start; parameters that press against a bound stay."""
     gradient = np.einsum("spt,sp->st", jacobian, np.clip(residuals, -HUBER_DELTA, HUBER_DELTA))
     curved = jacobian * (np.abs(residuals) <= HUBER_DELTA)[..., None]
     fixed = is_least & (gradient > 0) | is_most & (gradient < 0)

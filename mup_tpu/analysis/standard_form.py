@@ -1,4 +1,4 @@
-"""Tables of named columns in standard form: one way for our own rows and for anybody's.
+"""Tables of named columns in standard form: one way for our rows and for anybody's.
 
 A fault stops with one sentence, which names column and value; an oddity becomes a note, which every output
 repeats.
@@ -6,13 +6,14 @@ repeats.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence, Sized
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, means, short_name
+from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, plain_name, short_name
 from mup_tpu.analysis.ingest.table_shapes import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_values import (
     AUTO,
@@ -24,15 +25,7 @@ from mup_tpu.analysis.ingest.table_values import (
     plain_sizes,
 )
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.rows import (
-    confounded,
-    cost_column,
-    differences,
-    meets,
-    require_columns,
-    require_one_kind,
-    varying,
-)
+from mup_tpu.analysis.rows import meets, no_column
 from mup_tpu.analysis.run_table import (
     FINISHED,
     REFUSED,
@@ -43,11 +36,17 @@ from mup_tpu.analysis.run_table import (
     power,
     require_above_zero,
 )
+from mup_tpu.config import on_one_line
+from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import Condition
 
 MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they differ by rounding
 _NEEDED = ("scale", "value", "loss", "loss_error", "step")
+_MOST_RULES = 8  # most values of a column that is compared; one with more names runs
+# Columns of a run's cost, with their units; the first that a table has is taken
+_COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 
 
 def standard_form(
@@ -79,68 +78,71 @@ def standard_form(
     """
     if chance is not None:
         require_above_zero("chance", chance)
-    require_columns(table, columns)
-    table, ended = _with_result(table, columns, states, notes)
-    table, ended = _with_metrics(table, ended, columns, notes)
+    _require_columns(table, columns)
+    table, ended = _with_a_result(table, columns, states, notes)
     for condition in only:
         refused = (ended == FINISHED) & ~meets(table, condition)[0]
         ended = ended.mask(refused, REFUSED)
         notes.append(Reason.of("refused by conditions", count=int(refused.sum()), conditions=str(condition)))
+
     rows = _named(table, columns, ended, notes)
-    require_one_kind(table, columns, fixed)
+    _require_one_kind(table, columns, fixed)
     rows, columns, converted = unit.convert(rows, columns)
     notes += [] if converted is None else [converted]
-    chance = -chance if chance is not None and columns.maximized else chance
     _require_in_range(rows, columns)
-    runs, history = _on_axis(at_logged_steps(rows), table, columns, chance, notes), None
+
+    runs = at_logged_steps(rows)
+    is_lost = (runs["ended"] != FINISHED) | runs["loss"].isna()
+    if chance is not None:
+        is_lost |= runs["loss"] >= (-chance if columns.maximized else chance)
+    with np.errstate(divide="ignore"):  # a value of 0 has x = -inf
+        x = np.log2(runs["value"])
+    stopped = runs["ended"].isin([STOPPED, REFUSED])
+    runs = runs.assign(loss=runs["loss"].mask(is_lost, np.inf), stopped=stopped, x=x)
+    runs = _distinct(_merged(runs, notes), table, columns, notes)
+    history = None
     if runs["step"].notna().any():
         runs, history = last_steps(runs, columns.step, notes)
-    notes += varying(table, runs, columns)
-    notes += [] if {"trial_id", "config"} <= set(table) else confounded(table, runs, columns)
+        history = history[history["scale"] > 0]
+
+    is_ours = {"trial_id", "config"} <= set(table)
+    notes += _varying(table, runs, columns) + ([] if is_ours else _confounded(table, runs, columns))
     notes += _oddities(runs, columns)
     scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
-    named = replace(columns, scale=scale, hyperparameter=tuned) if scale != tuned else columns
-    kept = runs.drop(columns=["ended", "value", "step"])
     is_zero, is_first = runs["value"] == 0, runs["scale"] == 0
+    kept = runs.drop(columns=["ended", "value", "step"])
     return RunTable(
         kept[~is_zero & ~is_first].reset_index(drop=True),
         tuple(notes),
-        named,
+        replace(columns, scale=scale, hyperparameter=tuned) if scale != tuned else columns,
         name,
         cost_column(table, columns)[1],
-        history=None if history is None else history[history["scale"] > 0],
+        history=history,
         zeros=kept[is_zero].drop(columns="x").reset_index(drop=True),
         at_scale_0=kept[~is_zero & is_first].reset_index(drop=True),
     )
 
 
-def _with_result(
+def _with_a_result(
     table: pd.DataFrame, columns: Columns, states: States, notes: list[Reason]
 ) -> tuple[pd.DataFrame, pd.Series]:
+    """Select runs that say something of their trial; return how each ended."""
     column = columns.status
     if column == Columns().status and column not in table:  # trackers export it as State
-        alike = [c for c in table.columns if str(c).lower() in ("status", "state")]
-        column = alike[0] if alike else ""
-    if column == "" or column not in table or table[column].isna().all():
-        return table, pd.Series(FINISHED, index=table.index)
-    ended = meanings(table[column], states)
-    left_out = ended == UNFINISHED
-    if left_out.any():
-        counts = table.loc[left_out, column].value_counts()
-        notes.append(Reason.of("states left out", counts={str(s): int(n) for s, n in counts.items()}))
-    return table[~left_out], ended[~left_out]
-
-
-def _with_metrics(
-    table: pd.DataFrame, ended: pd.Series, columns: Columns, notes: list[Reason]
-) -> tuple[pd.DataFrame, pd.Series]:
-    """Rows of runs that have a metric at all: a tracker that lost a run's summary says nothing of its end.
-
-    A run that diverged has some metric, such as its training loss.
-    """
+        column = next((c for c in table.columns if str(c).lower() in ("status", "state")), "")
+    if column in table and table[column].notna().any():
+        ended = meanings(table[column], states)
+        left_out = ended == UNFINISHED
+        if left_out.any():
+            counts = table.loc[left_out, column].value_counts()
+            notes.append(Reason.of("states left out", counts={str(s): int(n) for s, n in counts.items()}))
+        table, ended = table[~left_out], ended[~left_out]
+    else:
+        ended = pd.Series(FINISHED, index=table.index)
     metrics = [name for name in table if means(name) == "loss"]
     if len(metrics) < 2 or columns.step in table:
         return table, ended
+    # A run that diverged has some metric, such as its training loss. One without any lost its summary.
     is_lost = table[metrics].isna().all(axis=1) & (ended == FINISHED)
     if not is_lost.any() or is_lost.all():
         return table, ended
@@ -189,19 +191,16 @@ def _numbers(table: pd.DataFrame, part: str, column: str, notes: list[Reason]) -
         is_size = part in ("scale", "params", "tokens")
         values = numbers(plain_sizes(table[column]) if is_size else table[column], column, hint, table)
         if part == "purchase":
-            _require_counted(values, column)
+            bad = values.index[values.notna() & ~((values >= 0) & (values % 1 == 0) & (values < 2**31))]
+            if len(bad):
+                first = f"row {bad[0]} has {values[bad[0]]:g}"
+                raise TableError(f"{column} must be whole and 0 or more, but {first}")
     except TableError as error:
         if part in _NEEDED:
             raise
         notes.append(Reason.of("column not used", error=str(error)))
         return pd.Series(np.nan, index=table.index)
     return values
-
-
-def _require_counted(values: pd.Series, column: str) -> None:
-    bad = values.index[values.notna() & ~((values >= 0) & (values % 1 == 0) & (values < 2**31))]
-    if len(bad):
-        raise TableError(f"{column} must be whole and 0 or more, but row {bad[0]} has {values[bad[0]]:g}")
 
 
 def _require_in_range(rows: pd.DataFrame, columns: Columns) -> None:
@@ -227,28 +226,8 @@ def _require_in_range(rows: pd.DataFrame, columns: Columns) -> None:
             raise TableError(f"{column} is 0 in every run: give runs above 0 to fit")
 
 
-def _on_axis(
-    rows: pd.DataFrame, table: pd.DataFrame, columns: Columns, chance: float | None, notes: list[Reason]
-) -> pd.DataFrame:
-    """Distinct rows with x and stopped, and a loss of +inf if a run was lost.
-
-    A value of 0 has x = -inf. The rows may be of several steps.
-
-    Raises:
-        TableError: one run has two losses.
-    """
-    runs = rows.assign(stopped=rows["ended"].isin([STOPPED, REFUSED]))
-    is_lost = (runs["ended"] != FINISHED) | runs["loss"].isna()
-    if chance is not None:
-        is_lost |= runs["loss"] >= chance
-    runs["loss"] = runs["loss"].mask(is_lost, np.inf)
-    with np.errstate(divide="ignore"):
-        runs["x"] = np.log2(runs["value"])
-    runs["x"] = _merged(runs, notes)
-    return _distinct(runs, table, columns, notes)
-
-
-def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.Series:
+def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
+    """Make values that differ by rounding one, unless a run has both."""
     values = np.sort(runs["x"].unique())
     merged: dict[float, float] = {}
     current = -np.inf
@@ -258,17 +237,21 @@ def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.Series:
         else:
             merged[value] = current
     if not merged:
-        return runs["x"]
+        return runs
     x = runs["x"].map(merged).fillna(runs["x"])
     same = [x, *(runs[column] for column in ("compared", "scale", "seed", "step"))]
     if (runs["x"].groupby(same, dropna=False).nunique() > 1).any():
-        return runs["x"]
+        return runs
     notes.append(Reason.of("values merged", count=len(merged), octaves=MERGE_OCTAVES))
-    return x
+    return runs.assign(x=x)
 
 
 def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> pd.DataFrame:
-    """Runs without identical repeats."""
+    """Drop identical repeats.
+
+    Raises:
+        TableError: one run has two losses.
+    """
     key = [*RUN, "step"]
     varying_key = [name for name in key if runs[name].nunique(dropna=False) > 1] or key
     doubled = runs[runs.duplicated(varying_key, keep=False)]
@@ -277,7 +260,7 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
     clashing = doubled[doubled.groupby(key, dropna=False)["loss"].transform("nunique") > 1]
     if len(clashing):
         first = clashing.iloc[0]
-        differ = differences(table, clashing.index[(clashing[RUN] == first[RUN]).all(axis=1)], columns)
+        differ = _differences(table, clashing.index[(clashing[RUN] == first[RUN]).all(axis=1)], columns)
         if not differ and columns.seed not in table and runs["step"].isna().all():
             notes.append(Reason.of("repeats are seeds"))
             return runs.assign(seed=runs.groupby(RUN).cumcount())
@@ -306,6 +289,166 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
     if seeds.nunique() > 1:
         notes.append(Reason.of("unequal seeds", least=int(seeds.min()), most=int(seeds.max())))
     return notes
+
+
+def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
+    """Check that the needed columns and the named ones are there, each once and for one thing.
+
+    Raises:
+        TableError: one is missing, occurs twice, or was named for two things.
+    """
+    needed = (columns.scale, columns.hyperparameter, columns.loss)
+    missing = [column for column in needed if column not in table]
+    defaults = Columns()
+    for f in fields(columns):
+        named = getattr(columns, f.name)
+        for column in (named,) if isinstance(named, str) else ():
+            if column and column != getattr(defaults, f.name) and column not in (*table, *missing):
+                missing.append(column)
+    if missing:
+        hints = {
+            defaults.scale: "--scale names the scale",
+            defaults.hyperparameter: "--tune the tuned column",
+        }
+        numeric = [str(name) for name in table if table[name].dtype.kind == "f" and not means(name)]
+        if columns.loss in missing and numeric:
+            hints[columns.loss] = f"--columns loss={numeric[0]} takes {' or '.join(numeric[:4])} for the loss"
+        hint = ", ".join(hints[column] for column in missing if column in hints)
+        raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
+    if len(set(needed)) < len(needed):
+        raise TableError(f"scale, hyperparameter and loss must be three columns, not {', '.join(needed)}")
+    if not table.columns.is_unique:
+        raise TableError(f"table has two columns {table.columns[table.columns.duplicated()][0]!r}")
+
+
+def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]) -> None:
+    """Check that runs differ in nothing that a comparison holds fixed.
+
+    Args:
+        table: rows of runs.
+        columns: axes, along which they may differ.
+        fixed: columns that have one value.
+
+    Raises:
+        TableError: such a column has several values.
+    """
+    axes = {columns.scale, columns.hyperparameter, columns.parametrization, columns.seed, *columns.along}
+    for column in dict.fromkeys(fixed):
+        if column not in table or column in axes:
+            continue
+        known = table[column].dropna()
+        distinct = (known.map(str) if known.dtype == object else known).unique()
+        if len(distinct) > 1:
+            values = ", ".join(map(on_one_line, sorted(distinct)[:4]))
+            follows = table[column].map(str).groupby(table[columns.scale]).nunique().max() == 1
+            ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
+            if known.dtype.kind in "iuf":
+                other = f"if it grows, --scale {column}, at one {columns.scale}"
+            else:
+                other = f"--compare {column} compares them"
+            raise TableError(
+                f"table mixes several {label(column)}s (column {column!r}: {values}); compare runs of one "
+                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; {other}"
+            )
+
+
+# Names of columns with which runs of different scales may differ in more than the scale
+_CONFOUNDING = re.compile(
+    r"(^|_)(steps|iters|iterations|epochs?|tokens|batch|batch_size|bs|seq_len|sequence_length|context|commit|git|"
+    r"sha|version|tokenizer|vocab|vocab_size|dataset|data|corpus|warmup|schedule)(_|$)"
+)
+
+
+def _confounded(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
+    """Return notes on lengths, batches, commits and the like that change with the scale, or inside one.
+
+    Args:
+        table: rows under their own names.
+        runs: the same runs as `on_axis` returns them.
+        columns: names of the table.
+    """
+    notes = []
+    for column in _settings(table, columns):
+        values = table.loc[runs.index, column].dropna()
+        if not _CONFOUNDING.search(plain_name(column)) or values.nunique() < 2 or means(column) == "step":
+            continue
+        by_scale = values.map(str).groupby(runs["scale"])
+        if by_scale.nunique().max() == 1:
+            pairs = ", ".join(f"{scale:g}: {value}" for scale, value in by_scale.first().head(3).items())
+            notes.append(Reason.of("confounded", name=column, pairs=pairs))
+        else:
+            first, *others = sorted(values.map(str).unique())
+            listed = list_of([first, *others], 4)
+            notes.append(Reason.of("mixed", name=column, listed=listed, first=first))
+    return notes
+
+
+def _differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
+    """Return settings in which rows of one cell and seed differ, each with its option; "" for none."""
+    shown = []
+    for column in _settings(table, columns):
+        if table.loc[rows, column].map(str).nunique() < 2:
+            continue
+        if table[column].dtype.kind in "iuf":
+            one, *others = [f"{value:g}" for value in table.loc[rows, column].unique()]
+            options = (
+                f"--where {column}={one} holds it",
+                f"--columns seed={column} takes it for replicates",
+                f"mup-tpu predict --scale {columns.scale},{column} fits both",
+            )
+            shown.append(f"{column} ({', '.join([one, *others][:4])}: {', '.join(options)})")
+        else:
+            values = table[column].map(str)
+            is_rule = values.nunique() <= _MOST_RULES
+            shown.append(f"{column} ({_rule_options(column, values) if is_rule else 'a name a run'})")
+    return ", ".join(shown)
+
+
+def _varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
+    """Return notes on settings with several values inside a cell.
+
+    Args:
+        table: rows under their own names.
+        runs: the same runs as `on_axis` returns them.
+        columns: names of the table.
+    """
+    notes = []
+    cells = [runs["compared"], runs["scale"], runs["x"]]
+    for column in _settings(table, columns):
+        values = table.loc[runs.index, column].map(str)
+        is_rule = {*values.str.lower()} <= {*PARAMETRIZATIONS} or table[column].dtype.kind == "b"
+        is_setting = is_rule or (column in CONFIGURED and table[column].dtype.kind not in "iu")
+        if not is_setting or not 1 < values.nunique() <= _MOST_RULES:
+            continue
+        if values.groupby(cells).nunique().max() > 1:
+            notes.append(Reason.of("varies inside cells", name=column, listed=sorted(values.unique())))
+    return notes
+
+
+def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
+    """Return other columns that may tell runs apart: text, whole numbers, and numbers of few values."""
+    named = {*asdict(columns).values()} - {columns.along} | {*columns.along}
+    is_ours = {"trial_id", "config"} <= set(table)
+    return [
+        column
+        for column in map(str, table)
+        if column not in named
+        and (column in CONFIGURED if is_ours else means(column) != "loss")
+        and table[column].dtype.kind not in "cmM"
+        and (table[column].dtype.kind != "f" or table[column].nunique() <= _MOST_RULES)
+    ]
+
+
+def _rule_options(column: str, values: pd.Series) -> str:
+    first, *others = sorted(values.unique())
+    listed = ", ".join(map(repr, [first, *others][:4]))
+    return f"{listed}: --compare {column} compares them, --where {column}={first} takes one"
+
+
+def cost_column(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:
+    if columns.cost:
+        return columns.cost, _COSTS.get(columns.cost, columns.cost)
+    return next(((column, unit) for column, unit in _COSTS.items() if column in table), ("", ""))
 
 
 def _more(rows: Sized) -> str:

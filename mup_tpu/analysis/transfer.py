@@ -135,14 +135,13 @@ class TransferResult:
 
     @property
     def headline_regret(self) -> Regret | None:
-        """Regret from the smallest bracketed scale to the largest that was run."""
+        # From the smallest bracketed scale to the largest that was run
         return _headline(self.optima, self.regrets)
 
     def __repr__(self) -> str:
         return f"TransferResult({self.compared!r}, {self.verdict.decision})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values: all that the figures show."""
         return {
             "parametrization": self.compared,
             "verdict": {"verdict": self.verdict.decision},
@@ -208,7 +207,7 @@ def analyze(
     delta: float = DELTA,
     seed: int = 0,
 ) -> TransferAnalysis:
-    """Analyse a table: optima, drift, regret and verdict of every parametrization.
+    """Estimate optima, drift, regret and verdict of every parametrization in a table.
 
     Examples:
         >>> for result in analyze("results/lr_transfer").results:
@@ -294,7 +293,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
 
 
 def _analyze_optima(compared: str, table: RunTable, question: Question) -> TransferResult:
-    """Analyse optima that come without runs: their drift alone."""
+    """Fit the drift of optima that come without runs."""
     rows = table.runs[table.runs["compared"] == compared].sort_values("scale")
     optima = tuple(
         Optimum(scale, Status.BRACKETED, x, low, high, best_x=x, se=error, mean=x)

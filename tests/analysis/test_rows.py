@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from mup_tpu.analysis.rows import ranking
+from mup_tpu.analysis.rows import ranked, varied
 from mup_tpu.config.columns import CONFIGURED
 
 
@@ -23,9 +23,8 @@ def trials() -> pd.DataFrame:
 
 
 def test_finished_trials_come_first_by_loss_then_stopped_ones_by_how_far_they_came():
-    ranked = ranking(trials())
-    assert ranked["lr"].tolist() == [0.008, 0.004, 0.002, 0.001, 0.5]
+    assert ranked(trials())["lr"].tolist() == [0.008, 0.004, 0.002, 0.001, 0.5]
 
 
 def test_only_what_was_varied_is_shown():
-    assert ranking(trials()).columns.tolist() == ["status", "steps_done", "loss", "lr", "init_std"]
+    assert varied(trials()) == ["lr", "init_std"]

@@ -44,13 +44,11 @@ class Reader:
     """Whether a file that is given by its path is read; else only those in a folder."""
 
     def matches(self, file: Path) -> bool:
-        """Return whether a file is one of this tool's, by its name and its first line."""
         if not fnmatch(file.name, self.files):
             return False
         return self.probe is None or (file.is_file() and self.probe(_first_line(file)))
 
     def found_in(self, folder: Path) -> list[Path]:
-        """Return this tool's files below a folder, sorted."""
         return sorted(file for file in folder.rglob(self.files) if self.matches(file))
 
 

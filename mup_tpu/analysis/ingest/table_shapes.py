@@ -45,7 +45,7 @@ _EXTREMES = ("__MIN", "__MAX")
 
 
 def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
-    """Bring the losses of a table into one column; return it with notes.
+    """Gather the losses of a table in one column; return it with notes.
 
     Args:
         table: of any shape; one that has a column for the loss is left as it is.
@@ -189,7 +189,7 @@ def settings(run: str) -> dict[str, Any]:
 
 
 def meaning_at_end(text: str) -> str:
-    """Return the meaning of a name or its end: `sp_w` means w."""
+    # Of a name or its end: `sp_w` means w.
     words = [word for word in re.split(r"[-_/. ]+", text) if word]
     names = ["_".join(words[i:]) for i in range(len(words))]
     return next((what for name in names if (what := means(name) or _SHORT.get(name.lower(), ""))), "")

@@ -43,7 +43,6 @@ _LINES = (
 
 
 def tune_result(file: Path) -> pd.DataFrame:
-    """Read Ray Tune's result.json: a line a report, each with the configuration."""
     rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
     return pd.json_normalize(rows, sep="/").drop(columns=[*_BOOKKEEPING], errors="ignore")
 
@@ -141,7 +140,7 @@ def hydra_run(file: Path) -> pd.DataFrame:
 
 
 def is_mlflow_run(head: bytes) -> bool:
-    """Return whether meta.yaml is a run's: an experiment's begins with its artifact_location."""
+    # An experiment's meta.yaml begins with its artifact_location.
     return head.startswith(b"artifact_uri")
 
 
@@ -303,7 +302,7 @@ def offline_wandb(folder: Path) -> pd.DataFrame:
 
 
 def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
-    """TensorBoard's reader stops without a word where a file is damaged.
+    """Check a run for damage, at which TensorBoard's reader stops without a word.
 
     Of the runs that `--track tensorboard` writes, in folders named by trial_id, `loss` is the last value.
     """
@@ -312,7 +311,7 @@ def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
 
 
 def _scalar(events: Any, tag: str) -> pd.Series:
-    """Keep the last value of a step that was logged twice, as after a restart."""
+    # The last value of a step that was logged twice, as after a restart
     values = {event.step: event.value for event in events.Scalars(tag)}
     return pd.Series(values, name=tag, dtype="float64")
 
@@ -355,7 +354,7 @@ def _optuna_rows(connection: sqlite3.Connection) -> tuple[list[str], dict[int, d
 
 
 def _optuna_value(value: float, distribution: str) -> Any:
-    """Return a parameter's value: of a choice its number is stored."""
+    # Of a choice its number is stored.
     choices = json.loads(distribution)["attributes"].get("choices")
     return value if choices is None else choices[int(value)]
 
