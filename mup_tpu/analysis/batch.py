@@ -111,7 +111,7 @@ def look_around(scale: float, centre: float, step: float = 1.0) -> list[Cell]:
 
 
 def between(estimate: Estimate) -> list[Cell]:
-    """Return values beside the best one, with as many seeds: halfway to a lost one, or in a hole of the grid."""
+    """Return values beside the best one: halfway to a lost one, or in a hole of the grid."""
     curve = estimate.curve
     best, values = int(np.argmin(curve.mean_G)), []
     for beside in (best - 1, best + 1):

@@ -34,7 +34,7 @@ def run_table(runs: Runs) -> RunTable:
 
 
 def default_columns(path: Place) -> Columns:
-    """Return the names of a table's columns where none are given: a results folder's axes, else width and lr."""
+    """Return the default names of a table's columns: a results folder's axes, else width and lr."""
     if not isinstance(path, str | Path) or find_reader(path) is not None:
         return Columns()
     folder = Path(str(path))
@@ -127,24 +127,18 @@ def _load_stored(
     curves = load_curves(path)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     history = table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY]
-    table = replace(table, command=_command(path, stored), history=history, stored=stored)
-    planned = header.planned if columns.scale == (header.axes or StoredAxes()).scale.column else ()
-    return _only_planned(table, selected_scales(planned, columns.scale, where)) if planned else table
-
-
-def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:
-    part = table.part(lambda frame: frame["scale"].isin(planned))
-    left_out = sorted(set(table.runs["scale"]) - set(planned))
-    note = Reason.of("scales not planned", scales=left_out)
-    return replace(part, notes=(*table.notes, note) if left_out else table.notes, planned=planned)
-
-
-def _command(path: str | Path, stored: pd.DataFrame) -> str | None:
     experiment = str(stored["experiment"].iloc[0])
     script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
     preset = " --preset h200" if experiment.endswith("_h200") else ""
-    is_there = (Path(__file__).parents[2] / script).exists()
-    return f"python {script}{preset} --results {path}" if is_there else None
+    is_ours = (Path(__file__).parents[2] / script).exists()
+    command = f"python {script}{preset} --results {path}" if is_ours else None
+    table = replace(table, command=command, history=history, stored=stored)
+    if not header.planned or columns.scale != (header.axes or StoredAxes()).scale.column:
+        return table
+    planned = selected_scales(header.planned, columns.scale, where)
+    if left_out := sorted(set(table.runs["scale"]) - set(planned)):
+        table = replace(table, notes=(*table.notes, Reason.of("scales not planned", scales=left_out)))
+    return replace(table.part(lambda frame: frame["scale"].isin(planned)), planned=planned)
 
 
 # Columns that have one value in all rows, except along the axes
@@ -187,13 +181,10 @@ def check_table(
         table, columns, guessed = find_columns(table, columns)
         table, columns, errors = with_errors(table, columns)
         notes, fixed = [*shaped, *named, *guessed, *errors], _USUALLY_FIXED
-    return _planned(standard_form(table, columns, fixed, notes, name, chance, states, unit, only))
-
-
-def _planned(table: RunTable) -> RunTable:
-    purchases = table.runs.loc[table.runs["purchase"] > 0, "purchase"].nunique()
+    checked = standard_form(table, columns, fixed, notes, name, chance, states, unit, only)
+    purchases = checked.runs.loc[checked.runs["purchase"] > 0, "purchase"].nunique()
     if not purchases:
-        return table
-    note = Reason.of("sequence", name=table.columns.purchase, purchases=purchases)
-    planned = tuple(sorted(table.runs["scale"].unique().tolist()))
-    return replace(table, notes=(*table.notes, note), planned=planned)
+        return checked
+    note = Reason.of("sequence", name=columns.purchase, purchases=purchases)
+    planned = tuple(sorted(checked.runs["scale"].unique().tolist()))
+    return replace(checked, notes=(*checked.notes, note), planned=planned)

@@ -265,8 +265,14 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
     regrets = [regret(source, target) for source, target in itertools.combinations(evidence.estimates, 2)]
     law = fit_law(table.runs, optima)
     if law.law is not None:
-        regrets = [_with_compute(r, law.law, table.runs) for r in regrets]
+        params = table.runs.groupby("scale")["params"].first()
+        regrets = [_with_compute(r, law.law, float(params[r.target])) for r in regrets]
     costs = run_cost(table) if question.planned else costs
+    at_scale_0, generator = None, np.random.default_rng(question.seed)
+    if len(table.at_scale_0):
+        at_scale_0 = estimate(
+            loss_curve(table.at_scale_0), evidence.noise, generator, question.epsilon
+        ).optimum
     batch, stops = None, None
     if last.decision == "INCONCLUSIVE":
         batch = next_batch(parametrization, evidence, costs, question)
@@ -286,8 +292,8 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         verdict=last.verdict,
         worth=worth(evidence.estimates, _headline(optima, regrets)),
         next_batch=batch,
-        at_zero=_at_zero(table.zeros, evidence.noise) if len(table.zeros) else (),
-        at_scale_0=_at_scale_0(table.at_scale_0, evidence.noise, question),
+        at_zero=_at_zero(table.zeros, evidence.noise),
+        at_scale_0=at_scale_0,
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
     )
 
@@ -320,20 +326,12 @@ def _analyze_optima(compared: str, table: RunTable, question: Question) -> Trans
 
 def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
     points = []
-    for scale in sorted(runs["scale"].unique().tolist()):
-        group = runs[runs["scale"] == scale]
+    for scale, group in runs.groupby("scale") if len(runs) else ():
         losses = group["loss"].to_numpy()
         finite = losses[np.isfinite(losses)]
         loss = float(finite.mean()) if 2 * len(finite) > len(losses) else np.inf
-        points.append(AtZero(scale, loss, noise.sigma / np.sqrt(max(1, len(finite))), len(losses)))
+        points.append(AtZero(float(scale), loss, noise.sigma / np.sqrt(max(1, len(finite))), len(losses)))
     return tuple(points)
-
-
-def _at_scale_0(runs: pd.DataFrame, noise: Noise, question: Question) -> Optimum | None:
-    if runs.empty:
-        return None
-    generator = np.random.default_rng(question.seed)
-    return estimate(loss_curve(runs), noise, generator, question.epsilon).optimum
 
 
 def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | None:
@@ -363,10 +361,9 @@ def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
     return FittedLaw(params, tokens, losses, law, None)
 
 
-def _with_compute(regret_: Regret, law: ScalingLaw, runs: pd.DataFrame) -> Regret:
+def _with_compute(regret_: Regret, law: ScalingLaw, params: float) -> Regret:
     if regret_.status != "estimated":
         return regret_
-    params = float(runs.loc[runs["scale"] == regret_.target, "params"].iloc[0])
     low, high = law.compute_share_interval(params, regret_.low, regret_.high)
     if math.isnan(low):
         return regret_

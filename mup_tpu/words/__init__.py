@@ -10,7 +10,7 @@ from mup_tpu.words import predictions, verdicts
 __all__ = ["summary"]
 
 
-def summary(found: TransferAnalysis | Predictions) -> str:
+def summary(result: TransferAnalysis | Predictions) -> str:
     """Return what an analysis or predictions say, as lines of text.
 
     Examples:
@@ -18,4 +18,4 @@ def summary(found: TransferAnalysis | Predictions) -> str:
         >>> print(summary(predict("results/lr_transfer", "width=1024")).split(";")[0])
         mup: learning rate 2^-5.16 = 0.028 at width 1024 (1 octave beyond width 512)
     """
-    return predictions.summary(found) if isinstance(found, Predictions) else verdicts.summary(found)
+    return predictions.summary(result) if isinstance(result, Predictions) else verdicts.summary(result)

@@ -116,7 +116,12 @@ def slopes_table(
 ) -> Table:
     """Return exponents of layers' sizes, a row a layer, a column a rule and quantity."""
     fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
-    fitted = {(f["layer"], f["parametrization"], f["quantity"]): _slope(f) for f in fits}
+    fitted = {
+        (f["layer"], f["parametrization"], f["quantity"]): "-"
+        if math.isnan(f["slope"])
+        else f"{number(f['slope'], 2)} ± {number(f['high'] - f['slope'], 2)}"
+        for f in fits
+    }
     measured = [q for q in dict.fromkeys(part["quantity"]) if q in quantities]
     keys = [(rule, q) for rule in rules for q in measured if any(key[1:] == (rule, q) for key in fitted)]
     rows = [
@@ -143,11 +148,6 @@ def conclusion(outcome: Conclusion, scale: str, rule: str = "") -> list[str]:
         power_law = f"{label(scale)}^{slope.value:.2f} (95 % {slope.low:.2f} to {slope.high:.2f})"
         lines.append(f"{rule}: blocks {lazy}: distance from linearization ∝ {power_law}")
     return lines
-
-
-def _slope(fit: dict[Any, Any]) -> str:
-    known = number(fit["slope"], 2)
-    return known if known == "-" else f"{known} ± {number(fit['high'] - fit['slope'], 2)}"
 
 
 def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:

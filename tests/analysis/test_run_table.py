@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.ingest.table_values import States
 from mup_tpu.errors import TableError
 from mup_tpu.words.reasons import notes as notes_of
@@ -82,11 +82,6 @@ def test_a_short_diverged_run_of_the_same_plan_passes():
     assert len(check_table(frame).runs) == 12
 
 
-def test_missing_columns_are_named_with_what_is_there():
-    with pytest.raises(TableError, match="no column 'lr', 'loss'; it has width, step_size, final"):
-        check_table(runs().rename(columns={"lr": "step_size", "loss": "final"}).drop(columns="seed"))
-
-
 def test_learning_rates_that_differ_by_rounding_are_merged():
     frame = runs()
     frame.loc[frame["seed"] == 1, "lr"] *= 1.005
@@ -104,24 +99,6 @@ def test_identical_duplicates_are_dropped_with_a_note():
 
 def test_unequal_seeds_are_noted():
     assert "unequal seeds: cells have 1 to 2 runs" in notes_of(check_table(runs().head(11)))[0]
-
-
-def test_csv_and_parquet_with_other_column_names(tmp_path):
-    frame = runs().rename(columns={"width": "d_model", "lr": "eta", "loss": "final"})
-    frame.to_csv(tmp_path / "runs.csv", index=False)
-    frame.to_parquet(tmp_path / "runs.parquet")
-    columns = Columns(scale="d_model", hyperparameter="eta", loss="final")
-    for name in ("runs.csv", "runs.parquet"):
-        table = load_table(tmp_path / name, columns)
-        pd.testing.assert_frame_equal(table.runs, check_table(runs()).runs)
-        assert table.command is None
-
-
-def test_unreadable_tables(tmp_path):
-    (tmp_path / "bad.parquet").write_text("no parquet")
-    for name in ("bad.parquet", "missing.csv"):
-        with pytest.raises(TableError, match="cannot be read"):
-            load_table(tmp_path / name)
 
 
 def by_step(ends=(30, 30)) -> pd.DataFrame:
@@ -306,15 +283,6 @@ def test_decimal_commas_and_thousands_are_understood_where_a_whole_column_has_th
     frame = pd.DataFrame({"width": 64, "lr": 2.0 ** -np.arange(len(texts)), "loss": texts})
     table = check_table(frame)
     assert table.runs["loss"].tolist() == losses
-
-
-def test_a_table_with_decimal_commas_and_semicolons_says_what_one_with_points_says(tmp_path):
-    runs().to_csv(tmp_path / "points.csv", index=False)
-    runs().to_csv(tmp_path / "commas.csv", index=False, sep=";", decimal=",")
-    runs().to_csv(tmp_path / "tabs.CSV", index=False, sep="\t")
-    expected = analyze(load_table(tmp_path / "points.csv")).to_dict()["results"]
-    for name in ("commas.csv", "tabs.CSV"):
-        assert repr(analyze(load_table(tmp_path / name)).to_dict()["results"]) == repr(expected)
 
 
 def test_states_of_trackers_are_not_finished():

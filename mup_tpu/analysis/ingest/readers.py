@@ -8,7 +8,7 @@ tool keeps in names of folders are found by `run_names`, from the column `run`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -46,7 +46,13 @@ class Reader:
     def matches(self, file: Path) -> bool:
         if not fnmatch(file.name, self.files):
             return False
-        return self.probe is None or (file.is_file() and self.probe(_first_line(file)))
+        try:
+            if self.probe is None or not file.is_file():
+                return self.probe is None
+            with file.open("rb") as opened:
+                return self.probe(opened.readline(2**20))
+        except OSError:  # the reader of tables says why
+            return False
 
     def found_in(self, folder: Path) -> list[Path]:
         return sorted(file for file in folder.rglob(self.files) if self.matches(file))
@@ -110,41 +116,25 @@ def read_tool(path: str | Path) -> pd.DataFrame:
             raise TableError(f"{other} is not a regular file: take it away")
         reader, matching = matches[0]
         # Names with a star may be anybody's files.
-        _warn_of_others(
-            place, matching, [file for r, files in matches if "*" not in r.files for file in files]
-        )
+        others = [file for r, files in matches if "*" not in r.files for file in files]
+        folders = {file.parent for file in matching}
+        if left := [file for file in others if not folders & {*file.parents}]:
+            warnings.warn(
+                f"{place} holds runs of several tools: {len(matching)} files {matching[0].name} are read, "
+                f"and {len(left)} others are not, such as {left[0]}; give the folder of one tool",
+                stacklevel=2,
+            )
         if reader.of_folder:
             return reader.read(place)
-        rows = [_with_run(reader, reader.read(file), place, file) for file in matching]
+        rows = []
+        for file in matching:
+            folder = file.parent.relative_to(place).as_posix()
+            name = file.stem if "*" in reader.files else place.name if folder == "." else folder
+            rows.append(reader.read(file).assign(run=name))
         table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
         raise TableError(f"{path} holds {len(matching)} files {matching[0].name}, and none has a loss")
     return table.rename(columns=dict(reader.columns))
-
-
-def _warn_of_others(place: Path, files: Sequence[Path], others: Sequence[Path]) -> None:
-    read = {file.parent for file in files}
-    if left := [file for file in others if not read & {*file.parents}]:
-        warnings.warn(
-            f"{place} holds runs of several tools: {len(files)} files {files[0].name} are read, and "
-            f"{len(left)} others are not, such as {left[0]}; give the folder of one tool",
-            stacklevel=2,
-        )
-
-
-def _with_run(reader: Reader, rows: pd.DataFrame, root: Path, file: Path) -> pd.DataFrame:
-    folder = file.parent.relative_to(root).as_posix()
-    if "*" in reader.files:
-        return rows.assign(run=file.stem)
-    return rows.assign(run=root.name if folder == "." else folder)
-
-
-def _first_line(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            return opened.readline(2**20)
-    except OSError:  # the reader of tables says why
-        return b""
 
 
 # Names of all tools, for messages

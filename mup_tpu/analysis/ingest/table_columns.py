@@ -137,17 +137,12 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         if (named := getattr(columns, part)) != getattr(defaults, part):
             names[part] = named
             continue
-        usual_name = getattr(defaults, part)
-        if part == "hyperparameter":
-            column = _find_rate(table, notes)
-        else:
-            column = find_scale(table, notes) if part == "scale" else _find(table, part, usual_name, notes)
-        if (
-            column is None and part == "loss" and {"number", "value", "state"} <= set(table)
-        ):  # Optuna's trials
-            column = "value"
+        find = {"hyperparameter": _find_rate, "scale": find_scale}.get(part)
+        column = find(table, notes) if find else _find(table, part, getattr(defaults, part), notes)
         if column is None and part == "loss":
             scores = [str(name) for name in table if SCORE.search(plain_name(name))]
+            if {"number", "value", "state"} <= set(table):  # Optuna's trials
+                scores = ["value"]
             column = scores[0] if len(scores) == 1 else None
         names |= {} if column is None else {part: column}
     if "hyperparameter" not in names:
@@ -209,7 +204,9 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
         values = {name: distinct(table[name]) for _, name in candidates}
         candidates.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
     (first, column), others = candidates[0], candidates[1:]
-    differ = [(rank, name) for rank, name in others if not _is_one_to_one(table, column, name)]
+    # A scale may be counted in two units. Two losses that differ at all are two losses.
+    is_same = _is_one_to_one if part == "scale" else _is_equal
+    differ = [(rank, name) for rank, name in others if not is_same(table, column, name)]
     if part in ("scale", "loss"):
         same = [name for rank, name in differ if part != "loss" and rank[0] == first[0] or rank == first]
         called, flag = _called(part, str(column)), _FLAGS[part]
@@ -337,6 +334,11 @@ def distinct(column: pd.Series) -> int:
         return int(column.nunique())
     except TypeError:
         return int(column.astype(str).nunique())
+
+
+def _is_equal(table: pd.DataFrame, one: str, other: str) -> bool:
+    away = (rough_numbers(table[one]) - rough_numbers(table[other])).abs()
+    return bool((away.dropna() <= 1e-9).all())
 
 
 def _is_one_to_one(table: pd.DataFrame, one: str, other: str) -> bool:

@@ -227,6 +227,18 @@ text("accuracy", renamed("val_acc"), options={"columns": ("loss=val_acc",)}, err
 text("a loss, maximized", renamed("val_loss"), options={"maximize": True}, error="leave --maximize out")
 text("MSE", renamed("mse"), options={"columns": ("loss=mse",)}, note="regrets and ε are in its unit")
 text("no loss", renamed("my_metric"), error="--columns loss=my_metric takes my_metric for the loss")
+text(
+    "a training loss beside the held-out one",
+    RUNS.rename(columns={"loss": "val/loss"}).assign(**{"train/loss": RUNS["loss"] - 0.1}),
+    note="the loss is val/loss, not train/loss",
+)
+text(
+    "two held-out losses",
+    RUNS.rename(columns={"loss": "c4/val_loss"}).assign(
+        **{"wiki/val_loss": RUNS["loss"] + 1 / RUNS["width"]}
+    ),
+    error="may both be the loss: say which",
+)
 text("two units", RUNS.assign(unit=["bits"] * 5 + ["nats"] * 10), error="several units")
 text("crashed runs", lambda: pd.concat([RUNS.assign(State="finished"), RUNS.head(1).assign(State="crashed", loss=9.0)]),
      note="--states crashed=diverged if they diverged")  # fmt: skip

@@ -104,3 +104,21 @@ def test_numbers_as_people_write_them(texts, values):
 def test_repeats_that_a_column_tells_apart_are_no_seeds():
     with pytest.raises(TableError, match="they differ in recipe"):
         check_table(RUNS.drop(columns="seed").assign(recipe=np.where(RUNS["seed"], "a", "b")))
+
+
+@pytest.mark.parametrize(
+    ("unit", "sentence"),
+    [
+        ({"name": "dit"}, "loss_unit 'dit' is not one of auto, nat, bit, bpb"),
+        ({"bytes_per_token": -1.0}, "bytes_per_token -1 is not allowed: it must be a finite number above 0"),
+    ],
+)
+def test_units_that_are_none_are_one_sentence(unit, sentence):
+    with pytest.raises(TableError, match=sentence):
+        LossUnit(**unit)
+
+
+def test_bits_a_token_are_asked_for():
+    in_bits = check_table(renamed("loss", RUNS["loss"] / np.log(2)), unit=LossUnit("bit"))
+    np.testing.assert_allclose(in_bits.runs["loss"], EXPECTED["loss"])
+    assert check_table(RUNS).notes == ()

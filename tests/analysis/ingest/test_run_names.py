@@ -7,7 +7,6 @@ from mup_tpu.analysis import load_table
 from mup_tpu.analysis.ingest.table_shapes import settings
 from mup_tpu.cli import main
 from mup_tpu.errors import TableError
-from mup_tpu.words.reasons import notes as notes_of
 
 
 @pytest.mark.parametrize(
@@ -31,15 +30,6 @@ def named_runs(rule="mup"):
     return pd.DataFrame(
         [(f"{rule}_w{w}_lr{lr:.6e}", loss) for w, lr, loss in rows], columns=["run_name", "loss"]
     )
-
-
-def test_a_table_whose_settings_stand_in_its_names_is_read_and_says_so(tmp_path):
-    named_runs().to_csv(tmp_path / "runs.csv", index=False)
-    table = load_table(tmp_path / "runs.csv")
-    assert set(table.runs["compared"]) == {"mup"}
-    assert sorted(set(table.runs["scale"])) == [64, 128, 256]
-    assert set(table.runs["x"].round(4)) == {-10, -9, -8, -7, -6}
-    assert "(column run_name, such as mup_w64_lr9.765625e-04)" in notes_of(table)[0]
 
 
 def test_named_columns_are_not_replaced_by_names(tmp_path):

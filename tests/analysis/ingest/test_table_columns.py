@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, check_table
 from mup_tpu.analysis.ingest.table_columns import means, plain_name, short_name
 from mup_tpu.analysis.rows import select
 from mup_tpu.errors import TableError
@@ -66,20 +66,6 @@ def test_a_rate_that_is_named_leaves_the_logged_one_aside_as_a_guessed_one_does(
         check_table(RUNS.assign(init_std=RUNS["lr"]), Columns(hyperparameter="init_std"))
 
 
-def test_held_out_losses_come_before_training_s_and_the_other_is_said():
-    table = check_table(named("width", "lr", "seed", "val/loss", **{"train/loss": np.linspace(1, 2, 12)}))
-    assert table.runs["loss"].tolist() == RUNS["loss"].tolist()
-    assert "the loss is val/loss, not train/loss (--columns loss=COLUMN chooses another)" in notes_of(table)
-
-
-def test_of_a_learning_rate_that_was_set_and_one_that_was_logged_the_former_counts():
-    logged = np.random.default_rng(0).random(12)
-    for names in (("config/width", "config/lr"), ("d_model", "learning_rate")):
-        table = check_table(named(*names, "seed", "loss").assign(lr=logged))
-        assert sorted(table.runs["x"].unique()) == [-9, -8, -7]
-        assert any(f"the learning rate is {names[1]}, not lr" in note for note in notes_of(table))
-
-
 def test_what_grows_is_the_first_size_that_varies():
     frame = named("config/n_layer", "config/lr", "seed", "loss", **{"config/d_model": 256})
     assert check_table(frame).columns.scale == "n_layer"
@@ -91,14 +77,6 @@ def test_two_columns_that_differ_are_not_chosen_between():
     shuffled = np.roll(RUNS["lr"].to_numpy(), 1)
     with pytest.raises(TableError, match="columns max_lr and base_lr may both be the learning rate"):
         check_table(named("width", "max_lr", "seed", "loss", base_lr=shuffled))
-
-
-def test_the_logarithm_of_a_learning_rate_is_understood():
-    for base, name in ((2, "log2_lr"), (10, "log10_learning_rate")):
-        exponents = np.log(RUNS["lr"]) / np.log(base)
-        table = check_table(RUNS.drop(columns="lr").assign(**{name: exponents}))
-        np.testing.assert_allclose(table.runs["x"], check_table(RUNS).runs["x"])
-        assert f"the learning rate is {base}^{name}" in notes_of(table)
 
 
 def test_a_step_of_another_name_is_told_where_runs_have_several_rows():
@@ -126,17 +104,6 @@ def test_names_are_read_as_people_write_them():
         "width",
         "",
     ]
-
-
-def test_an_export_of_a_tracker_says_what_the_same_table_of_plain_names_says(tmp_path):
-    """As Weights & Biases writes it, with a run that crashed."""
-    frame = named("config/d_model", "config/lr", "config/seed", "val/loss", Name="a", State="finished")
-    frame.loc[len(frame)] = [64, 2.0**-8, 2, np.nan, "b", "crashed"]
-    frame.to_csv(tmp_path / "export.csv", index=False)
-    found, expected = analyze(load_table(tmp_path / "export.csv")), analyze(check_table(RUNS))
-    assert [o.x for o in found.results[0].optima] == [o.x for o in expected.results[0].optima]
-    assert (found.scale, found.hyperparameter) == ("d_model", "lr")
-    assert any("1 crashed runs left out" in note for note in notes_of(found))
 
 
 def test_trials_of_optuna_are_read_as_it_writes_them():

@@ -1,8 +1,11 @@
 """Files of any kind hold the same table; what is no table says what it is."""
 
 import gzip
+import io
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -149,3 +152,14 @@ def test_a_workbook_is_read_with_its_package_or_refused_in_a_sentence(tmp_path):
             read_file(tmp_path / "runs.xlsx")
     else:
         pd.testing.assert_frame_equal(read_file(tmp_path / "runs.xlsx"), TABLE)
+
+
+@pytest.mark.parametrize(
+    "content", [CSV.encode(), TABLE.to_json(orient="records").encode()], ids=["CSV", "JSON"]
+)
+def test_standard_input_is_a_table(content):
+    code = (
+        "from mup_tpu.analysis.ingest.table_files import read_file; print(read_file('-').to_csv(index=False))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=True)
+    pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(run.stdout)), TABLE)
