@@ -142,7 +142,8 @@ class Results:
             console.print(verdicts.verdict(result, analysis, self.scores), style="bold")
             batch = result.next_batch
             if batch is None:
-                console.print("  settled: no runs needed")
+                needed = ["settled: no runs needed"] if result.curves else verdicts.details(result, analysis)
+                console.print(f"  {needed[0]}")
                 continue
             rows = [
                 (columns.write_scale(analysis.scale, c.scale), power(c.x), str(c.runs), str(c.seeds))

@@ -64,7 +64,7 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
         lines.append(
             f"expected loss {made.loss.loss:.3f} {unit} (95 % {made.loss.low:.3f} to {made.loss.high:.3f})"
         )
-    elif made.why_no_loss is not None:
+    elif made.why_no_loss is not None and not predictions.analysis.columns.maximized:
         lines.append(f"expected loss unknown: {because(made.why_no_loss, predictions.analysis.columns)}")
     return lines
 

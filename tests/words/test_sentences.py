@@ -54,7 +54,7 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
     [
         (
             Reason.of("extend grids", scales=[64.0, 128.0, 1e6]),
-            "no optimum inside the grid at width 64, 128 and 1 M: extend it there first",
+            "no optimum inside the grid at width 64, 128 and 1M: extend it there first",
         ),
         (Reason.of("few scales", needed=3, known=2), "a verdict needs 3 widths, and there are 2"),
         (
@@ -83,7 +83,7 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
         ),
         (
             Reason.of("states left out", counts={"failed": 2, "running": 1}),
-            "2 failed, 1 running runs left out, since they have no result",
+            "2 failed, 1 running runs left out, since they have no result; --states failed=diverged if they diverged",
         ),
         (
             Reason.of("usual sweeps", kind="", keeps=""),
