@@ -19,6 +19,7 @@ from mup_tpu.errors import TableError
 # Ends of runs; unfinished ones say nothing of their trial
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
 REFUSED = "refused"  # by a condition that an optimum has to meet
+ENDS = pd.CategoricalDtype([FINISHED, DIVERGED, STOPPED, UNFINISHED, REFUSED])
 
 RUN = ["compared", "scale", "x", "seed"]  # columns that name a run
 HISTORY = [*RUN, "step", "loss"]

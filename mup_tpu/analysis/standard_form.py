@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, plain_name, short_name
+from mup_tpu.analysis.ingest.table_columns import Columns, distinct, list_of, means, plain_name, short_name
 from mup_tpu.analysis.ingest.table_shapes import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_values import (
     AUTO,
@@ -27,6 +27,7 @@ from mup_tpu.analysis.ingest.table_values import (
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import meets, no_column
 from mup_tpu.analysis.run_table import (
+    ENDS,
     FINISHED,
     REFUSED,
     RUN,
@@ -131,14 +132,14 @@ def _with_a_result(
     if column == Columns().status and column not in table:  # trackers export it as State
         column = next((c for c in table.columns if str(c).lower() in ("status", "state")), "")
     if column in table and table[column].notna().any():
-        ended = meanings(table[column], states)
+        ended = meanings(table[column], states).astype(ENDS)
         left_out = ended == UNFINISHED
         if left_out.any():
             counts = table.loc[left_out, column].value_counts()
             notes.append(Reason.of("states left out", counts={str(s): int(n) for s, n in counts.items()}))
         table, ended = table[~left_out], ended[~left_out]
     else:
-        ended = pd.Series(FINISHED, index=table.index)
+        ended = pd.Series(FINISHED, index=table.index, dtype=ENDS)
     metrics = [name for name in table if means(name) == "loss"]
     if len(metrics) < 2 or columns.step in table:
         return table, ended
@@ -253,8 +254,9 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
         TableError: one run has two losses.
     """
     key = [*RUN, "step"]
-    varying_key = [name for name in key if runs[name].nunique(dropna=False) > 1] or key
-    doubled = runs[runs.duplicated(varying_key, keep=False)]
+    if runs["seed"].is_unique:  # which is soon known
+        return runs
+    doubled = runs[runs.duplicated([name for name in key if distinct(runs[name]) != 1] or key, keep=False)]
     if doubled.empty:
         return runs
     clashing = doubled[doubled.groupby(key, dropna=False)["loss"].transform("nunique") > 1]
@@ -285,7 +287,8 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
     if (runs["scale"] == 0).any():
         count = int((runs["scale"] == 0).sum())
         notes.append(Reason.of("runs at scale 0", count=count, column=columns.scale))
-    seeds = runs[~at_zero].groupby(["compared", "scale", "x"])["x"].count()
+    cell = [name for name in ("compared", "scale", "x") if distinct(runs[name]) > 1]
+    seeds = (runs[~at_zero] if at_zero.any() else runs).groupby([*cell, "stopped"][: len(cell) or 1]).size()
     if seeds.nunique() > 1:
         notes.append(Reason.of("unequal seeds", least=int(seeds.min()), most=int(seeds.max())))
     return notes

@@ -83,7 +83,8 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
         ),
         (
             Reason.of("states left out", counts={"failed": 2, "running": 1}),
-            "2 failed, 1 running runs left out, since they have no result; --states failed=diverged if they diverged",
+            "2 failed, 1 running runs left out, since they have no result; --states failed=diverged if they "
+            "diverged",
         ),
         (
             Reason.of("usual sweeps", kind="", keeps=""),
