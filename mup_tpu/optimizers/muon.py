@@ -18,7 +18,7 @@ Shapes: K members, S slices of equal shape, N matrices, R rows, C columns; ... e
 from __future__ import annotations
 
 import math
-from itertools import groupby
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
@@ -78,32 +78,33 @@ class Muon(UpdateRule):
     def update_member(self, group: Group, constants: MuonConstants, learning_rate: float) -> None:
         """Update in torch.optim.Muon's order of operations; torch's has no slices."""
         rate = learning_rate * group.lr_factor
+        parts, scales, directions = [], [], []
         for parameter, leaf, buffer in zip(
             group.parameters, group.leaves, group.slots["momentum_buffer"], strict=True
         ):
-            if leaf.grad is None:
-                continue
-            directions = matrices_of(parameter, _direction(leaf.grad, buffer, constants))
-            parts = matrices_of(parameter, leaf.detach().mul_(1 - rate * group.weight_decay))
-            for part, direction in zip(parts, directions, strict=True):
-                scale = scale_of(parameter, part.shape[parameter.sliced_axis], constants.scale)
-                part.add_(orthogonalised(direction, constants.steps, constants.dtype), alpha=-(rate * scale))
+            assert leaf.grad is not None
+            directions += matrices_of(parameter, _direction(leaf.grad, buffer, constants))
+            of_leaf = matrices_of(parameter, leaf.detach().mul_(1 - rate * group.weight_decay))
+            axis, scale = parameter.sliced_axis, constants.scale
+            scales += [scale_of(parameter, part.shape[axis], scale) for part in of_leaf]
+            parts += of_leaf
+        orthogonal = orthogonalised(directions, constants.steps, constants.dtype)
+        for part, update, scale in zip(parts, orthogonal, scales, strict=True):
+            part.add_(update, alpha=-(rate * scale))
 
     def update_stack(self, stack: StackedParameter, constants: MuonConstants) -> None:
-        """Update of all members, with slices of equal shape in one batch of matrix products."""
         import torch
 
         (lr,), p, axis = stack.numbers, stack.values, stack.parameter.sliced_axis
         rate = lr * stack.lr_factor
         direction = _direction(stack.gradient, stack.slots["momentum_buffer"], constants)
-        updates: list[Tensor] = []
         parts = matrices_of(stack.parameter, direction)
-        for size, alike in groupby(parts, lambda part: part.shape[axis]):
-            stacked = torch.stack([*alike], 1)
-            flat_NRC = stacked.flatten(0, -3)
-            orthogonal_NRC = orthogonalised(flat_NRC, constants.steps, constants.dtype).to(p.dtype)
-            scaled_NRC = scale_of(stack.parameter, size, constants.scale) * orthogonal_NRC
-            updates += scaled_NRC.view_as(stacked).unbind(1)
+        updates = [
+            scale_of(stack.parameter, part.shape[axis], constants.scale) * update.to(p.dtype)
+            for part, update in zip(
+                parts, orthogonalised(parts, constants.steps, constants.dtype), strict=True
+            )
+        ]
         p.mul_(1 - rate * stack.weight_decay)
         p.sub_(rate * (updates[0] if len(updates) == 1 else torch.cat(updates, axis)))
 
@@ -114,28 +115,41 @@ def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Te
     return gradient.lerp(buffer, constants.momentum) if constants.nesterov else buffer
 
 
-def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
-    """Return the nearest matrices (R, C) or (N, R, C) with singular values of 1, to about ±0.3.
+def orthogonalised(matrices: Sequence[Tensor], steps: int, dtype: str) -> list[Tensor]:
+    """Return for each matrix (..., R, C) the nearest one with singular values of 1, to about ±0.3.
 
     By a quintic Newton-Schulz iteration, in "bfloat16", as torch.optim.Muon, or in the matrices' own dtype.
-    Five steps bring singular values of a hundredth of the norm near 1.
+    Five steps bring singular values of a hundredth of the norm near 1. All matrices of one shape, or of its
+    transpose, are one batch of products.
     """
     import torch
 
     a, b, c = _COEFFICIENTS
-    add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
-    x = matrices.to(torch.bfloat16) if dtype == "bfloat16" else matrices
-    x = x.contiguous()
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x  # the smaller of x·xᵀ and xᵀ·x
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    # Not `clamp`: XLA's propagation of shardings ends the process at it if batches are split.
-    x = x / norm.maximum(torch.full_like(norm, _LEAST_NORM))
-    for _ in range(steps):
-        square = x @ x.mT
-        polynomial = add_product(square, square, square, beta=b, alpha=c)
-        x = add_product(x, polynomial, x, beta=a)
-    return x.mT if is_tall else x
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        alike.setdefault(tuple(sorted(matrix.shape[-2:])), []).append(i)
+    results = [*matrices]
+    for places in alike.values():
+        wide = [_wide(matrices[i]) for i in places]
+        x = torch.cat([matrix.flatten(0, -3) if matrix.dim() > 2 else matrix[None] for matrix in wide])
+        x = x.to(torch.bfloat16) if dtype == "bfloat16" else x
+        norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+        # Not `clamp`: XLA's propagation of shardings ends the process at it if batches are split.
+        x = x / norm.maximum(torch.full_like(norm, _LEAST_NORM))
+        for _ in range(steps):
+            square = x @ x.mT
+            polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+            x = torch.baddbmm(x, polynomial, x, beta=a)
+        counts = [math.prod(matrix.shape[:-2]) for matrix in wide]
+        for i, matrix, part in zip(places, wide, x.split(counts), strict=True):
+            results[i] = _wide(part.view(matrix.shape), matrices[i].shape)
+    return results
+
+
+def _wide(matrix: Tensor, like: Sequence[int] | None = None) -> Tensor:
+    """Transpose a tall matrix, for the smaller of x·xᵀ and xᵀ·x; or one back whose shape was tall."""
+    rows, columns = (like or matrix.shape)[-2:]
+    return matrix.mT if rows > columns else matrix
 
 
 def scale_of(parameter: Parameter, size: int, convention: str) -> float:

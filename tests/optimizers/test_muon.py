@@ -106,13 +106,15 @@ def test_a_fused_matrix_is_as_many_matrices_as_it_has_slices():
 @pytest.mark.parametrize("steps", [1, 5, 9])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_newton_schulz_is_its_polynomial_of_the_singular_values(shape, steps):
+    """Alone, and in one batch with its transpose and others."""
     matrices = gradients(shape, 3, torch.float64)
-    for matrix, from_batch in zip(
-        matrices, orthogonalised(torch.stack(matrices), steps, "float32"), strict=True
+    stack, turned, alone = orthogonalised(
+        [torch.stack(matrices[:2]), matrices[0].T, matrices[2]], steps, "float32"
+    )
+    for ours, matrix in zip(
+        (*stack, turned, alone), (*matrices[:2], matrices[0].T, matrices[2]), strict=True
     ):
-        expected = by_singular_values(matrix, steps)
-        torch.testing.assert_close(orthogonalised(matrix, steps, "float32"), expected, rtol=0, atol=1e-10)
-        torch.testing.assert_close(from_batch, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(ours, by_singular_values(matrix, steps), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -120,7 +122,7 @@ def test_newton_schulz_is_its_polynomial_of_the_singular_values(shape, steps):
 def test_singular_values_above_a_hundredth_of_the_norm_come_near_one(shape, dtype):
     (matrix,) = gradients(shape, 1)
     u, before, vh = torch.linalg.svd(matrix, full_matrices=False)
-    found = torch.diag(u.T @ orthogonalised(matrix, 5, dtype).float() @ vh.T)
+    found = torch.diag(u.T @ orthogonalised([matrix], 5, dtype)[0].float() @ vh.T)
     large = found[before > 0.01 * before.norm()]
     assert len(large) > len(found) - 2
     assert large.min() > 0.6 and large.max() < 1.3
@@ -129,9 +131,9 @@ def test_singular_values_above_a_hundredth_of_the_norm_come_near_one(shape, dtyp
 def test_a_gradient_of_zeros_changes_nothing_and_nan_stays_in_its_matrix():
     (matrix,) = gradients((8, 8), 1)
     zeros, nan = torch.zeros(8, 8), torch.full((8, 8), math.nan)
-    found = orthogonalised(torch.stack([zeros, nan, matrix]), 5, "float32")
+    found = orthogonalised([zeros, nan, matrix], 5, "float32")
     assert torch.equal(found[0], zeros) and found[1].isnan().all()
-    assert torch.equal(found[2], orthogonalised(torch.stack([zeros, zeros, matrix]), 5, "float32")[2])
+    assert torch.equal(found[2], orthogonalised([zeros, zeros, matrix], 5, "float32")[2])
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -226,7 +228,7 @@ def update_norms(width: int, scale: str, parametrization: str) -> dict[str, floa
 @pytest.mark.parametrize("scale", SCALES)
 def test_in_mup_updates_keep_to_the_spectral_condition_at_every_width(scale):
     """Yang et al. 2023, Condition 1: ‖ΔW‖ ∝ √(out/in). Newton-Schulz leaves norms within ±20 %."""
-    narrow, wide = (update_norms(width, scale, "mup") for width in (32, 512))
+    narrow, wide = (update_norms(width, scale, "mup") for width in (32, 256))
     assert len(narrow) == 6
     for name, norm in narrow.items():
         assert wide[name] == pytest.approx(norm, rel=0.25), name
@@ -234,9 +236,9 @@ def test_in_mup_updates_keep_to_the_spectral_condition_at_every_width(scale):
 
 
 def test_in_sp_what_is_matched_to_adamw_outgrows_it_by_the_square_root_of_width():
-    narrow, wide = (update_norms(width, "match_rms_adamw", "sp") for width in (32, 512))
+    narrow, wide = (update_norms(width, "match_rms_adamw", "sp") for width in (32, 288))
     for name, norm in narrow.items():
-        assert wide[name] / norm == pytest.approx(4, rel=0.25), name
+        assert wide[name] / norm == pytest.approx(3, rel=0.25), name
 
 
 def muon_trial(**changes) -> Trial:
