@@ -378,15 +378,13 @@ REALS = [c for c in columns.CONFIGURED.values() if c.type is float]
 @pytest.mark.parametrize("field", [column.field for column in REALS])
 def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
     """In TOML of any name, on axes, in ladders, in domains, and as an option."""
-    of = {
-        "cooldown": {"schedule": "wsd"},
-        "momentum": {"optimizer": "sgd"},
-        "balance_loss": {"architecture": "moe"},
-    }
-    base = of.get(field) or ({"optimizer": "muon"} if "muon" in field or field == "adamw_lr_ratio" else {})
-    expected = Trial().replace(**base, **{field: 2.0**-4})
     part = part_of_field()[field]
-    tables: dict[str, list[str]] = {part: [f'{field} = "2^-4"']}
+    (facts,) = [about(f) for f in dataclasses.fields(getattr(Trial(), part)) if f.name == field]
+    base = {name: choices[0] for name, choices in facts.only.items()}
+    low, high = ("2^-4", "2^-3") if facts.above < 2**-4 else ("2^4", "2^5")
+    lower, upper = (2.0 ** int(power[2:]) for power in (low, high))
+    expected = Trial().replace(**base, **{field: lower})
+    tables: dict[str, list[str]] = {part: [f'{field} = "{low}"']}
     for name, value in base.items():
         tables.setdefault(part_of_field()[name], []).append(f"{name} = {value!r}")
     for name in ("mine.toml", "learning_rate.toml"):
@@ -394,14 +392,14 @@ def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
         assert load_trial(tmp_path / name) == expected
     own = "".join(f"[base.{t}]\n" + "\n".join(k[t == part :]) + "\n" for t, k in tables.items())
     tuned = "tune = {data_seed = [0]}\n"
-    axis = sweep_of(tmp_path, f'experiment = "x"\n{tuned}scale = {{{field} = ["2^-4"]}}\n{own}').scale_axis
-    assert axis == parse_axis(f"{field}=2^-4", "scale") == Axis(field, (2.0**-4,))
-    rung = sweep_of(tmp_path, f'experiment = "x"\n{tuned}ladder = [{{{field} = "2^-4"}}]\n{own}').scale_axis
-    assert rung.points == ({field: 2.0**-4},)
-    space = f'[space.{field}]\nlow = "2^-4"\nhigh = "2^-3"\n'
+    axis = sweep_of(tmp_path, f'experiment = "x"\n{tuned}scale = {{{field} = ["{low}"]}}\n{own}').scale_axis
+    assert axis == parse_axis(f"{field}={low}", "scale") == Axis(field, (lower,))
+    rung = sweep_of(tmp_path, f'experiment = "x"\n{tuned}ladder = [{{{field} = "{low}"}}]\n{own}').scale_axis
+    assert rung.points == ({field: lower},)
+    space = f'[space.{field}]\nlow = "{low}"\nhigh = "{high}"\n'
     (tmp_path / "mine.toml").write_text(f'experiment = "x"\n{own}{space}')
-    assert load_search(tmp_path / "mine.toml").space[field] == Domain("loguniform", 2.0**-4, 2.0**-3)
-    options = [word for name, value in {**base, field: "2^-4"}.items() for word in (f"--{name}", value)]
+    assert load_search(tmp_path / "mine.toml").space[field] == Domain("loguniform", lower, upper)
+    options = [word for name, value in {**base, field: low}.items() for word in (f"--{name}", value)]
     read = tyro.cli(Trial, args=options, config=(tyro.conf.OmitArgPrefixes,))
     assert read == expected
 
