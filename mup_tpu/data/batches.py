@@ -254,7 +254,6 @@ class Threads(Generic[A, T]):
         self._ends = [weakref.finalize(self, self._calls.put, None) for _ in range(count)]
 
     def submit(self, argument: A) -> Future[T]:
-        """Call the function with an argument; calls begin in the order in which they are submitted."""
         future = Future[T]()
         self._calls.put((argument, future))
         return future

@@ -101,7 +101,6 @@ Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]  # compiler of a
 
 
 def as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Return the traced function itself."""
     return traced
 
 
@@ -238,7 +237,7 @@ def inductor() -> Compiler:
 
 @contextlib.contextmanager
 def without_advice_on_tf32() -> Iterator[None]:
-    """Silence torch's warnings in the block that TF32 is off, or is set by a function that will go.
+    """Ignore torch's warnings in the block that TF32 is off, or is set by a function that will go.
 
     The new way to set it fails beside TORCH_ALLOW_TF32_CUBLAS_OVERRIDE ("mix of the legacy and new APIs").
     """

@@ -69,7 +69,6 @@ def _left(group: Path, kind: str) -> float:
 
 
 def _quota(group: Path) -> float:
-    """Cores that a group's processes may use in all; inf without a quota."""
     quota, _, period = _text(group / "cpu.max").strip().partition(" ")
     if quota.isdigit() and period.isdigit():
         return int(quota) / max(1, int(period))
@@ -77,7 +76,6 @@ def _quota(group: Path) -> float:
 
 
 def _number(file: Path, default: float = math.inf) -> float:
-    """A number in a file; the default if the file is missing, or says "max" or -1."""
     text = _text(file).strip()
     return int(text) if text.isdigit() else default
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mup_tpu.models.kernels.cross_entropy import cross_entropy
+
 
 class Scale(nn.Module):
     """Multiplication by a factor, a buffer that may differ between members of a pack."""
@@ -86,13 +88,19 @@ class ScaledNetwork(nn.Module):
         self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
         self.register_buffer("logit_factor", torch.ones(()))
 
-    def forward(self, tokens_BT: Tensor, added: list[Tensor] | None = None) -> Tensor:
-        """Return logits_BTV of the token after each of `tokens_BT`; `added` takes terms added to the loss."""
+    def forward(
+        self, tokens_BT: Tensor, added: list[Tensor] | None = None, targets_BT: Tensor | None = None
+    ) -> Tensor:
+        """Return logits_BTV of the token after each of `tokens_BT`, or with targets their mean cross-entropy.
+
+        `added` takes terms added to the loss.
+        """
         trunk, added = self.get_submodule(self._trunk), [] if added is None else added
-        hidden_ND = trunk(tokens_BT, self.attention_factor, self.residual_factor, added)
-        return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
+        hidden_ND = trunk(tokens_BT, self.attention_factor, self.residual_factor, added) * self.logit_factor
+        if targets_BT is not None:
+            return cross_entropy(hidden_ND, self.lm_head.weight, targets_BT.flatten())
+        return self.lm_head(hidden_ND).view(*tokens_BT.shape, -1)
 
 
 def join_stream(stream_ND: Tensor, branch_ND: Tensor, factor: Tensor | None) -> Tensor:
-    """Add a branch to the residual stream; without a factor, backward saves a multiplication."""
     return stream_ND + branch_ND if factor is None else torch.addcmul(stream_ND, branch_ND, factor)

@@ -135,7 +135,8 @@ class PackRun:
         first, mesh, tokens_per_step = pack.trials[0], self.device.mesh, self.dataset.tokens_per_step
         flops = pack.declaration.flops_per_token(pack.vocab_size, first.data.sequence_length)
         peak = peak_flops(self.device, first.train.precision)
-        meter = Meter(tokens_per_step, flops, mesh.trial * mesh.data, peak)
+        devices = mesh.trial * mesh.data * options.split_over
+        meter = Meter(tokens_per_step, flops, devices, peak)
         chunks = self._chunks(meter)
         unread: list[tuple[torch.Tensor, int]] = []  # losses_SR of chunks on the device, and their steps
         first_step_prepares = pack.compiles or self.device.compiles  # compiles, or traces and records

@@ -28,6 +28,7 @@ from mup_tpu.devices import Device
 from mup_tpu.devices.base import BY_XLA
 from mup_tpu.internals.torch import compile_function, tree_flatten, tree_unflatten
 from mup_tpu.models import Parameter
+from mup_tpu.models.kernels.cross_entropy import AT_ONCE
 from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
 from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.trials import schedule_factor
@@ -44,11 +45,16 @@ without such terms compare.
 """
 
 
-def member_loss(network: nn.Module, vocab_size: int, precision: str, device: torch.device) -> MemberLoss:
-    """Return the loss of one member, by a network without weights (`Architecture.network`)."""
+def member_loss(
+    network: nn.Module, vocab_size: int, precision: str, device: torch.device, in_parts: bool = False
+) -> MemberLoss:
+    """Return the loss of one member, by a network without weights (`Architecture.network`).
+
+    `in_parts` never has more than `AT_ONCE` logits in memory.
+    """
     bf16, by_xla = precision == "bf16", device.type in BY_XLA
 
-    def cross_entropy(logits_BTV: Tensor, tokens_BT1: Tensor) -> Tensor:
+    def of_logits(logits_BTV: Tensor, tokens_BT1: Tensor) -> Tensor:
         logits_NV, targets_N = logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()
         logits_NV = logits_NV.float() if bf16 else logits_NV
         if not by_xla:
@@ -60,11 +66,14 @@ def member_loss(network: nn.Module, vocab_size: int, precision: str, device: tor
 
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
         added: list[Tensor] = []
+        inputs: list[Any] = [tokens_BT1[:, :-1], added]
+        is_large = in_parts and vocab_size * inputs[0].numel() > AT_ONCE
+        if is_large:
+            inputs.append(tokens_BT1[:, 1:])
         with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            logits_BTV = functional_call(
-                network, parameters | buffers, (tokens_BT1[:, :-1], added), tie_weights=True
-            )
-        value = cross_entropy(logits_BTV, tokens_BT1)
+            value = functional_call(network, parameters | buffers, tuple(inputs), tie_weights=True)
+        if not is_large:
+            value = of_logits(value, tokens_BT1)
         for term in added:
             value = value + (term - term.detach())
         return value

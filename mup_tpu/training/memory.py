@@ -19,6 +19,7 @@ from mup_tpu.devices.base import BY_XLA, ONE_DEVICE, MeshShape
 from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import declare
 from mup_tpu.models.kernels.attention import choose_form, has_kernel
+from mup_tpu.models.kernels.cross_entropy import rows_at_once
 from mup_tpu.models.kernels.scans import SCANNED_FROM
 from mup_tpu.training.members import state_slots
 
@@ -83,6 +84,8 @@ def estimate_pack_bytes(
         )
         gathered = _GATHERED_BLOCKS * block + _GATHERED_REST * (total - layers * block)
     state = state / shards + gathered
+    # Of a large vocabulary only some tokens' logits are in memory at once.
+    logits = vocab_size * (tokens if kind in BY_XLA else min(tokens, rows_at_once(vocab_size)))
     sums = gradients if micro_batches > 1 else 0  # gradients summed over micro-batches, beside those of one
     training = members if execution == "vmap" else 1  # members with gradients and activations at a time
     if kind == "cuda":
@@ -91,7 +94,7 @@ def estimate_pack_bytes(
         takes_heads = execution == "loop" or has_kernel(declaration.head_size)
         pairs = 0 if takes_heads and precision != "float64" else pairs
         a_layer = kept.cuda_vectors[dtype] * width + _CUDA_WEIGHTS[dtype] * pairs
-        at_once = _CUDA_AT_ONCE * max(vocab_size, pairs)
+        at_once = _CUDA_AT_ONCE * max(logits / tokens, pairs)
         evaluation = kept.cuda_evaluation * width if dtype == "bf16" else 0.0
         activations = tokens * (layers * a_layer + at_once + evaluation)
         kept_gradients = sums + _CUDA_GRADIENTS[dtype] * gradients
@@ -111,7 +114,7 @@ def estimate_pack_bytes(
         # In turns, scores count with torch.compile too. bf16 counts as float32: norms, softmax and loss are
         # float32, and both copies of a cast are alive for a while.
         a_layer = kept.vectors[execution] * width + kept.scores[execution] * pairs
-        activations = _IN_PIECES * tokens * (layers * a_layer + kept.logits * vocab_size)
+        activations = _IN_PIECES * tokens * (layers * a_layer + kept.logits * logits / tokens)
         if micro_batches > 1:  # which fragment malloc's memory
             activations *= 1.3 if execution == "loop" else 1.1
         numbers = members * state + training * (sums + gradients + activations)

@@ -104,7 +104,8 @@ class Pack:
         self.scalings = [parameter_scalings(trial, vocab_size, length) for trial in trials]
         precision = first.train.precision
         self._dtype = torch.float64 if precision == "float64" else torch.float32
-        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device)
+        in_parts = device.torch_device.type not in BY_XLA and (device.compiles or not compile)
+        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device, in_parts)
         self._compile, self._micro_batches = compile, micro_batches
         shapes = self.declaration.shapes
         stacked = {name: torch.empty(len(trials), *shape) for name, shape in shapes.items()}
@@ -180,7 +181,6 @@ class Pack:
         return losses_SR
 
     def step(self, tokens_BT1: Tensor) -> Tensor:
-        """Train every live member on one batch; return losses_R before the update, for `read`."""
         return self.train(tokens_BT1[None], 1)[0]
 
     @torch.no_grad()

@@ -252,7 +252,6 @@ def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, An
 
 
 def failed_row(trial: Trial, dataset: TokenDataset, reason: str, **outcome: Any) -> dict[str, Any]:
-    """Return the row of a trial without a result, with the reason; the next call tries it again."""
     defaults = {"steps_done": 0, "loss": math.nan, "pack_size": 1}
     return run_row(trial, dataset, status="failed", reason=reason, **defaults | outcome)
 
@@ -352,7 +351,6 @@ class Report:
 
     @staticmethod
     def note(reports: Sequence[Report]) -> str:
-        """Return the rate of several running packs, in a few words."""
         return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
 
     def __str__(self) -> str:
@@ -421,7 +419,6 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the block as waiting for a batch."""
         began = self._clock()
         yield
         self._waited += self._clock() - began

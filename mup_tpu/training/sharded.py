@@ -39,7 +39,13 @@ from mup_tpu.models import (
 )
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
-from mup_tpu.training.members import MemberOptimizer, member_loss, micro_batches, state_slots
+from mup_tpu.training.members import (
+    MemberOptimizer,
+    backward_in_this_thread,
+    member_loss,
+    micro_batches,
+    state_slots,
+)
 from mup_tpu.training.pack import Pack
 
 # A process whose others ended waits no longer for them. The first step of a large model may take minutes.
@@ -77,6 +83,10 @@ class ShardedPack(Pack):
             self._draw(module, name)
             fully_shard(module, mesh=mesh)
         self._mesh = mesh
+        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device, in_parts=True)
+        with torch.no_grad():  # the first call pads shards of unequal size, and moves them for that
+            self._loss({}, {}, torch.zeros(1, 2, dtype=torch.int64, device=device.torch_device))
+        self.network.reshard()
         self._shards = dict(self.network.named_parameters())
         self.parameters = {name: p.to_local().detach() for name, p in self._shards.items()}
         slots = state_slots(trial, self.declaration.parameters)
@@ -84,7 +94,6 @@ class ShardedPack(Pack):
             slot: {name: torch.zeros_like(self.parameters[name]) for name in names}
             for slot, names in slots.items()
         }
-        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device)
         self._optimizer = self._new_optimizer()
         self._weights: dict[str, Tensor] = {}
 
@@ -132,7 +141,8 @@ class ShardedPack(Pack):
         losses = []
         for part, share in micro_batches(self.shard(tokens_BT1), self._micro_batches):
             loss = self._loss({}, {}, part)
-            loss.backward(torch.full_like(loss, share))
+            with backward_in_this_thread():
+                loss.backward(torch.full_like(loss, share))
             losses.append(loss.detach() * share / self._world)
         for name, p in self._shards.items():
             self.parameters[name].grad, p.grad = p.grad.to_local(), None
@@ -291,7 +301,7 @@ class Processes:
         return None
 
     def close(self) -> None:
-        """Leave the group, and end the others."""
+        """End the group, and the other processes."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
         for other, _ in self._others:

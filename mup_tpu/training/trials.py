@@ -57,7 +57,6 @@ def schedule_factor(config: TrainConfig, step: int) -> float:
 
 
 def learning_rate(trial: Trial, step: int) -> float:
-    """Return the learning rate of a trial at a step, before the factors of all rules."""
     return trial.optimizer.learning_rate * schedule_factor(trial.train, step)
 
 

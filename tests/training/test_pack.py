@@ -363,8 +363,8 @@ def test_bf16_multiplies_matrices_in_bf16_and_leaves_the_rest_in_float32(executi
         losses_K = pack.step(batches(TINY)[0])
     assert set().union(*(dtypes.seen.get(name, set()) for name in ("mm", "addmm", "bmm"))) == {torch.bfloat16}
     update = ("_fused_adamw_",) if execution == "loop" else ("lerp_", "addcmul_", "sqrt")
-    softmax = "softmax" if execution == "loop" else "_softmax"
-    softmaxes = (softmax,) if DEVICE.torch_device.type == "cpu" else ()  # CUDA's is in its fused attention
+    is_fused = execution == "loop" or DEVICE.torch_device.type == "cuda"  # softmax is in fused attention
+    softmaxes = () if is_fused else ("_softmax",)
     for name in ("_log_softmax", *softmaxes, *update):
         assert dtypes.seen[name] == {torch.float32}, name
     assert losses_K.dtype == torch.float32

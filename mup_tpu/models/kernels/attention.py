@@ -230,7 +230,6 @@ def kernel_for(query_BHTd: Tensor) -> Kernel | None:
 
 
 def has_kernel(head_size: int) -> bool:
-    """Return whether CUDA's kernels take heads of this size."""
     return head_size % 8 == 0 and head_size <= 256
 
 
