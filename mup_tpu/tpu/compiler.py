@@ -62,12 +62,10 @@ class Compiled:
 
     @property
     def needed_bytes(self) -> int:
-        """Add up the bytes that the chip's memory must hold at once."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
     @property
     def collectives(self) -> Counter[str]:
-        """Count the operations of each kind that pass data between chips."""
         return Counter(_COLLECTIVE.findall(self.text))
 
     @property
@@ -84,16 +82,15 @@ class Compiled:
             if estimate := _CYCLES.search(line):
                 called = _CALLED.search(line)
                 operations = _OPERATIONS.findall((computations.get(called[1], "") if called else line) + "\n")
-                cycles[_kind(set(operations))] += int(estimate[1])
+                kinds = set(operations)
+                if kinds & {"convolution", "dot"}:
+                    kind = "products"
+                elif kinds & {"reduce", "reduce-window"}:
+                    kind = "reductions"
+                else:
+                    kind = "copies" if kinds <= _MOVING else "other"
+                cycles[kind] += int(estimate[1])
         return cycles
-
-
-def _kind(operations: set[str]) -> str:
-    if operations & {"convolution", "dot"}:
-        return "products"
-    if operations & {"reduce", "reduce-window"}:
-        return "reductions"
-    return "copies" if operations <= _MOVING else "other"
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,6 @@ CASES = (
 
 
 def check(tpu: TpuType) -> Iterator[tuple[Case, Compiled, list[str]]]:
-    """Compile each case for a type of TPU; yield its program and faults."""
     for case in CASES:
         compiled = case.compile(tpu)
         yield case, compiled, list(faults(case, compiled, tpu))

@@ -120,18 +120,13 @@ def take_chips() -> None:
     On one host of a slice, libtpu would ask the metadata for other hosts and wait for them (pytorch/xla issue
     7714): the environment is GKE's for a single host.
     """
-    here = _take_chips()
+    here = take_chips_of_slice()
     if here is not None and _has_neighbours(here):
         os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
 
 
-def take_chips_of_slice() -> None:
-    """Set the environment of a host's worker that takes part in a slice, before torch_xla is imported."""
-    _take_chips()
-
-
-def _take_chips() -> dict[str, Any] | None:
-    """Name the device and the type of TPU; return this node, None without chips.
+def take_chips_of_slice() -> dict[str, Any] | None:
+    """Name the device and type of TPU before torch_xla is imported; return this node, None without chips.
 
     PJRT_DEVICE is TPU unless the driver or the host sets it.
     """

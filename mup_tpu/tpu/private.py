@@ -16,7 +16,6 @@ def sharding_spec(tensor: Tensor) -> str:
 
 
 def user_computation(name: str, given: Sequence[Tensor], computation: Any) -> list[Tensor]:
-    """Call a computation that we built, as a node of the recorded graph."""
     import torch_xla
 
     results: list[Tensor] = torch_xla._XLAC._xla_user_computation(name, given, computation)
@@ -41,14 +40,12 @@ def scan_flat(step: Callable[..., Any], carry: list[Tensor], stacks: list[Tensor
 
 
 def tpu_accelerator_type() -> str:
-    """Read the type of this VM's TPU from the metadata server."""
     from torch_xla._internal import tpu
 
     return tpu.get_tpu_env()["ACCELERATOR_TYPE"]
 
 
 def tpu_chips() -> int:
-    """Count the TPU chips on the PCI bus."""
     from torch_xla._internal import tpu
 
     return tpu.num_available_chips()

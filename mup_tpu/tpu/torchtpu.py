@@ -74,7 +74,7 @@ class TpuDevice(Device):
         return int(_USABLE * GENERATIONS[self.name.removeprefix("tpu:")].device_hbm_bytes)
 
     def peak_memory_bytes(self) -> int:
-        """Return the host's peak: TorchTPU 0.2 has no public count of a chip's memory."""
+        # The host's: TorchTPU 0.2 has no public count of a chip's memory.
         return CpuDevice().peak_memory_bytes()
 
 
@@ -146,12 +146,10 @@ def _write_program(compiled: Any) -> None:
 
 
 def report() -> dict[str, float]:
-    """Return counts of this process, as `xla.report` does; no operation of a whole program falls back."""
     return dict(_COUNTS)
 
 
 def dump_programs(folder: str) -> None:
-    """Write each program that is compiled from now on to a folder, as StableHLO."""
     global _dump
     _dump = Path(folder)
     _dump.mkdir(parents=True, exist_ok=True)

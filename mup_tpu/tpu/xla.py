@@ -205,7 +205,6 @@ class XlaDevice(Device):
         return sent[0]
 
     def end_step(self) -> None:
-        """Hand all operations since the last call to the device as one program, without waiting for it."""
         import torch_xla
 
         torch_xla.sync()
@@ -283,7 +282,11 @@ def create() -> XlaDevice:
                     "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU "
                     "to run XLA on the CPU"
                 )
-            _keep_programs()
+            if "XLA_PERSISTENT_CACHE_PATH" not in os.environ:  # the user's, or set by an earlier call
+                # Workers and restarts compile a shape once. XLA's CPU client cannot keep programs.
+                folder = cache_root() / "xla"
+                folder.mkdir(parents=True, exist_ok=True)
+                runtime.initialize_cache(str(folder))
         if not runtime.is_spmd():
             runtime.use_spmd()
         return XlaDevice(f"xla:{kind}", torch_xla.device(), runtime.global_runtime_device_count())
@@ -297,16 +300,3 @@ def create() -> XlaDevice:
             f"device 'xla' is not available on PJRT_DEVICE={os.environ.get('PJRT_DEVICE')}: {reason(error)}; "
             "mup-tpu doctor names the fault"
         ) from None
-
-
-def _keep_programs() -> None:
-    """Keep compiled programs in the user's cache folder, so that workers and restarts compile a shape once.
-
-    XLA's CPU client cannot keep any.
-    """
-    from torch_xla import runtime
-
-    if "XLA_PERSISTENT_CACHE_PATH" not in os.environ:  # the user's, or set by an earlier call
-        folder = cache_root() / "xla"
-        folder.mkdir(parents=True, exist_ok=True)
-        runtime.initialize_cache(str(folder))

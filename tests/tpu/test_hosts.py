@@ -36,25 +36,7 @@ def cluster(fake_cluster):
 
 @contextlib.contextmanager
 def hosts(fake, *described):
-    """Hosts with these numbers of chips, labels and environments, until the block ends.
-
-    Without a cluster they are nodes as Ray describes them.
-    """
-    if fake.cluster is None:
-        told = [
-            {
-                "Alive": True,
-                "NodeManagerAddress": f"10.0.0.{i}",
-                "Resources": {"TPU": chips},
-                "Labels": labels,
-            }
-            for i, (chips, labels, _) in enumerate(described)
-        ]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ray, "nodes", lambda: told)
-            patch.setattr(ray, "cluster_resources", dict)
-            yield
-        return
+    """Hosts with these numbers of chips, labels and environments, until the block ends."""
     nodes = [
         fake.cluster.add_node(num_cpus=1, resources={"TPU": chips}, labels=labels, env_vars=environment)
         for chips, labels, environment in described
@@ -64,6 +46,27 @@ def hosts(fake, *described):
         yield
     finally:
         fake.remove(nodes)
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """Maker of hosts of so many chips with labels, as Ray describes nodes."""
+
+    def describe(*hosts):
+        nodes = [
+            {
+                "Alive": True,
+                "NodeManagerAddress": f"10.0.0.{i}",
+                "Resources": {"TPU": chips},
+                "Labels": labels,
+            }
+            for i, (chips, labels) in enumerate(hosts)
+        ]
+        monkeypatch.delenv("PJRT_DEVICE", raising=False)
+        monkeypatch.setattr(ray, "nodes", lambda: nodes)
+        monkeypatch.setattr(ray, "cluster_resources", dict)
+
+    return describe
 
 
 def environment_of(options):
@@ -76,30 +79,33 @@ def environment_of(options):
     return {name: seen[name] for name in TOLD if name in seen}
 
 
-DESCRIBED = pytest.mark.parametrize("ray", [False, pytest.param(True, marks=pytest.mark.nightly)])
-"""Hosts as Ray describes them, and nightly nodes of a real Ray; other tests have real ones daily."""
-
-
-@DESCRIBED
 @pytest.mark.parametrize("chips", [3, 16])
-def test_a_host_with_a_number_of_chips_that_ray_does_not_give_can_be_used_by_chip(cluster, ray, chips):
-    with hosts(cluster, (chips, {}, {})):
-        with pytest.raises(
-            ConfigError, match=rf"^TPU host [\d.]+ has {chips} chips, but Ray gives one pack 1, 2"
-        ):
-            slots(BY_HOST)
-        room = slots(BY_CHIP)
-        assert (room.count, room.needs["resources"]) == (chips, {"TPU": 1})
+def test_a_host_with_a_number_of_chips_that_ray_does_not_give_can_be_used_by_chip(described, chips):
+    described((chips, {}))
+    with pytest.raises(
+        ConfigError, match=rf"^TPU host [\d.]+ has {chips} chips, but Ray gives one pack 1, 2"
+    ):
+        slots(BY_HOST)
+    room = slots(BY_CHIP)
+    assert (room.count, room.needs["resources"]) == (chips, {"TPU": 1})
 
 
-@DESCRIBED
-def test_where_hosts_differ_a_pack_has_the_chips_of_the_smallest(cluster, ray):
-    with hosts(cluster, (8, {}, {}), (4, {}, {})):
-        room = slots(BY_HOST)
-        assert (room.count, room.needs["resources"]) == (3, {"TPU": 4})
+def test_where_hosts_differ_a_pack_has_the_chips_of_the_smallest(described):
+    described((8, {}), (4, {}))
+    room = slots(BY_HOST)
+    assert (room.count, room.needs["resources"]) == (3, {"TPU": 4})
 
 
-def test_unusable_slices_are_named_with_the_reason(monkeypatch):
+def test_torchtpu_has_a_pack_on_each_chip_of_any_generation(described):
+    described((4, {"ray.io/tpu-pod-type": "v7x-8"}), (3, {}))
+    room = slots(RunOptions(device="tpu"))
+    assert (room.count, room.needs["resources"]) == (7, {"TPU": 1})
+    assert room.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "1,1,1"
+    with pytest.raises(ConfigError, match="^placement 'slice' needs device 'xla'"):
+        slots(RunOptions(device="tpu", placement="slice"))
+
+
+def test_unusable_slices_are_named_with_the_reason(described):
     """Ten hosts, as Ray describes nodes; tests of slices have real ones."""
     changes = [
         ({"ray.io/tpu-pod-type": None}, "without the label ray.io/tpu-pod-type"),
@@ -110,7 +116,7 @@ def test_unusable_slices_are_named_with_the_reason(monkeypatch):
         ({"ray.io/tpu-topology": "2x2x1"}, "is a single host"),
         ({}, "has hosts number 1, not all of 2"),
     ]
-    described = [
+    labels = [
         {
             name: value
             for name, value in (LABELS | {"ray.io/tpu-slice-name": str(i)} | changed).items()
@@ -118,12 +124,8 @@ def test_unusable_slices_are_named_with_the_reason(monkeypatch):
         }
         for i, (changed, _) in enumerate(changes)
     ]
-    described += [LABELS, LABELS | {"ray.io/tpu-pod-type": "v5p-16"}, {}]
-    nodes = [
-        {"Alive": True, "NodeManagerAddress": f"10.0.0.{i}", "Resources": {"TPU": 4.0}, "Labels": labels}
-        for i, labels in enumerate(described)
-    ]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    labels += [LABELS, LABELS | {"ray.io/tpu-pod-type": "v5p-16"}, {}]
+    described(*((4.0, of_host) for of_host in labels))
     with pytest.raises(ConfigError) as error:
         kind_of_most_chips()
     sentence = str(error.value)
@@ -135,14 +137,13 @@ def test_unusable_slices_are_named_with_the_reason(monkeypatch):
     assert chips_of_a_pack(tpu_hosts()) == 4, "their hosts can be used singly"
 
 
-@DESCRIBED
-def test_tpu_v7x_is_refused_in_a_sentence(cluster, ray):
-    with hosts(cluster, (4, {"ray.io/tpu-pod-type": "v7x-8"}, {})):
-        for options in (BY_HOST, BY_CHIP, BY_SLICE):
-            with pytest.raises(
-                ConfigError, match=r"^TPU host [\d.]+ is a v7x-8: TPU v7x .* is not supported"
-            ):
-                slots(options)
+def test_tpu_v7x_is_refused_for_torch_xla(described):
+    described((4, {"ray.io/tpu-pod-type": "v7x-8"}))
+    for options in (BY_HOST, BY_CHIP, BY_SLICE):
+        with pytest.raises(
+            ConfigError, match=r"^TPU host [\d.]+ is a v7x-8: TPU v7x .* is not supported by torch_xla"
+        ):
+            slots(options)
 
 
 def test_a_pack_on_one_host_of_a_slice_has_the_environment_of_a_single_host(cluster):

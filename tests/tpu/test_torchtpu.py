@@ -1,18 +1,56 @@
 """Packs by TorchTPU, with values: XLA's CPU plugin in place of a chip, in another environment."""
 
+import importlib.util
 import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from tpu_trials import STEPS, trials
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions
-from mup_tpu.training.loop import PackRun, run_to_end
+from mup_tpu.devices import get_device
+from mup_tpu.devices.base import one_by_one
+from mup_tpu.errors import ConfigError
+from mup_tpu.tpu.torchtpu import Chunks, report
+from mup_tpu.training.loop import PackRun
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_chunks_of_any_length_are_one_program_and_change_what_single_steps_change(monkeypatch):
+    """On the CPU, by Dynamo's own backend: the rest of the way is TorchTPU's, below."""
+    programs, compiler = [], torch.compile
+
+    def compile_here(function, backend, options, **how):
+        programs.append(backend)
+        return compiler(function, backend="eager", **how)
+
+    def step(changed, fixed, batch):
+        changed["w"].mul_(fixed[0]).add_(batch[0])
+        changed["count"] += 1
+        return changed["w"].sum() + batch[1]
+
+    monkeypatch.setattr(torch, "compile", compile_here)
+    stacks = (torch.arange(15.0).view(5, 3), torch.arange(5.0))
+    chunks, counted = Chunks(step), report()
+    mine, theirs = ({"w": torch.ones(3), "count": torch.zeros(())} for _ in range(2))
+    for steps in (5, 2, 4):
+        losses = chunks(mine, (torch.tensor(0.5),), stacks, steps)
+        assert torch.equal(losses[:steps], one_by_one(step)(theirs, (torch.tensor(0.5),), stacks, steps))
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert programs == ["tpu"]
+    assert report()["executions"] - counted["executions"] == 3
+
+
+def test_without_torch_tpu_the_device_is_a_sentence():
+    if importlib.util.find_spec("torch_tpu"):
+        pytest.skip("torch_tpu is installed here")
+    with pytest.raises(ConfigError, match="^device 'tpu' is not available: torch_tpu cannot be imported"):
+        get_device("tpu")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +89,7 @@ def test_losses_are_the_cpu_s_and_a_resumed_pack_s_bit_for_bit(
     seen = json.loads(ended.stdout.splitlines()[-1])
     members = trials(str(corpus), architecture, "float32")
     on_cpu = PackRun(members, data.load(members[0].data), RunOptions(device="cpu", threads=1, log_every=1))
-    run_to_end(on_cpu.steps())
+    on_cpu.finish()
     assert seen["device"] == "tpu:CPU"
     assert len(seen["losses"]) == STEPS
     for mine, theirs in zip(seen["losses"], on_cpu.records.losses_SK.tolist(), strict=True):
@@ -60,3 +98,5 @@ def test_losses_are_the_cpu_s_and_a_resumed_pack_s_bit_for_bit(
     assert seen["resumed"] == seen["losses"], "bit for bit"
     assert seen["counts"]["compilations"] == 2, "one for the steps, one for evaluations"
     assert seen["counts"]["executions"] == 4, "two chunks, two evaluations"
+    programs = [path.read_text() for path in (tmp_path / "programs").iterdir()]
+    assert any("stablehlo.while" in program for program in programs)

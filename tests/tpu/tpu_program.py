@@ -13,7 +13,7 @@ from tpu_trials import STEPS, trials
 from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.tpu import torchtpu
-from mup_tpu.training.loop import PackRun, run_to_end
+from mup_tpu.training.loop import PackRun
 
 
 def main(architecture: str, precision: str, corpus: str, checkpoints: str) -> None:
@@ -21,6 +21,7 @@ def main(architecture: str, precision: str, corpus: str, checkpoints: str) -> No
     dataset = data.load(members[0].data, progress=False)
     half = STEPS // 2
     options = RunOptions(device="tpu", log_every=1, eval_every=half, checkpoint_every=half)
+    torchtpu.dump_programs(f"{checkpoints}/programs")
     whole = PackRun(members, dataset, options, Path(checkpoints))
     for event in whole.steps():
         if event.step == half:
@@ -28,7 +29,7 @@ def main(architecture: str, precision: str, corpus: str, checkpoints: str) -> No
     compiled = torchtpu.report()
     resumed = PackRun(members, dataset, options, Path(checkpoints))
     begun = resumed.pack.steps_done
-    again = run_to_end(resumed.steps()).rows
+    again = resumed.finish().rows
     print(
         json.dumps(
             {
