@@ -86,7 +86,7 @@ class Console(rich.console.Console):
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Break lines between words; the rest of a broken line is indented by two more."""
+    """Wrap lines between words; the rest of a broken line is indented by two more."""
     lines = []
     for line in _WITH_UNIT.sub("\N{NO-BREAK SPACE}", text).split("\n"):
         indent = line[: len(line) - len(line.lstrip())]

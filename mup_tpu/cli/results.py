@@ -179,7 +179,6 @@ class Results:
         return transfer_figures(self.analysis)
 
     def numbers(self) -> Mapping[str, str]:
-        """Return the numbers behind the figures by the name of a file, unless rows hold them."""
         return {} if self.other else {"analysis.json": to_json(verdicts.to_dict(self.analysis)) + "\n"}
 
     def page(self) -> Page:

@@ -34,11 +34,9 @@ __all__ = [
 
 
 def drawings(analysis: TransferAnalysis) -> dict[str, Callable[..., Figure]]:
-    """Return the functions that draw the figures for which an analysis has data, by name."""
     known = {name: kind for name, kind in FIGURES.items() if kind.has_data is not None}
     return {name: kind.draw for name, kind in known.items() if kind.has_data and kind.has_data(analysis)}
 
 
 def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
-    """Draw the figures for which an analysis has data, by name."""
     return {name: draw(analysis) for name, draw in drawings(analysis).items()}

@@ -138,7 +138,6 @@ def transfer_figure(
 
 
 def _lines_of(axes: Sequence[Axes], analysis: TransferAnalysis) -> list[Artist]:
-    """Return a line a scale, ascending, whichever panel has it."""
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
     labels = (texts.at(analysis.scale, scale) for scale in names.scales_of(analysis.results))
     return [lines[label] for label in labels if label in lines]

@@ -154,7 +154,6 @@ def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
 
 
 def coordinate_check_figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Draw the figure of each measured optimizer and tying, by name."""
     return {name: coordinate_check_figure(part) for name, part in by_setting(table).items()}
 
 

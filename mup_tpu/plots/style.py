@@ -161,7 +161,6 @@ def beside(inches: float) -> Iterator[None]:
 
 
 def most_across(width: float) -> int:
-    """Return how many panels of a width, in inches, fit beside each other here."""
     return int(max(1, min(_ACROSS, _ROOM.get() // width)))
 
 
@@ -202,7 +201,7 @@ def panels(
 
 
 def label_rows(axes: Sequence[Axes], text: str, each: bool = False) -> None:
-    """Label heights at the left of each row, and of axes in no grid; with `each`, of each panel."""
+    """Write a label of heights at each row's left and at axes in no grid; with `each`, at all."""
     for ax in axes:
         spec = ax.get_subplotspec()
         if each or spec is None or spec.colspan.start == 0:
@@ -294,7 +293,6 @@ def _inches(artist: Any) -> tuple[float, float]:
 
 
 def verdict_key(decisions: Iterable[str]) -> list[Line2D]:
-    """Return entries of a key for the verdicts that occur."""
     used = set(decisions)
     return [mark(m, decision, color=c) for decision, (m, c) in VERDICTS.items() if decision in used]
 
@@ -310,7 +308,6 @@ def shade(text: str) -> Patch:
 
 
 def at_edge(ax: Axes, optimum: Optimum, at: float, **look: Any) -> None:
-    """Draw an arrow at the best grid point of an optimum that is not bracketed."""
     if not optimum.is_bracketed and math.isfinite(optimum.best_x):
         arrow = "v" if optimum.status == Status.LOWER else "^"
         ax.plot(at, optimum.best_x, arrow, mfc="none", **look)
@@ -343,7 +340,7 @@ def _break(text: Text, inches: float) -> None:
 
 
 def broken(written: str, most: int) -> list[str]:
-    """Break a text into lines of at most `most` letters; formulas stay whole."""
+    """Split a text into lines of at most `most` letters; formulas stay whole."""
     lines, line = [], ""
     for piece in re.findall(r"(?:\\\$|\$[^$]*\$|[^ _\-$])+[ _\-]*|[ _\-]+", written):
         while len(piece) > most and "$" not in piece:

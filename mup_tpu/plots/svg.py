@@ -28,7 +28,6 @@ _MOST_RUNS = 6  # most runs that a tooltip lists one by one
 
 
 def describe(artist: Artist, entry: str, texts: Sequence[str] = ()) -> None:
-    """Say which entry of the key hides an artist, and the tooltip of each of its points."""
     artist.entry, artist.texts = entry, texts  # type: ignore[attr-defined]
 
 
@@ -115,7 +114,6 @@ def _buttons(figure: Figure, described: Sequence[Any], entries: dict[str, int]) 
 
 
 def _on_page(figure: Figure, x: float, y: float) -> tuple[float, float]:
-    """Return a place of the canvas, in points from the top left."""
     return x * 72 / figure.dpi, (figure.bbox.height - y) * 72 / figure.dpi
 
 

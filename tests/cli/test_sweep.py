@@ -2,7 +2,6 @@
 
 import importlib.resources
 import json
-import math
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.config import Axis, Trial
-from mup_tpu.config.columns import CONFIGURED, configured
+from mup_tpu.config.columns import configured
 from mup_tpu.config.sweep import Domain
 from mup_tpu.config.toml import load_search, load_sweep
 from mup_tpu.data.corpus import source_files
@@ -211,26 +210,6 @@ def test_one_field_of_a_toml_alone_is_another_optimizer(tmp_path):
     assert columns[0] == columns[1] == columns[2]
 
 
-@pytest.mark.nightly
-def test_one_field_of_a_toml_makes_it_sgd_adamw_or_muon(corpus, tmp_path, outcome):
-    """A sweep each, of one file but for `optimizer`: rows differ in that column and in what came of it."""
-    tables = {}
-    for optimizer in ("sgd", "adamw", "muon"):
-        file, results = tmp_path / "sweep.toml", tmp_path / optimizer
-        given = {"compare": 'parametrizations = ["mup"]', "corpus": str(corpus), "optimizer": optimizer}
-        file.write_text(ONE_OPTIMIZER.format(**given))
-        code, out, err = outcome("sweep", file, "--results", results)
-        assert code == 0, err
-        assert "ran 4 trials: 4 finished" in out
-        tables[optimizer] = load_runs(results)
-    assert {name: set(table["optimizer"]) for name, table in tables.items()} == {n: {n} for n in tables}
-    losses = {name: tuple(table["loss"]) for name, table in tables.items()}
-    assert len({*losses.values()}) == 3 and all(loss < math.log(256) for loss in losses["muon"])
-    others = [name for name in CONFIGURED if name != "optimizer"]
-    for table in tables.values():
-        pd.testing.assert_frame_equal(table[others], tables["adamw"][others])
-
-
 def test_optimizers_are_compared_in_one_sweep(corpus, tmp_path, outcome):
     file = tmp_path / "sweep.toml"
     compare = 'compare = {optimizer = ["sgd", "adamw", "muon"]}'
@@ -271,11 +250,8 @@ def test_every_trial_of_an_example_can_be_planned(file):
     assert all(map(pack_key, load_sweep(file).trials()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "file",
-    [pytest.param(f, id=f.stem, marks=() if f.stem == "ladder" else pytest.mark.nightly) for f in EXAMPLES],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     """Each file as it is but for corpus, fewer batches and one seed: ten lines, to verdict and figures."""
     text = file.read_text()

@@ -24,20 +24,6 @@ def test_transfer_figure_draws_every_point_and_marks_every_optimum(analysis):
         assert [s.get_xdata()[0] for s in stars] == [o.x for o in result.optima]
 
 
-def test_diverged_runs_are_on_the_rail():
-    rows = pd.DataFrame(
-        [
-            {"width": w, "lr": 2.0**x, "seed": 0, "loss": np.nan if x == -4 else 2.5 + 0.1 * abs(x + 7)}
-            for w in (64, 128, 256)
-            for x in range(-10, -3)
-        ]
-    )
-    ax = plots.transfer_figure(analyze(check_table(rows))).axes[0]
-    crosses = [line for line in ax.get_lines() if line.get_marker() == "x" and len(line.get_xdata())]
-    assert len(crosses) == 3
-    assert all(abs(c.get_xdata()[0] + 4) < 0.1 for c in crosses)
-
-
 def test_stopped_runs_are_on_the_rail_apart_from_diverged_ones():
     rows = pd.DataFrame(
         [

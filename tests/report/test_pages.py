@@ -11,7 +11,6 @@ import pytest
 
 from mup_tpu import plots, report
 from mup_tpu.analysis import analyze, coord_check, load_table
-from mup_tpu.analysis.referee import Comparison
 from mup_tpu.cli import main
 from mup_tpu.store import Store, StoredAxes, StoredAxis, load_runs
 from mup_tpu.words.names import name, power
@@ -116,9 +115,9 @@ def test_an_open_verdict_advises_nothing():
     )
 
 
-@pytest.mark.slow
-def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path):
+def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path, monkeypatch):
     """Powers in a command line stay as they are typed."""
+    monkeypatch.setattr(report.plots, "drawings", lambda analysis: {})  # they take most of the time
     folder = RESULTS / "decay_transfer"
     table = load_table(folder)
     analysis = analyze(table)
@@ -168,16 +167,6 @@ def test_a_search_in_which_nothing_ended_well_is_still_a_page():
     assert "No trial has finished." in text and "48 diverged" in text
 
 
-def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
-    names = ("mup", "sp", "untied")
-    sweeps = Comparison.of({one: (analyze(RESULTS / "ablations" / one), None) for one in names})
-    text = text_of(report.render(report.sweeps_page("ablations", sweeps)))
-    worst = sweeps.table().iloc[0]
-    assert worst["name"] == "sp" and "3 verdicts: " in text and "1 DRIFTS" in text
-    row = f"{worst['alpha']:.2f} ({worst['low']:.2f} to {worst['high']:.2f}){worst['regret']:.3f}"
-    assert row in text and "untied" in text
-
-
 def test_a_coordinate_check_says_what_grows_and_every_slope():
     measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
     part = coord_check.by_setting(measured)["adamw_tied"]
@@ -200,14 +189,15 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     for rule in ("mup", "sp"):
         shutil.copytree(RESULTS / "ablations" / rule, sweeps / rule)
     folders = {
-        RESULTS / "tune_small": "a search of",
-        tmp_path / "check": "as depth grows",
-        sweeps: "2 verdicts: ",
+        RESULTS / "tune_small": ("a search of",),
+        tmp_path / "check": ("as depth grows",),
+        sweeps: ("2 verdicts: ", "1 DRIFTS", "μP", "-0.63 (-0.86 to -0.33)"),
     }
-    for folder, says in folders.items():
+    for folder, sentences in folders.items():
         out = tmp_path / f"{folder.name}.html"
         main(["analyze", "--report", str(folder), "--out", str(out)])
-        assert says in out.read_text(encoding="utf-8")
+        text = text_of(out.read_text(encoding="utf-8"))
+        assert all(sentence in text for sentence in sentences), folder
     assert capsys.readouterr().out.count("report: ") == 3
 
 

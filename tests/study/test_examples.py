@@ -39,14 +39,13 @@ def test_the_page_shows_lines_of_its_scripts():
 
 def test_the_numpy_example_trains(tmp_path):
     example = runpy.run_path(str(ROOT / "examples" / "numpy_mlp.py"))
-    study = example["study_in"](tmp_path, widths=(32, 128), exponents=(-7, -6))
+    study = example["study_in"](tmp_path, widths=(64, 256), exponents=(-4, -3.5))
     study.run(example["train"], workers=2, console=Console(quiet=True))
     runs = load_runs(tmp_path)
-    assert runs["status"].eq("finished").all() and len(runs) == 16
-    at_base = runs[runs["width"] == 32].groupby("rule")["loss"].mean()
-    assert at_base["mup"] == at_base["standard"], "at the base both rules are one"
-    wide = runs[runs["width"] == 128].groupby("rule")["loss"].mean()
-    assert wide["mup"] < wide["standard"] - 0.003, "too small a rate costs the standard rule more"
+    at_base = runs[runs["width"] == 64].groupby("rule")["loss"].mean()
+    assert at_base["mup"] == at_base["standard"] < 0.1, "at the base both rules are one"
+    wide = runs[runs["width"] == 256].groupby("rule")["status"].unique().map(list)
+    assert wide.to_dict() == {"mup": ["finished"], "standard": ["diverged"]}
 
 
 def test_the_nanogpt_example_trains(monkeypatch, capsys):
