@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -86,7 +87,7 @@ def bends(optima: Sequence[Optimum]) -> bool:
     covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
     beta = covariance @ (design.T @ (weights * y))
     scatter = max(1.0, float((weights * (y - design @ beta) ** 2).sum()) / left)
-    return bool(abs(beta[0]) > scipy.stats.t.ppf(0.975, left) * math.sqrt(scatter * covariance[0, 0]))
+    return bool(abs(beta[0]) > scipy.special.stdtrit(left, 0.975) * math.sqrt(scatter * covariance[0, 0]))
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,32 @@ def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ())
 
 
 def _trend(curves: Sequence[LossCurve]) -> float:
-    """p-value of Page's test that loss falls with scale."""
+    """Return the p-value of Page's test that loss falls with scale."""
     shared = sorted(set.intersection(*(set(c.x_G[np.isfinite(c.mean_G)]) for c in curves))) if curves else []
     if len(curves) >= 3 and len(shared) >= 2:
-        rows = [[-float(c.mean_G[np.flatnonzero(c.x_G == x)[0]]) for c in curves] for x in shared]
-        return float(scipy.stats.page_trend_test(rows).pvalue)
+        return page_trend(np.array([[-c.mean_G[np.searchsorted(c.x_G, x)] for c in curves] for x in shared]))
     return math.nan
+
+
+def page_trend(values_RK: np.ndarray) -> float:
+    """Return the p-value of Page's test that values rise along each row; exact for small tables.
+
+    `scipy.stats.page_trend_test` is the same, and takes 0.7 s to import.
+    """
+    rows, k = values_RK.shape
+    above_RKK = values_RK[:, :, None] > values_RK[:, None, :]
+    equal_RKK = values_RK[:, :, None] == values_RK[:, None, :]
+    ranks_RK = above_RKK.sum(axis=2) + (equal_RKK.sum(axis=2) + 1) / 2
+    predicted_K = np.arange(1, k + 1)
+    statistic = float((ranks_RK @ predicted_K).sum())
+    if k > 8 or rows > 20 or (rows > 12 and k > 3):
+        mean, variance = rows * k * (k + 1) ** 2 / 4, rows * k**2 * (k + 1) * (k**2 - 1) / 144
+        return float(scipy.special.ndtr((mean - statistic) / math.sqrt(variance)))
+    of_row = np.bincount(np.array([*itertools.permutations(predicted_K)]) @ predicted_K)
+    of_all = np.ones(1)
+    for _ in range(rows):
+        of_all = np.convolve(of_all, of_row / math.factorial(k))
+    return float(of_all[int(statistic) :].sum())
 
 
 def collapse_exponent(curves: Sequence[LossCurve]) -> float:

@@ -80,9 +80,9 @@ def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
 
     One unstable point must not widen all others' intervals, and a median would waste most of what they tell.
     """
-    most_C = scipy.stats.chi2.ppf(_CLIP, df_C)
-    expected_C = df_C * scipy.stats.chi2.cdf(most_C, df_C + 2) + most_C * (1 - _CLIP)
-    variance = float(np.median(squares_C / scipy.stats.chi2.median(df_C)))
+    most_C = scipy.special.chdtri(df_C, 1 - _CLIP)
+    expected_C = df_C * scipy.special.chdtr(df_C + 2, most_C) + most_C * (1 - _CLIP)
+    variance = float(np.median(squares_C / scipy.special.chdtri(df_C, 0.5)))
     for _ in range(30):
         variance = float(np.minimum(squares_C, variance * most_C).sum() / expected_C.sum())
     return variance

@@ -33,7 +33,7 @@ LEAST = 2
 _FLAT = 1e4
 """Variance of β₀, octaves²."""
 _LEAST_ERROR = 0.01
-_QUANTILES_T = scipy.stats.t.isf(0.5 * (1 - (np.arange(16) + 0.5) / 16), 3)
+_QUANTILES_T = -scipy.special.stdtrit(3, 0.5 * (1 - (np.arange(16) + 0.5) / 16))
 """Quantiles of the half-t distribution with three degrees of freedom."""
 
 

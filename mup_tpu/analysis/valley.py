@@ -177,7 +177,7 @@ def fit_valley(
     best = int(np.argmin(mean_G))
     window = points_near(x_G, finite_G, best, step)
     # Unimodal: the optimum lies before any point that is lost, or plainly worse than the best.
-    plain = scipy.stats.t.isf(_PLAINLY, df)
+    plain = -scipy.special.stdtrit(df, _PLAINLY)
     is_worse_G = mean_G - mean_G[best] > plain * np.hypot(error_G, error_G[best])
     low = max(x_G[:best][is_worse_G[:best]], default=-math.inf)
     high = min(x_G[best:][is_worse_G[best:]], default=math.inf)

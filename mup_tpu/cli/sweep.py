@@ -178,8 +178,6 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
         start_server(how.where, how.run)
     # While the workers' server starts, this core imports plots and statistics. Not in a thread: scipy fails
     # while torch is half imported, as by a pack in this process.
-    import scipy.stats  # noqa: F401
-
     import mup_tpu.plots  # noqa: F401
 
     console = Console()
