@@ -152,10 +152,10 @@ def _with_a_result(
 
 
 def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[Reason]) -> pd.DataFrame:
+    missing = pd.Series(np.nan, index=table.index)
+
     def known(part: str, column: str) -> pd.Series:
-        if column not in table:
-            return pd.Series(np.nan, index=table.index)
-        return _numbers(table, part, column, notes)
+        return _numbers(table, part, column, notes) if column in table else missing
 
     return pd.DataFrame(
         {
@@ -172,7 +172,8 @@ def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[
             "cost": known("cost", cost_column(table, columns)[0]),
             "purchase": known("purchase", columns.purchase).fillna(0),
             **({"trial_id": table["trial_id"]} if "trial_id" in table else {}),
-        }
+        },
+        copy=False,
     )
 
 

@@ -71,7 +71,9 @@ def read_file(path: str | Path) -> pd.DataFrame:
         if Path(path).exists() and not Path(path).is_file():
             raise ValueError("it is not a regular file")
         if kind == "parquet":
-            table = pd.read_parquet(path).reset_index().drop(columns="index", errors="ignore")
+            table = pd.read_parquet(path)
+            if table.index.names != [None] or not isinstance(table.index, pd.RangeIndex):
+                table = table.reset_index().drop(columns="index", errors="ignore")
         elif kind == "excel":
             table = _excel(path)
         else:
