@@ -88,7 +88,7 @@ def load_table(
 
 
 def read_rows(path: str | Path) -> pd.DataFrame:
-    """Read the rows of a results folder, a file or a tracker, as they are.
+    """Read the rows of a results folder, a file or a tracker as they are.
 
     Raises:
         TableError: it is no table.

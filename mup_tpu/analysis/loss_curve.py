@@ -45,18 +45,17 @@ class LossCurve:
 
     @property
     def step(self) -> float:
-        """Median distance of grid points, octaves."""
+        # Median distance of grid points, octaves
         return float(np.median(np.diff(self.x_G))) if len(self.x_G) > 1 else 1.0
 
     @property
     def runs(self) -> int:
-        """Number of runs, lost ones too."""
         lost_G = np.where(np.isfinite(self.mean_G), self.diverged_G + self.stopped_G, 0)
         return int((self.count_G + lost_G).sum())
 
     @property
     def near_G(self) -> np.ndarray:
-        """Whether each point is within an octave (or a grid step) of the best one."""
+        # Within an octave, or a grid step, of the best point
         return np.abs(self.x_G - self.x_G[int(np.argmin(self.mean_G))]) <= max(1.0, self.step) + 1e-9
 
 
@@ -99,7 +98,7 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
 
 
 def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Effects of the seeds of one scale, from the cells near the best, where training is stable.
+    """Estimate the effects of one scale's seeds from the cells near the best, where training is stable.
 
     Runs far from their cell and seed count less (Huber's weights): one that nearly diverged is no sign of a
     bad seed.

@@ -40,7 +40,9 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
     ):
         return None
     plain = {plain_name(column): str(column) for column in table}
-    best = next((column for key, column in plain.items() if _is_best(key)), columns.hyperparameter)
+    of_rates = {column: match for key, column in plain.items() if (match := _BEST.fullmatch(key))}
+    of_rates = {column: m for column, m in of_rates.items() if means(m["of"] or m["before"]) == "lr"}
+    best = next(iter(of_rates), columns.hyperparameter)
     scale = columns.scale if columns.scale in table else find_scale(table, [])
     compared = columns.parametrization if columns.parametrization in table else ""
     if best not in table or scale is None or table.duplicated([scale, *filter(None, [compared])]).any():
@@ -65,8 +67,7 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
         source = Reason.of("optima of a grid", name=best, factor=float(2 ** step.iloc[0]))
     if (wrong := ~((low <= x) & (x <= high))).any():
         raise TableError(f"{best} of row {table.index[wrong][0]} lies outside its interval")
-    tuned = _BEST.fullmatch(plain_name(best))
-    tuned_name = (tuned["of"] or tuned["before"]) if tuned else best
+    tuned_name = (of_rates[best]["of"] or of_rates[best]["before"]) if best in of_rates else best
     named = replace(columns, scale=scale, loss="", hyperparameter=tuned_name)
     sizes = numbers(plain_sizes(table[scale]), scale)
     runs = pd.DataFrame(
@@ -88,11 +89,6 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
     if not (runs["scale"] > 0).all():
         raise TableError(f"{scale} must be above 0 in a table of optima")
     return RunTable(runs, (source,), named, name)
-
-
-def _is_best(plain: str) -> bool:
-    match = _BEST.fullmatch(plain)
-    return match is not None and means(match["of"] or match["before"]) == "lr"
 
 
 def _log2(table: pd.DataFrame, column: str) -> pd.Series:

@@ -84,7 +84,6 @@ class PowerLaw:
 
     @cached_property
     def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean of each exponent, and draws, R × A."""
         mean_RA, error_RA = self._fit.coefficients()
         return mean_RA.mean(axis=0), _drawn(mean_RA, error_RA)
 
@@ -96,17 +95,17 @@ class PowerLaw:
 
     @property
     def tau(self) -> float:
-        """Scatter of each cell by itself about the law, octaves."""
+        # Scatter of each cell by itself about the law, octaves
         return float(self._fit.tau_RC[:, 0].mean())
 
     @property
     def shared(self) -> dict[str, float]:
-        """Scatter that cells with one value of a scale have in common, octaves, by scale."""
+        # Scatter that cells with one value of a scale have in common, octaves
         names = [self.scales[a] for a in self._fit.scattered]
         return dict(zip(names, self._fit.tau_RC.mean(axis=0)[1:].tolist(), strict=True))
 
     def trend(self, sizes_NA: np.ndarray) -> np.ndarray:
-        """log2 of the law's optimum at sizes (plain numbers), without the effects of their values."""
+        # log2 of the law's optimum at plain sizes, without the effects of their values
         away_NA = np.log2(sizes_NA) - self.sizes_SA.mean(axis=0)
         return np.asarray(self._fit.x_S.mean() + away_NA @ self._slopes[0])
 
@@ -154,7 +153,7 @@ def _drawn(mean_R: np.ndarray, error_R: np.ndarray, each: int = 200) -> np.ndarr
 
 
 def _regret(estimate: Estimate, x: float) -> float:
-    """Loss of a value over that at the optimum, read off the cell's curve; at the grid's end beyond it."""
+    """Read off a cell's curve what a value costs over the optimum; beyond the grid, what its end costs."""
     curve, optimum = estimate.curve, estimate.optimum
     used = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - optimum.x) > 0.05)
     at = np.append(curve.x_G[used], optimum.x)
@@ -260,7 +259,7 @@ class Regression:
 
     @cached_property
     def scattered(self) -> tuple[int, ...]:
-        """Scales with an effect of each value: they have several values, each in several cells on average."""
+        # Scales with several values, each in several cells on average
         counts = [len(np.unique(column)) for column in self.sizes_SA.T]
         return tuple(a for a, n in enumerate(counts) if _LEAST_VALUES <= n <= len(self.x_S) / 2)
 

@@ -361,7 +361,7 @@ class ComputeOptimal:
 
 
 def _log_params(theta_RT: np.ndarray, flops: float) -> np.ndarray:
-    """Log of N* by θ = (log E, log A, α, log B, β): dL/dN = 0 along D = C/6N."""
+    # dL/dN = 0 along D = C/6N, for θ = (log E, log A, α, log B, β)
     _, log_a, alpha, log_b, beta = theta_RT.T
     numerator = np.log(alpha) + log_a - np.log(beta) - log_b + beta * math.log(flops / 6)
     return np.asarray(numerator / (alpha + beta))

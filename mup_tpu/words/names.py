@@ -46,7 +46,7 @@ _RULES = {
 
 
 def name(compared: str, column: str = "parametrization") -> str:
-    """Return the name of a compared value of a column for people: "μP", "lr × √batch", "batch size 16"."""
+    # For people: "μP", "lr × √batch", "batch size 16"
     if (value := _finite_number(compared)) is not None:
         return f"{columns.label(column)} {columns.write(column, value)}"
     return _RULES.get(column, {}).get(compared) or _LABELS.get(compared, compared)
@@ -73,25 +73,23 @@ def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
 
 
 def point(scale: str, value: float) -> str:
-    """Write a point of a scale: "width 64"."""
     return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
 
 
 def number(value: float, digits: int) -> str:
-    """Write a number with `digits` decimals: "-" where unknown, never −0.00."""
+    # Never −0.00
     if math.isnan(value):
         return "-"
     return f"{round(value, digits) + 0.0:.{digits}f}" if math.isfinite(value) else "∞" if value > 0 else "−∞"
 
 
 def power(x: float, digits: str = ".4g") -> str:
-    """Write a power of two and its value: 2^-5.53 = 0.0216."""
+    # 2^-5.53 = 0.0216
     exponent = f"{x:{digits}}"
     return f"2^{exponent if float(exponent) else exponent.lstrip('-')} = {2.0**x:.3g}"
 
 
 def plain(x: float) -> str:
-    """Write a value, given by its log2, as a decimal with three digits."""
     return f"{2**x:.3g}"
 
 
@@ -114,7 +112,7 @@ def listed(words: list[str]) -> str:
 
 
 def signed(value: float) -> str:
-    """Write an exponent with two digits and a minus sign, never −0.00."""
+    # With a minus sign, and never −0.00
     return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
@@ -152,5 +150,4 @@ def powers_in_html(text: str) -> str:
 
 
 def bound(x: float, digits: str = ".4g") -> str:
-    """Write an end of an interval of log2 of a value: "2^-6.1", "0" or "∞"."""
     return f"2^{x:{digits}}" if math.isfinite(x) else "0" if x < 0 else "∞"

@@ -110,7 +110,7 @@ def plain_name(name: object) -> str:
 
 
 def short_name(name: str) -> str:
-    """Strip the path from a name, for figures: `config/optim.lr` and `params_lr` become lr."""
+    # For figures: `config/optim.lr` and `params_lr` become lr.
     last = re.sub(r"^(?:[\w -]+[/.])+(?=[A-Za-z_])", "", name.strip())
     name_alone = last.removeprefix("params_")
     return name_alone if any(name_alone in names for names in _NAMES.values()) else last
@@ -246,9 +246,13 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     rates = {name: rough_numbers(table[name]) for name in names}
     peaks = [name for name in names if _PEAK.search(plain_name(name))]
     best = (peaks or sorted(names, key=lambda name: -round(float(rates[name].sum()), 12)))[0]
-    rivals = [
-        name for name in names if name != best and not _may_be_share(rates[name] / rates[best], bool(peaks))
-    ]
+    rivals = []
+    for name in names:
+        # A schedule's value is at most the peak, and without one a fixed share of what was set.
+        share = (rates[name] / rates[best]).dropna()
+        is_fixed = share.max() - share.min() < ROUNDING * share.max()
+        if name != best and not (share.max() < 1 + ROUNDING and (peaks or is_fixed)):
+            rivals.append(name)
     rivals += [name for name in peaks if not _is_copy(table, name, best)]
     if rivals:
         pair = [str(name) for name in table if name in (best, rivals[0])]
@@ -263,14 +267,8 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     return best
 
 
-def _may_be_share(share: pd.Series, of_peak: bool) -> bool:
-    known = share.dropna()
-    is_fixed = known.max() - known.min() < ROUNDING * known.max()
-    return bool(known.max() < 1 + ROUNDING and (of_peak or is_fixed))
-
-
 def rough_numbers(column: pd.Series) -> pd.Series:
-    """Read a column as numbers to compare, nan where it has other text; commas are decimal."""
+    # To compare columns: nan where there is other text, and commas are decimal
     if column.dtype.kind in "iuf":
         return column.astype(float)
     return pd.to_numeric(column.astype(str).str.replace(",", "."), errors="coerce")

@@ -121,7 +121,8 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
     others = [name for name in table if name not in values]
     known = {axis for name in others if (axis := AXES.get(means(name)))}
     known |= {axis for axis in ("scale", "hyperparameter") if getattr(columns, axis) in others}
-    named_axes = {AXES[what] for text in (before, after) if (what := _meaning(text)) in AXES}
+    meanings = [meaning_at_end(re.sub(r"[\s=:]+", "_", text)) for text in (before, after)]
+    named_axes = {AXES[what] for what in meanings if what in AXES}
     missing = {"scale", "hyperparameter"} - known
     if len(named_axes) == 1 and named_axes <= missing and len(missing) == 1:
         return named_axes.pop(), values
@@ -133,11 +134,6 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
             f"rows: name the column of the rows {columns.scale} or {columns.hyperparameter}"
         )
     return None
-
-
-def _meaning(text: str) -> str:
-    what = meaning_at_end(re.sub(r"[\s=:]+", "_", text))
-    return what if what in AXES else ""
 
 
 def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
@@ -223,7 +219,7 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
 def _with_set_rates(
     table: pd.DataFrame, names: list[str], columns: Columns
 ) -> tuple[pd.DataFrame, list[Reason]]:
-    """Replace values of a schedule, in the table's only column, by the learning rates that were set.
+    """Put the learning rates that were set in place of a schedule's values, in the table's only column.
 
     What was set stands in the names of the runs, or is the largest value of each run's steps.
 

@@ -171,7 +171,7 @@ def is_aim_export(head: bytes) -> bool:
 
 
 def aim_export(file: Path) -> pd.DataFrame:
-    """Read Aim's CSV, in which a context stands behind the metric: loss subset="val" is val/loss."""
+    # A context stands behind the metric: loss subset="val" is val/loss.
     return read_file(file).rename(columns=lambda name: _CONTEXT.sub(r"\2/\1", str(name)))
 
 
@@ -267,7 +267,12 @@ def tensorboard(folder: Path) -> pd.DataFrame:
             if all(file.is_file() for file in inside.glob(f"*{_EVENTS}*")):  # a pipe would never end
                 events.Reload()
             hyperparameters = _settings(events, hparams)
-            scalars = [_scalar(events, tag) for tag in events.Tags()["scalars"]]
+            scalars = []
+            for tag in events.Tags()[
+                "scalars"
+            ]:  # of a step that was logged twice, as after a restart, the last
+                values = {event.step: event.value for event in events.Scalars(tag)}
+                scalars.append(pd.Series(values, name=tag, dtype="float64"))
             parent = runs.get(inside.parent)
             if hyperparameters and parent and not parent[0]:
                 parent[0].update(hyperparameters)
@@ -308,12 +313,6 @@ def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
     """
     is_ours = re.fullmatch("[0-9a-f]{16}", run.name) is not None
     return any(scalar.name == "loss" for scalar in scalars) if is_ours else bool(scalars)
-
-
-def _scalar(events: Any, tag: str) -> pd.Series:
-    # The last value of a step that was logged twice, as after a restart
-    values = {event.step: event.value for event in events.Scalars(tag)}
-    return pd.Series(values, name=tag, dtype="float64")
 
 
 def _settings(events: Any, hparams: Any) -> dict[str, Any]:
