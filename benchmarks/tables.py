@@ -7,6 +7,8 @@ Each read has a process of its own. Columns are width, lr, seed and loss, with 3
 
 from __future__ import annotations
 
+import math
+import re
 import resource
 import subprocess
 import sys
@@ -42,7 +44,8 @@ def read(file: str, how: How) -> None:
             analyze(table)
     after = resource.getrusage(resource.RUSAGE_SELF)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(used, after.ru_maxrss / 1024)
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())  # since exec, unlike maxrss
+    print(used, int(peak[1]) / 1024 if peak else math.nan)
 
 
 def main(csv_rows: int = 10**6, parquet_rows: int = 10**7, out: Path | None = None) -> None:

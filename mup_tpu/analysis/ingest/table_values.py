@@ -107,10 +107,9 @@ def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | 
     for row, value, r in zip(column.index, values, read, strict=True):
         if r is not None:
             kinds.setdefault(r[1], (row, value))
-            if r[0] != "nan":
-                kinds.setdefault(
-                    "percent" if str(value).strip().endswith("%") else "no percent", (row, value)
-                )
+            if r[0] not in ("nan", "inf", "-inf"):
+                has_sign = str(value).strip().endswith("%")
+                kinds.setdefault("percent" if has_sign else "no percent", (row, value))
     for one, others, what in (
         ("comma", ("point", "grouped"), "decimal commas and points"),
         ("percent", ("no percent",), "percent and plain numbers"),
@@ -191,6 +190,8 @@ def _read(value: object) -> tuple[str, str] | None:
     if _SPACED.fullmatch(text):
         text = re.sub(r"[ '\u00a0\u202f]", "", text)
     share = "e-2" if percent else ""
+    if percent and "e" in text.lower():
+        return None
     if _PLAIN.fullmatch(text):
         return text + share, "point" if "." in text else "plain"
     if _GROUPED.fullmatch(text):
@@ -209,7 +210,7 @@ _INFINITE = re.compile(r"[+-]?(inf(inity)?|∞)|div(\.|erged|erges)?", re.IGNORE
 _RAISED, _DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _MARKS = re.compile(r"(?<=[0-9.])\s*[*†‡§x×]+$")
 _POWER = re.compile(
-    r"(?:(?P<factor>[0-9]+(\.[0-9]+)?)\s*[·×x*]\s*)?(?P<base>2|10)(?:\^|\*\*)[{(]?(?P<exponent>[+-]?[0-9.]+)[)}]?"
+    r"(?:(?P<factor>[0-9]+(\.[0-9]+)?)\s*[·×x*]\s*)?(?P<base>2|10)(?:\^|\*\*)[{(]?(?P<exponent>[+-]?[0-9]{1,2}(\.[0-9]+)?)[)}]?"
 )
 _PLAIN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SPACED = re.compile(r"[+-]?[1-9][0-9]{0,2}([ '\u00a0\u202f][0-9]{3})+([.,][0-9]*)?")
