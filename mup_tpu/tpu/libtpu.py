@@ -1,8 +1,9 @@
 """Compile a program with libtpu: python -m mup_tpu.tpu.libtpu PROGRAM TOPOLOGY DEVICES OUT
 
-PROGRAM is HLO text, dumped by XLA before optimisation. Writes the compiled text to OUT, and prints seconds
-and sizes as JSON. Needs jax 0.7.1, for its private parts, and the libtpu that torch_xla pins; no TPU, and no
-torch in this process.
+PROGRAM is HLO text, dumped by XLA before optimisation, or TorchTPU's StableHLO (`train --xla-dump`). Writes
+the compiled text to OUT, and prints seconds and sizes as JSON. HLO needs jax 0.7.1, for its private parts,
+and the libtpu that torch_xla pins; StableHLO needs jax 0.10.2 and libtpu 0.0.52. No TPU, and no torch in this
+process.
 """
 
 import json
@@ -49,15 +50,22 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
     sizes = executable.get_compiled_memory_stats()
     kinds = ("argument", "output", "temp", "alias")
     bytes_of = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
-    return {"seconds": seconds, **bytes_of}, executable.hlo_modules()[0].to_string()
+    try:
+        text = executable.hlo_modules()[0].to_string()
+    except Exception:  # jaxlib 0.10.2 cannot read back what libtpu 0.0.52 writes for v6e
+        text = ""
+    return {"seconds": seconds, **bytes_of}, text
 
 
-def _stablehlo(program: str) -> bytes:
+def _stablehlo(program: str) -> Any:
     """Convert the program for libtpu's client; donated buffers are lost on the way, and marked again."""
     from jax._src.interpreters import mlir
     from jaxlib import _jax, xla_client
     from jaxlib.mlir import ir
 
+    if not program.startswith("HloModule"):
+        with mlir.make_ir_context():
+            return ir.Module.parse(program[program.index("module @") :])  # as jax 0.10 takes it
     proto = _jax.hlo_module_from_text(program).as_serialized_hlo_module_proto()
     converted = _jax.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(proto))
     donated = donated_parameters(program)

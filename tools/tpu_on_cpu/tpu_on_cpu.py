@@ -1,4 +1,4 @@
-"""A device "tpu" on a machine without TPUs: import this before torch.
+"""A device "tpu" on a machine without TPUs: import this before torch, or run it in place of mup-tpu.
 
 torch_tpu takes its PJRT plugin from TPU_LIBRARY_PATH. XLA's CPU plugin answers the same C API, so that
 programs for a TPU run here, with values. `pjrt_on_cpu.c` lies between both:
@@ -7,7 +7,6 @@ the plugin refuses torch_tpu's options.
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,18 +17,10 @@ HERE = Path(__file__).parent
 PLUGIN = "lammps_jax_pjrt_cpu"  # package with XLA's CPU plugin; torch_tpu's compiled graphs need this version
 
 
-def why_not() -> str | None:
-    """Return what is missing here, in words; None if nothing is."""
-    for package in ("torch_tpu", PLUGIN):
-        if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed: pip install '.[tpu,tpu-on-cpu]'"
-    return None if shutil.which("cc") else "a C compiler (cc) is not here"
-
-
 def begin() -> None:
     """Give this process a device "tpu"."""
     spec = importlib.util.find_spec(PLUGIN)
-    assert spec is not None and spec.origin is not None, why_not()
+    assert spec is not None and spec.origin is not None, f"pip install '.[tpu-on-cpu]': {PLUGIN} is missing"
     library = Path(tempfile.gettempdir()) / f"pjrt_on_cpu-{os.getuid()}.so"
     made = library.with_suffix(f".{os.getpid()}")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", made, HERE / "pjrt_on_cpu.c", "-ldl"], check=True)
@@ -48,3 +39,8 @@ def begin() -> None:
 
 
 begin()
+
+if __name__ == "__main__":
+    from mup_tpu.cli import main
+
+    main()
