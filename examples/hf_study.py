@@ -67,6 +67,8 @@ def study_in(folder, steps=64):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python examples/hf_study.py FOLDER [STEPS]")
     study = study_in(sys.argv[1], *map(int, sys.argv[2:]))
     study.run(train)
     print(study.verdict())

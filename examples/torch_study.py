@@ -61,6 +61,8 @@ def study_in(folder, steps=80):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python examples/torch_study.py FOLDER")
     study = study_in(sys.argv[1])
     study.run(train)
     print(study.verdict())

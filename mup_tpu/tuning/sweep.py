@@ -237,7 +237,12 @@ def forecast(
         needed = estimate_pack_bytes(
             first, vocabulary, most, execution, mesh, machine.kind, micro_batches, shards
         )
-        count, seconds = sum(map(len, packs)), flops / (machine.flops * utilisation)
+        count, computed = sum(map(len, packs)), flops
+        if execution == "vmap" and first.model.architecture == "moe":
+            # Stacked members compute each token by all experts (models/moe_network.py).
+            everywhere = first.replace(experts_per_token=first.model.num_experts)
+            computed *= training_flops(everywhere, vocabulary) / training_flops(first, vocabulary)
+        seconds = computed / (machine.flops * utilisation)
         fits = needed <= machine.memory_bytes or most > 1
         forecasts.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed, fits))
     return forecasts

@@ -31,6 +31,22 @@ def test_arithmetic_and_time_count_the_missing_trials():
     assert sum(size.trials for size in halved) == len(TRIALS) // 2
 
 
+@pytest.mark.parametrize(("execution", "experts"), [("loop", 2), ("vmap", 8)])
+def test_a_mixture_s_time_is_that_of_the_experts_that_are_computed(execution, experts):
+    """In turns those that a token is sent to, stacked all: each is three matrices of width 64 and 256."""
+    mixture = BASE.replace(architecture="moe", width=64, expert_granularity=1)
+    machine = Machine("one", 1e12, 1, execution, memory_bytes=2**34)
+
+    def time_of(trial):
+        (found,) = forecast([trial], ("width",), lambda trial: 256, machine, 0.5, SweepOptions())
+        return found.seconds, found.flops
+
+    (seconds, flops), all_of_them = time_of(mixture), mixture.replace(experts_per_token=8)
+    assert flops == time_of(mixture)[1]
+    fewer = 6 * 3 * (8 - experts) * 3 * 64 * mixture.model.expert_width * 64 * 4 * 50  # FLOP of 3 layers
+    assert seconds == pytest.approx((time_of(all_of_them)[1] - fewer) / (0.5 * 1e12))
+
+
 def test_a_tpu_counts_all_of_its_chips_and_each_holds_its_share_of_a_pack():
     one, four = tpu(TPU_TYPES["v5litepod-1"]), tpu(TPU_TYPES["v5litepod-4"])
     assert four.flops == 4 * one.flops == 4 * 197e12  # Google Cloud's page of v5e
