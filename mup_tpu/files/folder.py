@@ -282,13 +282,11 @@ class Folder:
                 self._fs.put_file(str(path), target, **self._limit(path.stat().st_size))
 
     def remove(self, *names: str) -> None:
-        """Remove files, and folders with their contents; a missing one is no error."""
         for name in names:
             with self._request(), contextlib.suppress(FileNotFoundError):
                 self._fs.rm(self._at(name), recursive=True, **self._limit())
 
     def remove_leftovers(self) -> None:
-        """Remove half-written files of this machine's killed processes, here and in folders below."""
         if self.is_local:
             remove_partial(Path(self._root))
 

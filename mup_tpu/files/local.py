@@ -118,7 +118,6 @@ def partial(target: Path, folder: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a folder for temporary files."""
     _remove_scratch()
     with _while_locked(_make_scratch) as path:
         yield path
@@ -246,7 +245,7 @@ def safe_path() -> Iterator[None]:
 
 
 def is_needed(folder: str) -> bool:
-    """Return whether this package itself is in a folder of the path of modules, as in a checkout."""
+    # This package itself may be found there, as in a checkout.
     return os.path.realpath(folder) == str(Path(__file__).resolve().parents[2])
 
 

@@ -238,7 +238,7 @@ def read_header(folder: Folder) -> Header | None:
 
 
 def create_header(folder: Folder, header: Header) -> Header:
-    """Begin a results folder with this header; return it, or another driver's of the same moment."""
+    """Create store.json with this header; return it, or another driver's of the same moment."""
     with accessed(folder, "written"):
         try:
             patiently(lambda: folder.create(FILE, header.to_json()))
@@ -250,7 +250,7 @@ def create_header(folder: Folder, header: Header) -> Header:
 
 
 def change_header(folder: Folder, experiment: str, change: Callable[[Header], Header]) -> Header:
-    """Change the header as it is at this time, and return it."""
+    """Apply a change to the header as it is at this time, and return the new one."""
     header = read_header(folder) or Header(experiment)
     if change(header) == header:
         return header
@@ -319,7 +319,6 @@ def _checksum(entry: Mapping[str, Any]) -> str:
 
 
 def fingerprint(trial_ids: Iterable[str]) -> str:
-    """Hash the trial_ids of the rows behind a prediction."""
     return short_hash("\n".join(sorted(map(str, trial_ids))))
 
 

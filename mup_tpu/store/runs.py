@@ -132,7 +132,6 @@ class Store:
         )
 
     def ask(self, where: Sequence[Condition]) -> None:
-        """Set which rows the verdict uses; without conditions, all."""
         change_header(self.folder, self.experiment, lambda header: replace(header, where=tuple(where)))
 
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -189,7 +188,6 @@ class Store:
                 self._known[name] = result
 
     def results(self) -> pd.DataFrame:
-        """Read the rows of trials that finished, diverged or were stopped early."""
         runs = tables.read_table(self.folder, "runs", self.own_columns)
         return runs[runs["status"].isin(FINAL)]
 
@@ -225,11 +223,6 @@ def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:
 
 
 def is_search(path: str | os.PathLike[str]) -> bool:
-    """Return whether a results folder holds a search.
-
-    Raises:
-        StoreError: the folder cannot be read.
-    """
     folder = results_folder(path)
     with accessed(folder, "read"):
         return not {LOG_FILE, LOG_OBJECTS}.isdisjoint(folder.names())
@@ -269,12 +262,10 @@ def load_values(path: str | os.PathLike[str], column: str) -> list[str]:
 
 
 def load_header(path: str | os.PathLike[str]) -> Header:
-    """Load axes, planned scales and conditions on rows; an empty header without a store."""
     return read_header(results_folder(path)) or Header("")
 
 
 def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
-    """Load the axes of the sweep in a results folder; width and learning rate if none are stored."""
     return load_header(path).axes or StoredAxes()
 
 

@@ -129,11 +129,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def part_names(folder: Folder, table: str) -> list[str]:
-    """List a table's parts, sorted by name.
-
-    Raises:
-        StoreError: the folder cannot be read.
-    """
     with accessed(folder, "read"):
         return [f"{table}/{name}" for name in (folder / table).names() if _PART_NAME.fullmatch(name)]
 
@@ -218,7 +213,7 @@ def read_table(folder: Folder, table: str, study: Columns = None) -> pd.DataFram
 
 
 def rank(status: Any) -> int:
-    """Order the rows of one trial: a whole run outranks a stopped one, and a stopped one a failure."""
+    # Of one trial's rows: a whole run outranks a stopped one, and a stopped one a failure.
     return {"finished": 0, "diverged": 0, "stopped": 1}.get(status, 2)
 
 

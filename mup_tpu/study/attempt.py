@@ -344,7 +344,6 @@ class _Attempt:
         self._worker.send(event)
 
     def _how_it_ended(self) -> Outcome | WorkerLost | None:
-        """Outcome of a process that has ended without one; None while it runs."""
         ended = os.waitid(os.P_PID, self._process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None

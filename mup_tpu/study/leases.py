@@ -51,7 +51,6 @@ class Leases:
         self._read: dict[str, Lease] = {}
 
     def alone(self) -> AbstractContextManager[None]:
-        """Lock against other processes that ask or tell; a bucket has no locks."""
         return self._store.folder.locked(f"{_FOLDER}/asked.lock")
 
     def running(self) -> Iterator[Lease]:
@@ -83,7 +82,7 @@ class Leases:
         return (trial for trial in rest if not _is_final(known.get(trial.id)))
 
     def give(self, planned: Iterable[tuple[Trial, int | None]], count: int, patience: float) -> list[Trial]:
-        """Lease the first planned trials without a lease; each keeps its purchase."""
+        """Give a lease to the first planned trials without one; each keeps its purchase."""
         leased = {lease.trial.id for lease in self.running()}
         free = (plan for plan in planned if plan[0].id not in leased)
         given = list(itertools.islice(free, count))

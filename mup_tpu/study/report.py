@@ -66,7 +66,6 @@ class Curve:
             self.points, self.stride = self.points[1::2], 2 * self.stride
 
     def recent(self, since: int) -> float:
-        """Return the mean loss after a step; nan without losses, or if one is not finite."""
         losses = [loss for step, loss in self.points if step > since]
         return statistics.fmean(losses) if losses and all(map(math.isfinite, losses)) else math.nan
 

@@ -44,9 +44,14 @@ class Trial:
 
     @property
     def id(self) -> str:
-        """16 hex digits that name the study and the values; 256 and 256.0 are one value."""
+        """Name of 16 hex digits for the study and the values; 256 and 256.0 are one value."""
         if not self._id:
-            values = {name: _canonical(value) for name, value in self._values.items()}
+            values = {  # 1 and 1.0 are one number, True and 1 are not
+                name: [type(value).__name__, str(value)]
+                if isinstance(value, bool | str)
+                else ["number", float(value).hex()]
+                for name, value in self._values.items()
+            }
             content = {"study": self._study, "values": values}
             digits = short_hash(json.dumps(content, sort_keys=True, separators=(",", ":")))
             object.__setattr__(self, "_id", digits)
@@ -75,13 +80,6 @@ class Trial:
 
     def __repr__(self) -> str:
         return f"Trial({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
-
-
-def _canonical(value: Value) -> list[str]:
-    # 1 and 1.0 are one number, True and 1 are not.
-    if isinstance(value, bool | str):
-        return [type(value).__name__, str(value)]
-    return ["number", float(value).hex()]
 
 
 def octaves(first: float, last: float, step: float = 1.0) -> list[float]:
@@ -169,7 +167,6 @@ class Space:
 
     @cached_property
     def columns(self) -> dict[str, type]:
-        """Columns of the study's runs under its user's names, with their types."""
         first = self.trial(self.scale[0], self.compare[0], self.values[0], 0).values
         return {name: type(value) for name, value in first.items() if name != "seed"}
 
@@ -188,7 +185,6 @@ class Space:
         return {trial.id: trial for trial in self.trials}
 
     def size(self, trial: Trial) -> str:
-        """Describe a trial's point of the scale: "width 256"."""
         return " ".join(f"{name} {trial.values[name]:g}" for name in self.scale[0])
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,6 +201,7 @@ class Space:
 
 
 def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
+    """Sort points by size. Points of one name may repeat a value; all must set the same names."""
     if isinstance(scale, Mapping):
         name, values = _one_axis("scale", scale)
         given: Sequence[Mapping[str, Any]] = [{name: value} for value in values]
@@ -217,11 +214,6 @@ def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
             f"scale {shown(scale)} is not a name with its values, as {{'width': [64, 128]}}, nor a list of "
             "points, as [{'width': 64, 'depth': 2}, {'width': 128, 'depth': 4}]"
         )
-    return _by_size(given, measured_by)
-
-
-def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tuple[Point, ...]:
-    """Sort points by size. Points of one name may repeat a value; all must set the same names."""
     names = list(given[0])
     for point in given:
         if set(point) != set(names):

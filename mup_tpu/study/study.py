@@ -141,7 +141,6 @@ class Study:
             return cls(folder, **json.loads(content))
 
     def trials(self) -> list[Trial]:
-        """List the trials of the grid, small scales first."""
         return list(self.space.trials)
 
     def run(
@@ -241,7 +240,7 @@ class Study:
     def ask(
         self, count: int = 1, *, until_settled: bool = False, patience: float = PATIENCE_S
     ) -> list[Trial]:
-        """Lease missing trials to run elsewhere, each once.
+        """Give missing trials to run elsewhere, each once.
 
         Args:
             count: most trials to give.
@@ -305,7 +304,7 @@ class Study:
         return lease.trial
 
     def verdict(self) -> TransferAnalysis:
-        """Analyse stored trials; the result is printed as a sentence for each verdict.
+        """Return the analysis of stored trials; printed, it says each verdict in a sentence.
 
         Raises:
             StoreError: nothing is stored yet.
@@ -417,13 +416,12 @@ class _Calls:
         return float(trial.values[self._space.measured_by])
 
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
-        """Return jobs of missing trials, the largest first, and the pool that runs them."""
         self._pool = self._pool or self._at_end.enter_context(self._open_pool())
         missing = sorted(missing, key=self.work, reverse=True)
         return [FunctionJob(self._payload, t, self._how, self._group(t)) for t in missing], self._pool
 
     def _group(self, trial: Trial) -> str:
-        """Name the trials that differ in the hyperparameter alone."""
+        # Trials that differ in the hyperparameter alone.
         values = {name: value for name, value in trial.values.items() if name != self._space.tuned}
         return Trial(self._space.name, values).id
 
@@ -439,7 +437,7 @@ class _Calls:
             forget_rungs(Folder(rungs), lambda name: name != job.trial.id)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
-        """Remove checkpoints of stored trials: a driver killed after it stored a row leaves them."""
+        # A driver that is killed after it has stored a row leaves checkpoints.
         work = Folder(self._how.folder) / "work"
         if names := work.names():
             work.remove(*{*names} & {*stored()})
@@ -565,7 +563,7 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
 
 
 def _with_numbers(axis: Any) -> Any:
-    """Replace text of an axis, such as "2^-8", by numbers."""
+    """Read text of an axis, such as "2^-8", as numbers."""
     if not isinstance(axis, Mapping):
         return axis
     return {

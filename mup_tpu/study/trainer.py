@@ -117,7 +117,7 @@ def _without_comments(source: bytes) -> str:
 
 
 def pickled(function: Function, by_value: bool) -> bytes:
-    """Pickle a function for other processes; functions of notebooks and scripts too.
+    """Send a function to other processes as a pickle; functions of notebooks and scripts too.
 
     Args:
         function: training function.
@@ -261,7 +261,6 @@ class How:
     """Whether trials far behind the best stop early."""
 
     def rungs(self, group: str) -> str | None:
-        """Return the folder with losses of a group, whose trials are compared by halving."""
         return f"{Folder(self.folder) / 'rungs' / group}" if self.halving else None
 
 

@@ -60,7 +60,7 @@ class Reader:
 
 # All readers; of several that match, the first one reads. `tools.TRACKERS` reads places as `wandb:…`.
 READERS = (
-    Reader("Ray Tune", "result.json", tools.tune_result, tools.is_json_object),
+    Reader("Ray Tune", "result.json", tools.tune_result, tools.is_tune_result),
     # Tune writes progress.csv beside result.json, so this is for folders that have lost the latter.
     Reader("Ray Tune", "progress.csv", tools.tune_progress, of_file=False),
     Reader("Lightning", "metrics.csv", tools.lightning, of_file=False),
@@ -130,7 +130,8 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         for file in matching:
             folder = file.parent.relative_to(place).as_posix()
             name = file.stem if "*" in reader.files else place.name if folder == "." else folder
-            rows.append(reader.read(file).assign(run=name))
+            with tools.errors_in_a_sentence(str(file)):
+                rows.append(reader.read(file).assign(run=name))
         table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
         raise TableError(f"{path} holds {len(matching)} files {matching[0].name}, and none has a loss")

@@ -25,6 +25,7 @@ from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.table_files import read_file
 from mup_tpu.analysis.ingest.table_shapes import settings
 from mup_tpu.errors import TableError, reason
+from mup_tpu.files import read_regular
 
 # Columns of Ray Tune that say nothing of a trial
 _BOOKKEEPING = (
@@ -32,6 +33,7 @@ _BOOKKEEPING = (
     "pid", "hostname", "node_ip", "done", "trial_id", "experiment_tag", "checkpoint_dir_name",
     "should_checkpoint",
 )  # fmt: skip
+_MOST_BYTES = 2**30
 # Lines of training logs, as train.py of nanoGPT, modded-nanogpt and build-nanogpt write them
 _LINES = (
     re.compile(r"step (?P<step>\d+): train loss (?P<train_loss>\S+), val loss (?P<val_loss>\S+)"),
@@ -43,7 +45,17 @@ _LINES = (
 
 
 def tune_result(file: Path) -> pd.DataFrame:
-    rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    lines = [line for line in _text(file).splitlines() if line.strip()]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise ValueError(f"line {number} is no JSON") from None
+            warnings.warn(f"the last line of {file} is torn, as by a kill: left out", stacklevel=2)
+    if not rows:
+        warnings.warn(f"{file} holds no report: its trial is left out", stacklevel=2)
     return pd.json_normalize(rows, sep="/").drop(columns=[*_BOOKKEEPING], errors="ignore")
 
 
@@ -52,7 +64,7 @@ def tune_progress(file: Path) -> pd.DataFrame:
     rows = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
     params = file.parent / "params.json"
     if params.exists() and not any(str(name).startswith("config/") for name in rows):
-        known = pd.json_normalize({"config": json.loads(params.read_text())}, sep="/").iloc[0]
+        known = pd.json_normalize({"config": json.loads(_text(params))}, sep="/").iloc[0]
         rows = rows.assign(**{str(name): value for name, value in known.items()})
     return rows.drop(columns=[*_BOOKKEEPING], errors="ignore")
 
@@ -72,16 +84,16 @@ def trainer(file: Path) -> pd.DataFrame:
     """Read Trainer's trainer_state.json; the newest one of a run has its whole history."""
     run = file.parent.parent if file.parent.name.startswith("checkpoint-") else file.parent
     states = [*run.glob("trainer_state.json"), *run.glob("checkpoint-*/trainer_state.json")]
-    newest = max(states, key=lambda state: (json.loads(state.read_text())["global_step"], state == file))
+    newest = max(states, key=lambda state: (json.loads(_text(state))["global_step"], state == file))
     if newest != file:
         return pd.DataFrame()
-    rows = pd.DataFrame(json.loads(file.read_text())["log_history"])
+    rows = pd.DataFrame(json.loads(_text(file))["log_history"])
     losses = [name for name in ("eval_loss", "loss") if name in rows]
     if not losses:
         return pd.DataFrame()
     # The model's configuration lies beside the weights; of the learning rate only the schedule is text.
     configs = [folder / "config.json" for folder in (file.parent, run) if (folder / "config.json").exists()]
-    config = json.loads(configs[0].read_text()) if configs else {}
+    config = json.loads(_text(configs[0])) if configs else {}
     sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
     peak = {"learning_rate": rows["learning_rate"].max()} if "learning_rate" in rows else {}
     return rows.dropna(subset=losses[:1])[["step", *losses[:1]]].assign(**sizes, **peak)
@@ -90,7 +102,7 @@ def trainer(file: Path) -> pd.DataFrame:
 def training_log(file: Path) -> pd.DataFrame:
     """Read a log of training, a line a step; held-out losses if it has any."""
     rows = []
-    for line in file.read_text(errors="replace").splitlines():
+    for line in _text(file).splitlines():
         if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
             rows.append({name: float(value) for name, value in match.groupdict().items()})
     table = pd.DataFrame(rows)
@@ -99,7 +111,7 @@ def training_log(file: Path) -> pd.DataFrame:
 
 def wandb_dump(file: Path) -> pd.DataFrame:
     """Read a run of W&B as JSON: `config`, and `summary` (whose numbers are no settings) or `history`."""
-    run = json.loads(file.read_text())
+    run = json.loads(_text(file))
     if not isinstance(run, dict) or not isinstance(run.get("config"), dict):
         return pd.DataFrame()
     plain = {key: value["value"] if isinstance(value, dict) and "value" in value else value
@@ -112,8 +124,9 @@ def wandb_dump(file: Path) -> pd.DataFrame:
     return pd.json_normalize([{"config": plain, **state, **row} for row in metrics], sep="/")
 
 
-def is_json_object(head: bytes) -> bool:
-    return head.startswith(b"{") and head.rstrip().endswith(b"}")
+def is_tune_result(head: bytes) -> bool:
+    """Return whether result.json begins with a line of Tune, whole or torn, or is empty as after a kill."""
+    return not head.strip() or (head.startswith(b"{") and head.strip() != b"{")
 
 
 def is_optuna_journal(head: bytes) -> bool:
@@ -122,7 +135,7 @@ def is_optuna_journal(head: bytes) -> bool:
 
 def wandb_run(file: Path) -> pd.DataFrame:
     """Read a local run of W&B: wandb-summary.json with config.yaml beside it."""
-    summary = json.loads(file.read_text())
+    summary = json.loads(_text(file))
     config = {
         name: value["value"] if isinstance(value, dict) and "value" in value else value
         for name, value in _yaml(file.parent / "config.yaml").items()
@@ -133,7 +146,7 @@ def wandb_run(file: Path) -> pd.DataFrame:
 
 def hydra_run(file: Path) -> pd.DataFrame:
     """Read metrics.json of a job of Hydra's multirun, with the configuration in .hydra beside it."""
-    metrics = json.loads(file.read_text())
+    metrics = json.loads(_text(file))
     rows = metrics if isinstance(metrics, list) else [metrics]
     config = _yaml(file.parent / ".hydra" / "config.yaml")
     return pd.json_normalize([{"config": config, **row} for row in rows], sep="/")
@@ -149,9 +162,9 @@ def mlflow_run(file: Path) -> pd.DataFrame:
     folder, meta = file.parent, _yaml(file)
     # MLflow's numbers of states, in its RunStatus.
     states = {1: "running", 2: "scheduled", 3: "finished", 4: "failed", 5: "killed"}
-    row = {f"params.{param.name}": param.read_text().strip() for param in sorted(folder.glob("params/*"))}
+    row = {f"params.{param.name}": _text(param).strip() for param in sorted(folder.glob("params/*"))}
     for metric in sorted(path for path in folder.glob("metrics/**/*") if path.is_file()):
-        lines = metric.read_text().split("\n")
+        lines = _text(metric).split("\n")
         values = [line.split() for line in lines if line.strip()]  # time, value, step
         if values:
             name = metric.relative_to(folder / "metrics").as_posix()
@@ -159,10 +172,18 @@ def mlflow_run(file: Path) -> pd.DataFrame:
     return pd.DataFrame([{"status": states.get(int(meta.get("status", 0)), "unknown"), **row}])
 
 
+def _text(file: Path) -> str:
+    """Read a file of a run, or one beside it: a named pipe would make us wait, a device would never end."""
+    try:
+        return read_regular(file, _MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise TableError(f"{file} cannot be read: {reason(error)}") from None
+
+
 def _yaml(file: Path) -> dict[str, Any]:
     import yaml
 
-    content = yaml.safe_load(file.read_text()) if file.exists() else None
+    content = yaml.safe_load(_text(file)) if file.exists() else None
     return content if isinstance(content, dict) else {}
 
 
@@ -328,6 +349,10 @@ def database(file: Path) -> pd.DataFrame:
     """Read the runs in a SQLite database of MLflow or Optuna."""
     with sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        # A view may compute for ever; the two packages make none.
+        views = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='view'")}
+        if views:
+            raise TableError(f"{file} has views ({_some(views)}), which neither MLflow nor Optuna makes")
         if {"trials", "studies", "trial_values"} <= tables:
             return _optuna(file, *_optuna_rows(connection))
     if {"experiments", "runs"} <= tables:
@@ -362,7 +387,7 @@ def optuna_journal(file: Path) -> pd.DataFrame:
     """Read the trials in Optuna's journal, a line an operation."""
     states = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")  # numbers of Optuna's TrialState
     studies, trials = list[str](), dict[int, dict[str, Any]]()
-    for line in file.read_text().splitlines():
+    for line in _text(file).splitlines():
         entry = json.loads(line)
         trial = trials.get(entry.get("trial_id"), {})
         match entry["op_code"]:  # numbers of Optuna's JournalOperation

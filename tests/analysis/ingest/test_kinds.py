@@ -5,6 +5,8 @@ A kind writes `RUNS` and returns its path; `KINDS` has its options and the answe
 """
 
 import json
+import os
+import sqlite3
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -573,7 +575,11 @@ def test_a_database_of_mlflow_is_read_by_its_path(tmp_path):
         ("x.db", b"", "is a database of neither MLflow nor Optuna"),
         ("x.db", b"no database", "cannot be read: file is not a database"),
         ("out/a/log.txt", b"hello\n", "holds 1 files log.txt, and none has a loss"),
-        ("out/a/result.json", b"{broken\n", "cannot be read: "),
+        (
+            "out/a/result.json",
+            b'{broken\n{"loss": 1}\n',
+            "out/a/result.json cannot be read: line 1 is no JSON",
+        ),
         ("out/a/trainer_state.json", b"{}", "cannot be read: "),
     ],
 )
@@ -584,6 +590,64 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, name, content, sentence):
     with pytest.raises(TableError, match=sentence) as caught:
         load_table(file if name == "x.db" else tmp_path / "out")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("torn", "warning"),
+    [
+        ("", "a/result.json holds no report: its trial is left out"),
+        ('{"loss": 1.0, "con', "the last line of .*a/result.json is torn, as by a kill"),
+        (
+            '{"loss": 1.0, "config": {"width": 64, "lr": 1.0}}\n{"lo',
+            "the last line of .*a/result.json is torn",
+        ),
+    ],
+)
+def test_trials_of_ray_tune_that_were_killed_are_named_and_the_others_read(torn, warning, tmp_path):
+    for number, (_, (width, lr, loss)) in enumerate(each_run()):
+        file = tmp_path / "sweep" / str(number) / "result.json"
+        file.parent.mkdir(parents=True)
+        rows = [{"loss": loss + 1}, {"loss": loss}]
+        file.write_text("".join(json.dumps({**r, "config": {"width": width, "lr": lr}}) + "\n" for r in rows))
+    (tmp_path / "sweep" / "a").mkdir()
+    (tmp_path / "sweep" / "a" / "result.json").write_text(torn)
+    with pytest.warns(UserWarning, match=warning):
+        runs = found_in(tmp_path / "sweep")
+    assert sorted({*runs} - {(64.0, 0.0, 1.0)}) == EXPECTED and len(runs) == len(EXPECTED) + torn.count("\n")
+
+
+BESIDE = {
+    "metrics.csv": "hparams.yaml", "progress.csv": "params.json", "trainer_state.json": "config.json",
+    "wandb-summary.json": "config.yaml",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_lies_beside_a_run_and_is_no_file_is_refused_not_read(name, make, tmp_path):
+    """A pipe was waited for, a device read until memory was out."""
+    content = (
+        '{"log_history": [{"step": 1, "loss": 2.0}], "global_step": 1}' if "state" in name else '{"loss": 2}'
+    )
+    (tmp_path / name).write_text("step,loss\n1,2.0\n" if name.endswith("csv") else content)
+    make(tmp_path / BESIDE[name])
+    with pytest.raises(TableError, match=f"{BESIDE[name]} cannot be read: it is not a regular file"):
+        load_table(tmp_path)
+
+
+def test_a_database_with_views_is_refused(tmp_path):
+    """A view may compute for ever."""
+    with sqlite3.connect(tmp_path / "o.db") as database:
+        for table in ("studies", "trials", "trial_values"):
+            database.execute(f"CREATE TABLE {table} (x)")
+        database.execute(
+            "CREATE VIEW trial_params AS WITH RECURSIVE t(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM t) "
+            "SELECT i AS trial_id, 'lr' AS param_name, 1.0 AS param_value, '{}' AS distribution_json FROM t"
+        )
+    with pytest.raises(
+        TableError, match=r"o\.db has views \(trial_params\), which neither MLflow nor Optuna"
+    ):
+        load_table(tmp_path / "o.db")
 
 
 def test_a_file_that_cannot_be_looked_into_is_left_to_the_reader_of_tables(tmp_path, monkeypatch):
