@@ -47,6 +47,7 @@ MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they di
 _NEEDED = ("scale", "value", "loss", "loss_error", "step")
 _MOST_RULES = 8  # most values of a column that is compared; one with more names runs
 # Columns of a run's cost, with their units; the first that a table has is taken
+_DIVERGED = 1e100  # loss from which a run counts as diverged: squares of larger ones overflow
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 
 
@@ -93,7 +94,7 @@ def standard_form(
     _require_in_range(rows, columns)
 
     runs = at_logged_steps(rows)
-    is_lost = (runs["ended"] != FINISHED) | runs["loss"].isna()
+    is_lost = (runs["ended"] != FINISHED) | runs["loss"].isna() | (runs["loss"].abs() >= _DIVERGED)
     if chance is not None:
         is_lost |= runs["loss"] >= (-chance if columns.maximized else chance)
     with np.errstate(divide="ignore"):  # a value of 0 has x = -inf

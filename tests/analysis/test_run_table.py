@@ -367,3 +367,23 @@ print(took[1] / took[0], peak, *(o.x for o in result.optima))
     ratio, gib, *optima = map(float, ran.stdout.split())
     assert ratio < 30 and gib < 4
     assert optima == pytest.approx([-8, -8], abs=0.01)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lost", [1e100, 1e300, -1e300, float("inf")])
+def test_a_loss_beyond_all_bounds_is_a_divergence(lost):
+    """Its square overflowed, with a warning of numpy."""
+    rows = [
+        {"width": w, "lr": 2.0**x, "loss": 3 + 0.05 * (x + 6) ** 2, "seed": s}
+        for w in (64, 128)
+        for x in range(-8, -3)
+        for s in (0, 1)
+    ]
+    table = pd.DataFrame(rows)
+    table.loc[table["lr"] == 2.0**-4, "loss"] = lost
+    runs = check_table(table).runs
+    assert (
+        np.isinf(runs.loc[runs["x"] == -4, "loss"]).all()
+        and np.isfinite(runs.loc[runs["x"] < -4, "loss"]).all()
+    )
+    analyze(check_table(table))

@@ -86,6 +86,27 @@ def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):
     assert load_runs(tmp_path)["loss"].tolist() == [2.5]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "[" * 100_000, "3", '"text"', "{}", {"at": "1"}, {"at": 10**400}, {"patience": math.inf},
+        {"values": [1]}, {"values": {"width": 64}}, {"purchase": 2**70}, {"purchase": math.nan},
+        {"purchase": -1},
+    ],
+)  # fmt: skip
+def test_a_lease_that_somebody_changed_is_one_sentence(change, tmp_path):
+    study = study_in(tmp_path)
+    (trial,) = study.ask(1)
+    file = tmp_path / "asked" / f"{trial.id}.json"
+    lease = json.loads(file.read_text())
+    file.write_text(change if isinstance(change, str) else json.dumps(lease | change))
+    for call in (lambda: study_in(tmp_path).ask(1), lambda: study_in(tmp_path).tell(trial, 2.5)):
+        with pytest.raises(StoreError, match=f"{trial.id}.json cannot be read: ") as caught:
+            call()
+        assert len(str(caught.value)) < 500
+    assert not (tmp_path / "runs").exists()
+
+
 TOML = """
 experiment = "cli"
 trainer = "{python} {program} {{lr}} {{width}}"

@@ -1,5 +1,6 @@
 """Examples of pages and of `examples/`, as somebody runs them."""
 
+import importlib
 import os
 import re
 import runpy
@@ -12,7 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from mup_tpu.store import load_runs
+from mup_tpu import Study
+from mup_tpu.store import load_curves, load_runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,6 +106,26 @@ def test_the_trainer_of_hugging_face_takes_the_groups(tmp_path, monkeypatch, cap
         assert trained < 4.5, "5.5 by chance"
         loss = AutoModelForCausalLM.from_pretrained(tmp_path / name)(tokens, labels=tokens).loss.item()
         assert loss < 4.0, "the stock class computes what was trained; random tokens leave ln 32 = 3.5"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch_study",
+        pytest.param("hf_study", marks=pytest.mark.nightly),
+        pytest.param("lightning_study", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_trial_of_an_example_is_killed_and_goes_on(name, tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"), prepend=os.pathsep)
+    example = importlib.import_module(name)
+    study = Study(tmp_path, scale={"width": [32]}, tune={"learning_rate": [2**-5]}, settings={"steps": 16})
+    assert study.run(example.train, workers=1, console=Console(quiet=True)) == {"finished": 1}
+    assert "is tried again (its process was killed by signal 9)" in caplog.text
+    steps = load_curves(tmp_path)["step"].tolist()
+    assert steps == sorted(steps) and steps[-1] == 16
+    assert len(example.study_in(tmp_path / "all").trials()) == 21
 
 
 SBATCH = """
