@@ -41,7 +41,7 @@ def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def scale_of(table: pd.DataFrame) -> str:
-    """Return the column of the scale: the one that is neither result nor setting.
+    """Return the column that holds the scale, which is the only one besides results and settings.
 
     Raises:
         TableError: there is no such column, or several.
