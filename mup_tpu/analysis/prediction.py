@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import scipy
 
 from mup_tpu.analysis.expected_loss import expected_loss
@@ -112,6 +113,23 @@ class Predictions:
             if found.compared == compared and target in (None, found.target):
                 return found
         raise KeyError((compared, target))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each target and rule: the optimum (log2), its intervals, and expected cost."""
+        return pd.DataFrame(
+            [
+                {
+                    "target": one.target, self.analysis.compares: one.compared, "x": one.x,
+                    "low_50": one.half[0], "high_50": one.half[1], "low_95": one.interval[0],
+                    "high_95": one.interval[1], "expected_cost": one.taking.expected,
+                    "loss": one.loss.loss if one.loss else math.nan,
+                }
+                for one in self.predictions
+            ]
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(index=False, float_format="%.4g"))
 
     @property
     def scale(self) -> str:

@@ -192,6 +192,24 @@ class TransferAnalysis:
     def __repr__(self) -> str:
         return f"TransferAnalysis({self.name!r}, {list(self.results)})"
 
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each rule and scale: the optimum (log2), with the rule's exponent and verdict."""
+        return pd.DataFrame(
+            [
+                {
+                    self.compares: result.compared, self.scale: optimum.scale, "x": optimum.x,
+                    "low": optimum.low, "high": optimum.high, "loss": optimum.loss, "status": optimum.status,
+                    "exponent": result.drift.alpha, "exponent_low": result.drift.low,
+                    "exponent_high": result.drift.high, "verdict": result.verdict.decision,
+                }
+                for result in self.results
+                for optimum in result.optima
+            ]
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(index=False, max_rows=60, float_format="%.4g"))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,

@@ -173,8 +173,9 @@ class Watched:
         title = f"{self.path}: {len(self.runs)}{of} trials stored ({counts})"
         parts: list[str | Table] = [title if math.isnan(left) else f"{title}; about {write_time(left)} left"]
         if self.analysis is None:
-            best = self.runs.sort_values("loss").iloc[0]
-            parts += [f"best loss so far: {best['loss']:.4f}", f"no optimum yet: {self.why_not}"]
+            best = self.runs["loss"].min()
+            parts += [f"best loss so far: {best:.4f}"] if math.isfinite(best) else []
+            parts += [f"no optimum yet: {self.why_not}"]
         else:
             parts += [self._optima_table(result.compared) for result in self.analysis.results]
             parts += [verdicts.verdict(result, self.analysis) for result in self.analysis.results]
@@ -193,7 +194,7 @@ class Watched:
 
         assert self.analysis is not None
         (result,) = (r for r in self.analysis.results if r.compared == compared)
-        table = optima_table(result, self.analysis.scale, "")
+        table = optima_table(result, self.analysis.columns, "")
         optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
         rows = []
         for row, optimum in zip(table.rows, optima, strict=True):
