@@ -62,7 +62,7 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     texts.scale_axis(axes[0], analysis.scale, scales, style.narrowed(4.9))
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
     texts.loss_axis(axes[0], losses)
-    axes[0].set_ylabel(LOSS)
+    axes[0].set_ylabel(style.in_unit("loss", analysis.columns))
     if known:
         handles += _draw_sizes(axes[1], known, analysis)
     return style.with_key(axes, handles, ax=ax)

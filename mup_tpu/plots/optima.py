@@ -20,7 +20,7 @@ from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.plots import style, svg, texts
-from mup_tpu.plots.style import INK, LOSS, figure_type
+from mup_tpu.plots.style import INK, figure_type
 from mup_tpu.words import names
 from mup_tpu.words.names import bound
 from mup_tpu.words.verdicts import status
@@ -132,7 +132,7 @@ def transfer_figure(
         panel.set_ylim(*shown.limits)
         panel.yaxis.set_major_formatter(texts.PlainTicks())
         texts.log2_axis(panel, zero_x)
-    style.label_rows(axes, LOSS, each=not share_y)
+    style.label_rows(axes, style.in_unit("loss", analysis.columns), each=not share_y)
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
     return style.with_key(axes, [*_lines_of(axes, analysis), *marks], ax=ax)
 
@@ -324,5 +324,5 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
     for panel in axes:
         panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
         panel.yaxis.set_major_formatter(texts.PlainTicks())
-    style.label_rows(axes, "loss above the best (nat per token)")
+    style.label_rows(axes, style.in_unit("loss above the best", analysis.columns))
     return style.with_key(axes, _lines_of(axes, analysis), ax=ax)

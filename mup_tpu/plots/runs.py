@@ -66,7 +66,7 @@ def learning_curves_figure(
     shown = [loss for result in results for curve in result.learning_curves for loss in curve.losses]
     for panel in axes if ax is not None else axes[:1]:
         texts.loss_axis(panel, shown)
-    style.label_rows(axes, "training loss (nat per token)")
+    style.label_rows(axes, style.in_unit("training loss", analysis.columns))
     rules = ", ".join(texts.label(r.compared, analysis.compares) for r in results)
     compared = f" ({rules})" if len(results) > 1 else ""
     tuned = texts.column_label(analysis.hyperparameter)

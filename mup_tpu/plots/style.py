@@ -24,6 +24,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from PIL import Image
 
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.values import visible
@@ -116,6 +117,16 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     # 256 colours look the same and take a third of the bytes.
     Image.open(file).convert("RGB").quantize(256).save(paths[0], optimize=True)
     return paths
+
+
+def in_unit(quantity: str, columns: Columns) -> str:
+    """Return the label of an axis of losses or their differences, in the table's unit."""
+    if columns.unit == "nat":
+        return f"{quantity} (nat per token)"
+    sign = (
+        "−" if columns.maximized and quantity == "loss" else ""
+    )  # more is better: the axis has the negative
+    return f"{sign}{columns.unit}" if quantity == "loss" else f"{quantity} ({columns.unit})"
 
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:

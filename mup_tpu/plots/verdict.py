@@ -87,7 +87,8 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     bar.ax.yaxis.set_major_formatter(texts.PlainTicks())
     bar.ax.tick_params(labelsize=8)
     bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
-    bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
+    regret = style.in_unit("regret", analysis.columns)
+    bar.set_label(f"{regret}\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
     used = {r.status for r in regrets}
     notes = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
     notes += ["small: 95 % interval"] if any(intervals) else []

@@ -37,11 +37,11 @@ from mup_tpu.words.verdicts import details, remedy, score, verdict
 __all__ = ["Page", "coordinate_check_page", "render", "search_page", "sweep_page", "sweeps_page"]
 
 _RULE = (
-    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
+    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} {unit} and the drift exponent's "
     "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
-    "{epsilon:g} nat, or twice that for any α; INCONCLUSIVE otherwise. In a sequence of looks, each of which "
-    "could end it, the regret has 99 % bounds. Intervals are 95 %: of optima and regrets from a parametric "
-    "bootstrap, of α averaged over the scatter of the optima."
+    "{epsilon:g} {unit}, or twice that for any α; INCONCLUSIVE otherwise. In a sequence of looks, each of "
+    "which could end it, the regret has 99 % bounds. Intervals are 95 %: of optima and regrets from draws of "
+    "valleys, of α averaged over the scatter of the optima."
 )
 _WORTH = (
     "Cost of the smallest scale's optimum at the largest, as a share of the gain by growing. As the scale n "
@@ -80,7 +80,12 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
     if table.stored is not None:
         sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
     title = f"{analysis.name}: does {tuned} transfer across {scale}?"
-    return Page(title, lead, sections, _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta))
+    return Page(
+        title,
+        lead,
+        sections,
+        _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta, unit=analysis.columns.unit),
+    )
 
 
 def sweeps_page(title: str, comparison: Comparison) -> Page:
@@ -94,7 +99,8 @@ def sweeps_page(title: str, comparison: Comparison) -> Page:
             Section("Figure", [Picture.of("sweeps", draw)]),
             Section("Verdicts by the way of growing", ruling_tables(comparison)),
         ],
-        "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),
+        "Regret is from the smallest scale to the largest. "
+        + _RULE.format(epsilon=EPSILON, delta=DELTA, unit="nat"),
     )
 
 

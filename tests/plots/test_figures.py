@@ -9,7 +9,8 @@ import matplotlib
 import pandas as pd
 
 from mup_tpu import plots
-from mup_tpu.analysis import analyze, check_table
+from mup_tpu.analysis import analyze, check_table, load_table
+from mup_tpu.analysis.ingest.table_values import LossUnit
 
 
 def as_svg(figure) -> bytes:
@@ -74,3 +75,18 @@ def test_a_table_of_one_value_is_drawn_against_scale_and_compute_alone():
     assert {o.status for o in analysis.results[0].optima} == {"one value"}
     assert list(plots.transfer_figures(analysis)) == ["best_loss"]
     assert len(analysis.results[0].law.losses) == 5
+
+
+def test_axes_of_a_metric_have_its_name(tmp_path):
+    rows = [
+        {"width": w, "lr": 2.0**x, "accuracy": 0.8 - 0.01 * (x + 7) ** 2 + w / 1e4}
+        for w in (64, 128, 256)
+        for x in range(-10, -4)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
+    table = load_table(tmp_path / "runs.csv", unit=LossUnit(maximize=True))
+    analysis = analyze(table, epsilon=0.01)
+    drawn = {name: draw(analysis).axes for name, draw in plots.drawings(analysis).items()}
+    labels = {name: axes[0].get_ylabel() for name, axes in drawn.items()}
+    assert labels["transfer"] == "−accuracy" and labels["collapse"] == "loss above the best (accuracy)"
+    assert drawn["regret"][-1].get_ylabel().startswith("regret (accuracy)")
