@@ -93,12 +93,12 @@ class Results:
         is_target = any(len(result.optima) == 1 for result in analysis.results)
         return answered(analysis, self._scores(analysis)) if is_target else analysis
 
+    def _scores(self, analysis: TransferAnalysis) -> list[Score]:
+        return score(load_predictions(self.path), analysis) if self.is_folder else []
+
     @property
     def scores(self) -> list[Score]:
         return self._scores(self.analysis)
-
-    def _scores(self, analysis: TransferAnalysis) -> list[Score]:
-        return score(load_predictions(self.path), analysis) if self.is_folder else []
 
     def to_dict(self) -> dict[str, Any]:
         return verdicts.to_dict(self.analysis, self.scores)

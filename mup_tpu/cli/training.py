@@ -36,26 +36,6 @@ class TrainOptions:
     xla_dump: Folder | None = None
     """Folder to write XLA's programs to as text (--device tpu or xla)."""
 
-    def check(self, run: RunOptions, kept: Kept) -> None:
-        """Refuse options that lack others."""
-        for option, value in (("--xla-report", self.xla_report), ("--xla-dump", self.xla_dump)):
-            if value and run.device not in ("tpu", "xla"):
-                raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
-        if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
-            raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
-        if self.continue_to is not None and kept.checkpoints is None:
-            raise ConfigError("--continue-to needs --checkpoints to continue from")
-
-    def source(self, trial: Trial) -> Trial:
-        """Return the trial of the TOML file or of the options; ConfigError where both were given."""
-        if self.config is None:
-            return trial
-        if trial != Trial():
-            raise ConfigError(
-                f"--config {self.config} and options of the trial were both given; change the file instead"
-            )
-        return load_trial(self.config)
-
 
 def train(
     trial: Trial = Trial(),
@@ -71,8 +51,20 @@ def train(
         kept: Files and folders for row, checkpoints, model and profile.
         options: Source and length of the trial, and its report.
     """
-    options.check(run, kept)
-    trial, shorter = options.source(trial), None
+    for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
+        if value and run.device != "xla":
+            raise ConfigError(f"{option} needs --device xla, not {run.device}")
+    if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
+        raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
+    if options.continue_to is not None and kept.checkpoints is None:
+        raise ConfigError("--continue-to needs --checkpoints to continue from")
+    if options.config is not None:
+        if trial != Trial():
+            raise ConfigError(
+                f"--config {options.config} and options of the trial were both given; change the file instead"
+            )
+        trial = load_trial(options.config)
+    shorter = None
     run.require_parts(trial.data.batch_size)
     if options.continue_to is not None:
         from mup_tpu.training.trials import longer

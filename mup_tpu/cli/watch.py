@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.cli.console import Console, write_file
+from mup_tpu.cli.console import Console, to_json, write_file
 from mup_tpu.config.columns import Table
 from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import counted, parse_seconds, write_time
@@ -51,7 +51,7 @@ def watch(
         while True:
             if is_new := watched.look():
                 if json:
-                    console.write(_to_json(watched.state()))
+                    console.write(to_json(watched.state()))
                 elif live is not None:
                     live.update(Group(*watched.view()), refresh=True)
                 else:
@@ -190,6 +190,7 @@ class Watched:
 
     def _optima_table(self, compared: str) -> Table:
         from mup_tpu.config.columns import label
+        from mup_tpu.words.names import name
         from mup_tpu.words.tables import optima_table
 
         assert self.analysis is not None
@@ -207,7 +208,8 @@ class Watched:
             at = f"2^{optimum.x:.2f}" if optimum.is_bracketed else "-"
             rows.append((row[0], runs, best, at, *row[2:4], narrows))
         headings = (*table.headings[:1], "runs", "best run", *table.headings[1:4], "width, octaves")
-        return Table(headings, rows, f"{compared}: best {label(self.analysis.hyperparameter)}")
+        rule, tuned = name(compared, self.analysis.compares), label(self.analysis.hyperparameter)
+        return Table(headings, rows, f"{rule}: best {tuned}")
 
 
 def _seconds(text: Any) -> float | None:
@@ -215,12 +217,6 @@ def _seconds(text: Any) -> float | None:
         return datetime.fromisoformat(str(text)).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def _to_json(state: dict[str, Any]) -> str:
-    from mup_tpu.cli.console import to_json
-
-    return to_json(state)
 
 
 def _page(folder: str, parts: Sequence[str | Table], pause: float) -> str:
