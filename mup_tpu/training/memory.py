@@ -84,8 +84,6 @@ def estimate_pack_bytes(
         )
         gathered = _GATHERED_BLOCKS * block + _GATHERED_REST * (total - layers * block)
     state = state / shards + gathered
-    # Of a large vocabulary only some tokens' logits are in memory at once.
-    logits = vocab_size * (tokens if kind in BY_XLA else min(tokens, rows_at_once(vocab_size)))
     sums = gradients if micro_batches > 1 else 0  # gradients summed over micro-batches, beside those of one
     training = members if execution == "vmap" else 1  # members with gradients and activations at a time
     if kind == "cuda":
@@ -94,7 +92,7 @@ def estimate_pack_bytes(
         takes_heads = execution == "loop" or has_kernel(declaration.head_size)
         pairs = 0 if takes_heads and precision != "float64" else pairs
         a_layer = kept.cuda_vectors[dtype] * width + _CUDA_WEIGHTS[dtype] * pairs
-        at_once = _CUDA_AT_ONCE * max(logits / tokens, pairs)
+        at_once = _CUDA_AT_ONCE * max(vocab_size, pairs)
         evaluation = kept.cuda_evaluation * width if dtype == "bf16" else 0.0
         activations = tokens * (layers * a_layer + at_once + evaluation)
         kept_gradients = sums + _CUDA_GRADIENTS[dtype] * gradients
@@ -114,7 +112,10 @@ def estimate_pack_bytes(
         # In turns, scores count with torch.compile too. bf16 counts as float32: norms, softmax and loss are
         # float32, and both copies of a cast are alive for a while.
         a_layer = kept.vectors[execution] * width + kept.scores[execution] * pairs
-        activations = _IN_PIECES * tokens * (layers * a_layer + kept.logits * logits / tokens)
+        # Of a large vocabulary only some tokens' logits are in memory at once. (On GPUs too, but what is left
+        # there was measured with all of them.)
+        logits = kept.logits * vocab_size * min(tokens, rows_at_once(vocab_size))
+        activations = _IN_PIECES * (tokens * layers * a_layer + logits)
         if micro_batches > 1:  # which fragment malloc's memory
             activations *= 1.3 if execution == "loop" else 1.1
         numbers = members * state + training * (sums + gradients + activations)

@@ -26,17 +26,21 @@ def cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Te
     """Return the mean cross-entropy of the targets, in nat, by the readout's weight."""
     if torch.is_grad_enabled():
         return _CrossEntropy.apply(hidden_ND, weight_VD, targets_N)[0]
-    parts = _parts(hidden_ND, weight_VD, targets_N)
-    return torch.cat([-log_RV.gather(-1, to_R1) for _, to_R1, log_RV in parts]).mean()
+    losses = [
+        -_log_probabilities(hidden_RD, weight_VD).gather(-1, to_R1)
+        for hidden_RD, to_R1 in _parts(hidden_ND, weight_VD, targets_N)
+    ]
+    return torch.cat(losses).mean()
 
 
-def _parts(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield hidden vectors, targets and log-probabilities of some tokens after the other."""
+def _parts(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     rows = rows_at_once(len(weight_VD))
-    for hidden_RD, targets_R in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
-        logits_RV = functional.linear(hidden_RD, weight_VD)
-        exact = torch.promote_types(logits_RV.dtype, torch.float32)
-        yield hidden_RD, targets_R[:, None], logits_RV.to(exact).log_softmax(-1)
+    return zip(hidden_ND.split(rows), targets_N[:, None].split(rows), strict=True)
+
+
+def _log_probabilities(hidden_RD: Tensor, weight_VD: Tensor) -> Tensor:
+    logits_RV = functional.linear(hidden_RD, weight_VD)
+    return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)).log_softmax(-1)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -46,12 +50,12 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, and its gradients by both tensors."""
         losses, to_hidden, to_weight_VD = [], [], torch.zeros_like(weight_VD)
-        for hidden_RD, to_R1, log_RV in _parts(hidden_ND, weight_VD, targets_N):
+        for hidden_RD, to_R1 in _parts(hidden_ND, weight_VD, targets_N):
+            log_RV = _log_probabilities(hidden_RD, weight_VD)
             losses.append(-log_RV.gather(-1, to_R1))
-            minus_one_R1 = torch.full_like(losses[-1], -1.0)
-            slope_RV = log_RV.exp().scatter_add(-1, to_R1, minus_one_R1) / len(targets_N)
+            slope_RV = log_RV.exp_().scatter_add_(-1, to_R1, torch.full_like(losses[-1], -1.0))
             to_hidden.append((slope_RV @ weight_VD).to(hidden_ND.dtype))
-            to_weight_VD = to_weight_VD + slope_RV.mT @ hidden_RD
+            to_weight_VD += slope_RV.mT @ hidden_RD
         return torch.cat(losses).mean(), torch.cat(to_hidden), to_weight_VD
 
     @staticmethod
@@ -62,4 +66,5 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None]:
         to_hidden_ND, to_weight_VD = ctx.saved_tensors
-        return gradient * to_hidden_ND, gradient * to_weight_VD, None
+        share = gradient / len(to_hidden_ND)
+        return share * to_hidden_ND, share * to_weight_VD, None
