@@ -84,52 +84,33 @@ def train_one(
 
     kept.prepare()
     trial = with_precision(trial, kept.results, run, console)
-    shorter = shorter and shorter.replace(precision=trial.train.precision)
-    checkpoints = None if kept.checkpoints is None else _folder_of(trial, kept.checkpoints, shorter, console)
-    result = _train(trial, run, kept, checkpoints, console)
-    row = result.rows[0]
-    if row["status"] == "preempted":
-        place = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
-        raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {place}")
-    if kept.export is None:
-        return Trained(result)
-    best_of = checkpoints if kept.export_best else None
-    return Trained(result, *_export(trial, result, kept.export, best_of))
-
-
-def _folder_of(trial: Trial, root: str, shorter: Trial | None, console: Console) -> str:
-    """Return a trial's folder of checkpoints, with the checkpoint of `shorter` to go on from.
-
-    Earlier versions wrote into the folder of all checkpoints itself.
-    """
-    from mup_tpu import data
-    from mup_tpu.files import Folder
-    from mup_tpu.training.checkpoint import begin, load_latest
-
-    fingerprint, latest = data.load(trial.data).fingerprint, load_latest(root)
-    trial_id = trial.trial_id(fingerprint)
-    is_old = latest is not None and latest.meta.get("trial_ids") == [trial_id]
-    folder = root if is_old else f"{root.rstrip('/')}/{trial_id}"
-    if shorter and not begin(Folder(root), [trial], [shorter], lambda t: t.trial_id(fingerprint), folder):
-        console.print(f"no checkpoint in {root} to go on from: it trains from the start")
-    return folder
-
-
-def _train(
-    trial: Trial, run: RunOptions, kept: Kept, checkpoints: str | None, console: Console
-) -> PackResult:
     with console.status("importing torch"):
         from mup_tpu import data
+        from mup_tpu.data.tokenizer import save_stock
+        from mup_tpu.files import Folder
         from mup_tpu.jobs.this_machine import unused_gpus
+        from mup_tpu.models.weights import export_stock
         from mup_tpu.store import Store
+        from mup_tpu.training.checkpoint import begin, load_best
         from mup_tpu.training.loop import PackRun
 
-    if checkpoints is not None and not run.checkpoint_every:
-        run = replace(run, checkpoint_every=max(1, trial.train.steps // 10))
+    store = None if kept.results is None else Store(kept.results, "train")
+    dataset, checkpoints = data.load(trial.data), None
+
+    def trial_id(one: Trial) -> str:
+        return one.trial_id(dataset.fingerprint)
+
+    if (root := kept.checkpoints) is not None:
+        run = replace(run, checkpoint_every=run.checkpoint_every or max(1, trial.train.steps // 10))
+        checkpoints = f"{root.rstrip('/')}/{trial_id(trial)}"
+        if shorter is not None:
+            before = [shorter.replace(precision=trial.train.precision)]
+            if not begin(
+                Folder(root), [trial], before, lambda t: t.trial_id(dataset.fingerprint), checkpoints
+            ):
+                console.print(f"no checkpoint in {root} to go on from: it trains from the start")
     if note := unused_gpus(run):
         console.print(note, style="yellow")
-    store = None if kept.results is None else Store(kept.results, "train")
-    dataset = data.load(trial.data)
     with console.status("initialising parameters") as status, _log_lines(console, kept.results):
         training = PackRun([trial], dataset, run, checkpoints)
         status.update(training.first_report_waits_for)
@@ -142,30 +123,22 @@ def _train(
             result = training.finish(show)
         if store is not None:
             store.append(result.rows, result.curves)
-    return result
-
-
-def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | None) -> tuple[Path, str]:
-    """Write a stock model and its tokenizer; returns their folder, and step and loss of the checkpoint.
-
-    The best checkpoint is exported if it is better than the last weights.
-    """
-    from mup_tpu import data
-    from mup_tpu.data.tokenizer import save_stock
-    from mup_tpu.models.weights import export_stock
-    from mup_tpu.training.checkpoint import load_best
-
+    row = result.rows[0]
+    if row["status"] == "preempted":
+        place = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
+        raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {place}")
+    if kept.export is None:
+        return Trained(result)
     assert result.pack is not None
     weights, which = result.pack.member_parameters(0), ""
-    best = load_best(checkpoints) if checkpoints is not None else None
-    if best is not None and best.meta["evaluation_loss"] < result.rows[0]["loss"]:
+    best = load_best(checkpoints) if kept.export_best and checkpoints is not None else None
+    if best is not None and best.meta["evaluation_loss"] < row["loss"]:
         weights = {name: best.tensors[f"parameters/{name}"][0] for name in weights}
         which = f"step {best.step}, held-out loss {best.meta['evaluation_loss']:.4f}"
-    sequence_length = trial.data.sequence_length
-    tokenizer = data.load(trial.data).tokenizer
-    out = export_stock(trial, weights, result.pack.vocab_size, sequence_length, tokenizer.separator, path)
-    save_stock(tokenizer, sequence_length, out)
-    return out, which
+    length, tokenizer = trial.data.sequence_length, dataset.tokenizer
+    out = export_stock(trial, weights, result.pack.vocab_size, length, tokenizer.separator, kept.export)
+    save_stock(tokenizer, length, out)
+    return Trained(result, out, which)
 
 
 @contextlib.contextmanager

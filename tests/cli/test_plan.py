@@ -39,7 +39,7 @@ trainer = "own_trainer:train"
 scale = {width = [8, 16, 32]}
 tune = {learning_rate = ["2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]}
 [settings]
-steps = 40
+steps = 10
 batch = 4
 """
 
@@ -72,7 +72,7 @@ def test_a_trainer_of_one_s_own_is_timed_planned_swept_and_predicted(tmp_path, o
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_trainer.py").write_text(TRAINER)
     (tmp_path / "study.toml").write_text(STUDY)
-    timed = ("plan", "study.toml", "--at", "width=128", "steps=160", "--budget", "10h", "--probe", "2s")
+    timed = ("plan", "study.toml", "--at", "width=128", "steps=40", "--budget", "10h", "--probe", "0.5s")
     code, out, err = outcome(*timed)
     assert code == 0 and "timed width 8: " in out, err
     assert "mup-tpu sweep plan.toml --until-settled --budget 10h" in out

@@ -133,18 +133,6 @@ def test_trials_that_share_a_checkpoint_folder_leave_each_other_and_the_user_alo
         assert [p.name for p in sorted(folder.iterdir())] == ["step-00000004", "step-00000008"]
 
 
-def test_checkpoints_of_an_earlier_version_are_gone_on_with(corpus, tmp_path, outcome, small):
-    """They lay in the folder itself."""
-    common = ["train", *small, "--corpus", corpus, "--checkpoints", tmp_path / "c", "--checkpoint-every", 4]
-    assert outcome(*common)[0] == 0
-    (own,) = (tmp_path / "c").iterdir()
-    for checkpoint in list(own.iterdir()):
-        checkpoint.rename(tmp_path / "c" / checkpoint.name)
-    own.rmdir()
-    code, out, _ = outcome(*common)
-    assert code == 0 and "goes on from step 8 of 12" in out
-
-
 def test_export_best_takes_the_checkpoint_of_least_held_out_loss(corpus, tmp_path, outcome, small):
     """A checkpoint said to be better than any end, of weights that are told from all others."""
     from transformers import GPT2LMHeadModel

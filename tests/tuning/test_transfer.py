@@ -175,7 +175,7 @@ def test_a_rule_that_a_sweep_lacks_takes_mup_s_value(two_rules):
     (trial,) = moved.trials
     assert trial.model.parametrization == "completep"
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(-6.0, abs=0.1)
-    assert moved.origin[0].startswith("completep takes the value of mup: learning rate 2^-6.0")
+    assert moved.origin[0].startswith("completep takes the value of μP: learning rate 2^-6.0")
     assert moved.chosen[0].prediction is None
 
 
