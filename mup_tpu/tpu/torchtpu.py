@@ -65,7 +65,7 @@ class TpuDevice(Device):
         return tensor.cpu()
 
     def synchronize(self) -> None:
-        torch.tpu.synchronize()  # type: ignore[attr-defined]
+        torch.accelerator.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:
         """Return what programs can use of the chip's memory; on the CPU plugin, of the CPU's."""
