@@ -9,7 +9,7 @@ from itertools import groupby
 
 from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.config.columns import Table, label, write_scale
-from mup_tpu.words.names import exponent, number
+from mup_tpu.words.names import exponent, name, number
 from mup_tpu.words.reasons import because
 from mup_tpu.words.tables import interval
 
@@ -32,7 +32,7 @@ usefulness is known. {useful}."""
 
 
 # Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep
-_ON_A_PAGE = ("rule", "from, to", "α", "regret", "verdict", "hours", "sweep")
+_ON_A_PAGE = ("stored rule", "from, to", "α", "regret", "verdict", "hours", "sweep")
 _BY_ITSELF = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
 IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
 
@@ -52,7 +52,11 @@ def page(name: str, comparison: Comparison, figure: str = "") -> str:
         lines += ["", f"![Drift exponent and regret of each rule, by the way of growing]({figure})"]
     for table in ruling_tables(comparison, _ON_A_PAGE):
         links = [(_marked(rule), *middle, _link(sweep)) for rule, *middle, sweep in table.rows]
-        lines += ["", f"## {table.title[:1].upper()}{table.title[1:]}", *_markdown(table.headings, links)]
+        lines += [
+            "",
+            f"## {table.title[:1].upper()}{table.title[1:]}",
+            *_markdown(("rule", *table.headings[1:]), links),
+        ]
     if known := [r for r in comparison.rulings if r.worth.tells]:
         lines += ["", *_worths(known)]
     if comparison.predictions:
@@ -86,7 +90,8 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
     differs = [label(value) for value, other in zip(r.setting, common, strict=True) if value != other]
     alpha = exponent(r.alpha, r.low, r.high)
     return {
-        "rule": ", ".join([r.rule, *differs]),
+        "rule": ", ".join([name(r.rule, r.compares), *differs]),
+        "stored rule": ", ".join([r.rule, *differs]),
         "from, to": span(r, "–"),
         "α": alpha.replace("-", "−"),
         "α (95 %)": alpha,
