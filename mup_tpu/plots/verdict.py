@@ -199,7 +199,7 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     axes[0].set_yticks(rows, written)
     for ax in axes:
         ax.tick_params(axis="y", labelsize=8.5)
-        for tick, entry in zip(ax.get_yticklabels(), entries, strict=True):
+        for tick, entry in zip(ax.get_yticklabels(), entries, strict=False):  # none in a second column
             tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
     axes[0].set_ylim(-0.7, sum(lines) - 0.3)
     axes[0].set_xlim(-1.05 * _REACH, 1.05 * _REACH)
