@@ -190,7 +190,8 @@ def fit_power_laws(
         raise TableError(f"scales: {on_one_line(twice)} is given twice")
     rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)
     for name in (*scales, *best_over):
-        if name not in rows or (name in scales and not _is_size(rows[name])):
+        is_known = name in rows and (name in best_over or rows[name].dtype.kind in "iuf")
+        if not is_known or (name in scales and not ((rows[name] > 0) & np.isfinite(rows[name])).all()):
             known_columns = ", ".join(map(str, rows.columns[:12]))
             raise TableError(
                 f"scales: {on_one_line(name)} is not a column of numbers above 0; there are {known_columns}"
@@ -233,10 +234,6 @@ def read_sizes(text: str) -> dict[str, float]:
         except ValueError:
             raise TableError(f"at {on_one_line(text)} is not NAME=NUMBER,NAME=NUMBER") from None
     return sizes
-
-
-def _is_size(values: pd.Series) -> bool:
-    return values.dtype.kind in "iuf" and bool((values > 0).all()) and bool(np.isfinite(values).all())
 
 
 _SCATTER = 0.3  # scale of the half-normal τ, octaves

@@ -359,7 +359,7 @@ def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str
 
 # Names of columns with which runs of different scales may differ in more than the scale
 _CONFOUNDING = re.compile(
-    r"(^|_)(steps|iters|iterations|epochs?|tokens|batch|batch_size|bs|seq_len|sequence_length|context|commit|git|"
+    r"^d$|(^|_)(steps|iters|iterations|epochs?|tokens|batch|batch_size|bs|seq_len|sequence_length|context|commit|git|"
     r"sha|version|tokenizer|vocab|vocab_size|dataset|data|corpus|warmup|schedule)(_|$)"
 )
 
@@ -397,15 +397,15 @@ def _differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
         if table[column].dtype.kind in "iuf":
             one, *others = [f"{value:g}" for value in table.loc[rows, column].unique()]
             options = (
-                f"--where {column}={one} holds it",
-                f"--columns seed={column} takes it for replicates",
-                f"mup-tpu predict --scale {columns.scale},{column} fits both",
+                f"--where {column}={one} holds it, --columns seed={column} takes it for replicates, "
+                f"mup-tpu predict --scale {columns.scale},{column} fits both"
             )
-            shown.append(f"{column} ({', '.join([one, *others][:4])}: {', '.join(options)})")
+            shown.append(f"{column} ({', '.join([one, *others][:4])}: {options})")
         else:
-            values = table[column].map(str)
-            is_rule = values.nunique() <= _MOST_RULES
-            shown.append(f"{column} ({_rule_options(column, values) if is_rule else 'a name a run'})")
+            first, *others = sorted(table[column].map(str).unique())
+            listed = ", ".join(map(repr, [first, *others][:4]))
+            options = f"{listed}: --compare {column} compares them, --where {column}={first} takes one"
+            shown.append(f"{column} ({options if len(others) < _MOST_RULES else 'a name a run'})")
     return ", ".join(shown)
 
 
@@ -442,12 +442,6 @@ def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
         and table[column].dtype.kind not in "cmM"
         and (table[column].dtype.kind != "f" or table[column].nunique() <= _MOST_RULES)
     ]
-
-
-def _rule_options(column: str, values: pd.Series) -> str:
-    first, *others = sorted(values.unique())
-    listed = ", ".join(map(repr, [first, *others][:4]))
-    return f"{listed}: --compare {column} compares them, --where {column}={first} takes one"
 
 
 def cost_column(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:

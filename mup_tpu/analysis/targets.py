@@ -109,14 +109,17 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
     scale_column = table.columns.scale
     rows, known = _columns(table)
     if name not in known or rows[name].dtype.kind not in "iuf" or not (rows[name] > 0).all():
-        grow = ", ".join(
-            f"{c}=VALUE"
-            for c in [scale_column, *(c for c in known if c != scale_column and _grows(rows, c))][:6]
-        )
-        is_told = table.stored is not None or bool(rows[table.columns.params].notna().all())
-        hint = "" if is_told else " (--columns params=COLUMN names a table's parameters)"
+        grow = [scale_column]
+        for column in known:
+            values = rows.groupby("scale")[column]
+            first, is_one = values.first(), bool((values.nunique() <= 1).all())
+            if column != scale_column and is_one and first.is_monotonic_increasing and first.nunique() > 1:
+                grow += [column] if first.is_unique else []
+        listed = ", ".join(f"{column}=VALUE" for column in grow[:6])
+        has_sizes = table.stored is not None or bool(rows[table.columns.params].notna().all())
+        hint = "" if has_sizes else " (--columns params=COLUMN names a table's parameters)"
         raise TableError(
-            f"at {name!r}: the table does not say how {name} follows {scale_column}{hint}; give {grow}"
+            f"at {name!r}: the table does not say how {name} follows {scale_column}{hint}; give {listed}"
         )
     by_scale = rows.groupby("scale")[name]
     if (by_scale.nunique() > 1).any():
@@ -154,10 +157,3 @@ def _columns(table: RunTable) -> tuple[pd.DataFrame, list[str]]:
         rows = rows.assign(flops=6.0 * params * rows["tokens"])
     sizes = [c.name for c in CONFIGURED.values() if c.type in (int, float)]
     return rows, [c for c in dict.fromkeys((*measures, *sizes)) if c in rows]
-
-
-def _grows(rows: pd.DataFrame, column: str) -> bool:
-    by_scale = rows.groupby("scale")[column]
-    values = by_scale.first()
-    is_one = bool((by_scale.nunique() <= 1).all())
-    return is_one and len(values) > 1 and values.is_monotonic_increasing and values.is_unique

@@ -83,7 +83,9 @@ def read_file(path: str | Path) -> pd.DataFrame:
                 is_piped = b"|" in content and _PIPES.search(content.decode())
                 table = _markdown(content.decode()) if is_piped else _delimited(content)
             else:
-                table = _json_lines(content) if kind == "lines" else _json(json.loads(content))
+                has_lines = kind == "lines" or (name == STDIN and b"}\n{" in content)
+                lines = [line for line in content.splitlines() if line.strip()] if has_lines else []
+                table = _records(list(map(json.loads, lines))) if has_lines else _json(json.loads(content))
         _check_columns(len(table.columns))
     except Exception as error:  # readers raise errors of any kind on damaged files
         shown_path = "on standard input" if name == STDIN else path
@@ -182,10 +184,6 @@ def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:
         nested = pd.json_normalize([{str(name): row} for row in rows], sep="/").set_index(table.index)
         table = pd.concat([table.drop(columns=name), nested], axis=1)
     return table
-
-
-def _json_lines(content: bytes) -> pd.DataFrame:
-    return _records([json.loads(line) for line in content.splitlines() if line.strip()])
 
 
 def _json(content: Any) -> pd.DataFrame:

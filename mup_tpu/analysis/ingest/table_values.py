@@ -126,8 +126,12 @@ def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | 
             raise TableError(
                 f"{name} of row {row} is {value!r}, which may be {one} or {other}: write it with a point"
             )
-    values_read = [_value(*r, with_comma=with_comma) for r in read if r is not None]
-    return pd.Series(values_read, column.index, dtype="float64")
+    decimal = {"comma", "either"} if with_comma else {"comma"}
+    plain = [
+        text.replace(".", "").replace(",", ".") if kind in decimal else text.replace(",", "")
+        for text, kind in filter(None, read)
+    ]
+    return pd.Series(list(map(float, plain)), column.index, dtype="float64")
 
 
 def _has_decimal_commas(column: pd.Series | None) -> bool:
@@ -197,12 +201,6 @@ def _read(value: object) -> tuple[str, str] | None:
     if _GROUPED.fullmatch(text):
         return text + share, "grouped" if "." in text or text.count(",") > 1 else "either"
     return (text + share, "comma") if _COMMA.fullmatch(text) else None
-
-
-def _value(text: str, kind: str, with_comma: bool) -> float:
-    if kind == "comma" or (kind == "either" and with_comma):
-        text = text.replace(".", "").replace(",", ".")
-    return float(text.replace(",", ""))
 
 
 _EMPTY = {"", "nan", "none", "null", "na", "n/a", "<na>", "-", "–", "—"}

@@ -245,7 +245,11 @@ text("two units", RUNS.assign(unit=["bits"] * 5 + ["nats"] * 10), error="several
 text("crashed runs", lambda: pd.concat([RUNS.assign(State="finished"), RUNS.head(1).assign(State="crashed", loss=9.0)]),
      note="--states crashed=diverged if they diverged")  # fmt: skip
 text("batch sizes as the scale", RUNS.rename(columns={"width": "batch_size"}))
-text("parameters and tokens", RUNS.rename(columns={"width": "N"}).assign(D=RUNS["width"] * 20))
+text(
+    "parameters and tokens",
+    RUNS.rename(columns={"width": "N"}).assign(D=RUNS["width"] * 20),
+    note="D changes with N",
+)
 text("parameters and tokens on a grid", lambda: pd.concat([RUNS.rename(columns={"width": "N"}).assign(D=d, loss=
      RUNS["loss"] - d / 1e4) for d in (1000, 2000)]), error="mup-tpu predict --scale N,D fits both")  # fmt: skip
 text("two update rules", lambda: pd.concat([RUNS.assign(optimizer=o, loss=RUNS["loss"] + m) for o, m in
