@@ -52,7 +52,7 @@ def test_exponents_are_those_of_least_squares_on_the_true_optima():
     )
     away = optima[:, 4] - EXPONENTS["bs"] * (optima[:, 3] - 7)
     assert np.asarray(places.get_array()) == pytest.approx(away.reshape(9, 3).mean(axis=1), abs=0.1)
-    assert power_law(law)[0].startswith("all: best learning rate ∝ N^-0.6")
+    assert power_law(law)[0].startswith("all runs: best learning rate ∝ N^-0.6")
 
 
 def test_cells_of_one_size_that_miss_the_law_together_widen_its_exponent():
