@@ -103,23 +103,25 @@ class PackRun:
             PackTooLarge: the pack does not fit in memory; a part of it may.
             DeviceFailed: a GPU failed.
         """
-        with self._errors():
-            try:
-                yield from self._train()
-            finally:
-                if self._checkpoints is not None:
-                    self._checkpoints.close()
-                if self._processes is not None:
-                    self._processes.close()
+        with contextlib.ExitStack() as stack:
+            if self._processes is not None:
+                stack.callback(self._processes.close)
+            stack.enter_context(self._errors())
+            if self._checkpoints is not None:
+                stack.callback(self._checkpoints.close)
+            yield from self._train()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Name the process of a sharded trial that failed: in the others, the exchange with it fails."""
+        """Name the process of a split trial that failed: in the others, the exchange with it fails."""
         try:
             with device_errors(len(self.records.members)):
                 yield
         except (RuntimeError, MupTpuError) as error:
-            failure = self._processes and self._processes.failure()
+            if self._processes is None:
+                raise
+            failure = self._processes.failure()
+            self._processes.close()
             raise (failure or error) from None
 
     def finish(self, on_report: Callable[[Report], None] = lambda report: None) -> PackResult:

@@ -17,6 +17,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -260,7 +261,9 @@ class Processes:
         self._others: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         self._folder = contextlib.ExitStack()
         meeting = os.environ.get(f"{_RANK}_AT", "")
-        if not self.rank:
+        if self.rank:
+            Path(f"{meeting}-{self.rank}").touch()
+        else:
             meeting = self._folder.enter_context(tempfile.TemporaryDirectory()) + "/meeting"
             self._start_others(pickle.dumps((trials, options, checkpoints)), shards, meeting)
         if gpus:
@@ -280,7 +283,7 @@ class Processes:
         program = [*first, sys.executable, "-P", "-c", "from mup_tpu.training.loop import follow; follow()"]
         for rank in range(1, shards):
             environment = {**os.environ, _RANK: str(rank), f"{_RANK}_AT": meeting}
-            errors = self._folder.enter_context(Path(f"{meeting}-{rank}").open("w+b"))  # noqa: SIM115
+            errors = self._folder.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
             other = subprocess.Popen(
                 program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
             )
@@ -288,6 +291,12 @@ class Processes:
             assert other.stdin is not None
             other.stdin.write(run)
             other.stdin.close()
+        for rank, (other, _) in enumerate(self._others, 1):  # the group would wait for one that has failed
+            while not Path(f"{meeting}-{rank}").exists():
+                time.sleep(0.05)
+                if other.poll() is not None and (failure := self.failure()):
+                    self.close()
+                    raise failure
 
     def failure(self) -> DeviceFailed | None:
         """Return the error of another process that has ended; None if all of them run."""

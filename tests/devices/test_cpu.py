@@ -44,6 +44,10 @@ def test_peak_memory_is_in_bytes():
     assert resident * 0.9 < get_device("cpu").peak_memory_bytes() < resident * 100
 
 
+def test_an_interrupt_takes_effect_after_each_step():
+    assert get_device("cpu").longest_chunk(batch_bytes=1) == 1
+
+
 V1 = "30 1 0:30 / {at} rw - cgroup cgroup rw,memory\n31 1 0:31 / /elsewhere rw - cgroup cgroup rw,cpu\n"
 V2 = "30 1 0:30 {root} {at} rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 NO_LIMIT = 9223372036854771712  # as version 1 writes it
@@ -175,7 +179,7 @@ main(["sweep", *sys.argv[2:]])
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
-@pytest.mark.parametrize(("megabytes", "is_enough"), [(500, False), (900, True), (1400, True)])
+@pytest.mark.parametrize(("megabytes", "is_enough"), [(500, False), (900, True)])
 def test_a_sweep_in_a_limited_group_trains_all_or_says_why_not(
     megabytes, is_enough, limited_group, tiny, tmp_path
 ):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mup_tpu.config import RunOptions
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, DeviceFailed
 from mup_tpu.models import declare
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.memory import estimate_pack_bytes
@@ -43,6 +43,13 @@ def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(fields, 
 def test_what_cannot_be_split_is_refused(fields, options, message, tiny, dataset):
     with pytest.raises(ConfigError, match=message):
         PackRun([tiny.replace(**fields)], dataset, dataclasses.replace(SHARDED, **options))
+
+
+def test_a_process_that_fails_is_named_with_its_reason(tiny, dataset, tmp_path):
+    """The second process reads the corpus by itself, and there is none."""
+    gone = tiny.replace(corpus=str(tmp_path / "gone.txt"))
+    with pytest.raises(DeviceFailed, match=r"process 2 of 2 failed \(.*gone.txt.* is neither"):
+        PackRun([gone], dataset, SHARDED)
 
 
 def test_shards_divide_all_but_one_block_and_the_embeddings(tiny):

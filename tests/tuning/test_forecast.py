@@ -57,3 +57,16 @@ def test_a_tpu_counts_all_of_its_chips_and_each_holds_its_share_of_a_pack():
     )
     assert large.seconds == pytest.approx(4 * small.seconds)
     assert 2 < large.memory_bytes / small.memory_bytes <= 4
+
+
+def test_a_trial_alone_that_does_not_fit_is_told_from_a_pack_that_would_be_split():
+    narrow = Machine("one", 1e12, 1, "loop", memory_bytes=2**20)
+    for pack_size, fits in ((1, False), (4, True)):
+        options = SweepOptions(pack_size=pack_size)
+        sizes = forecast(TRIALS, ("width",), lambda trial: 256, narrow, 0.5, options)
+        assert [size.fits for size in sizes] == [fits, fits]
+    four, one = (
+        forecast(TRIALS, ("width",), lambda trial: 256, narrow, 0.5, SweepOptions(), shards=shards)[1]
+        for shards in (4, 1)
+    )
+    assert four.packs == four.trials and four.memory_bytes < one.memory_bytes
