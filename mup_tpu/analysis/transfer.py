@@ -344,11 +344,12 @@ def _analyze_optima(compared: str, table: RunTable, question: Question) -> Trans
 
 def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
     points = []
-    for scale, group in runs.groupby("scale") if len(runs) else ():
+    for _, group in runs.groupby("scale") if len(runs) else ():
         losses = group["loss"].to_numpy()
         finite = losses[np.isfinite(losses)]
         loss = float(finite.mean()) if 2 * len(finite) > len(losses) else np.inf
-        points.append(AtZero(float(scale), loss, noise.sigma / np.sqrt(max(1, len(finite))), len(losses)))
+        scale, error = float(group["scale"].iloc[0]), noise.sigma / np.sqrt(max(1, len(finite)))
+        points.append(AtZero(scale, loss, error, len(losses)))
     return tuple(points)
 
 
