@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_MOST_ROWS, _ENDS = 1000, 20  # rows of a run table that are all shown; first and last ones of a longer one
+
+
 def analyze(
     paths: Several,
     table: TableOptions = TableOptions(),
@@ -41,7 +44,7 @@ def analyze(
             tables are read as one.
         table: Columns and rows of the table.
         next: Print the runs that would settle each open verdict, why, and their cost.
-        runs: Print the run table of a results folder.
+        runs: Print the run table of a results folder; of more than 1 000 runs the first and last 20.
         csv: File for the rows of a results folder, with every column; a quote goes before text that a
             spreadsheet would take for a formula.
         figures: Also draw the figures, as PNG and SVG, with the numbers behind them.
@@ -128,11 +131,17 @@ def _print_runs(console: Console, table: pd.DataFrame, path: str) -> None:
     def cell(column: str, value: Any) -> str:
         return f"{value:.{digits[column]}f}" if column in digits else write(column, value)
 
-    rows = [[cell(c, row[c]) for c in headings] for row in table[[*headings]].to_dict("records")]
+    shown = [(0, len(table))] if len(table) <= _MOST_ROWS else [(0, _ENDS), (len(table) - _ENDS, len(table))]
+    parts = [table[[*headings]].iloc[first:last].to_dict("records") for first, last in shown]
+    rows = [[cell(c, row[c]) for c in headings] for part in parts for row in part]
+    if left_out := len(table) - len(rows):
+        rows.insert(_ENDS, ["…"] * len(headings))
     settings = "".join(f", {c} {cell(c, table[c].iloc[0])}" for c in shared)
     title = f"{table['experiment'].iloc[0]}: {len(table)} runs{settings}"
     left = {heading for c, heading in headings.items() if table[c].dtype.kind not in "if"}
     console.print(Table([*headings.values()], rows, title, left))
+    if left_out:
+        console.print(f"{left_out} runs are not shown: --csv FILE writes all, --where CONDITION shows some")
 
 
 def predict(

@@ -285,3 +285,17 @@ def test_a_run_without_a_step_has_no_curve(tmp_path):
     table.write_text("\n".join(map(json.dumps, empty)))
     figure = learning_curves_figure(analyze(load_table(table)), runs=load_table(table).runs)
     assert [len(ax.lines) for ax in figure.axes] == [3]
+
+
+def test_a_long_run_table_shows_its_ends(tmp_path, outcome):
+    rows = [
+        {"trial_id": f"{k:04}", "width": 64, "lr": 1.0 + k, "seed": 0, "loss": 2.0 + k, "status": "finished"}
+        for k in range(1001)
+    ]
+    Store(tmp_path, "long").append(rows)
+    _, out, _ = outcome("analyze", "--runs", tmp_path)
+    assert "long: 1001 runs" in out and "961 runs are not shown: --csv FILE writes all" in out
+    losses = [float(word) for word in re.findall(r"(?m)\b(\d+\.\d{4})\b", out)]
+    assert losses == [2.0 + k for k in (*range(20), *range(981, 1001))]
+    code, out, _ = outcome("analyze", "--runs", tmp_path, "--where", "lr<=1000")
+    assert code == 0 and "not shown" not in out and out.count("finished") == 1000
