@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from urllib.parse import quote
 
 from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.config.columns import Table, label, write_scale
+from mup_tpu.config.values import visible
 from mup_tpu.words.names import exponent, name, number
 from mup_tpu.words.reasons import because
 from mup_tpu.words.tables import interval
@@ -123,12 +127,22 @@ def _common_setting(comparison: Comparison) -> tuple[str, str, str]:
 
 
 def _link(sweep: str) -> str:
-    return f"[{sweep}]({sweep}/README.md)"
+    return f"[{_safe(sweep)}]({quote(sweep)}/README.md)"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if _safe(text) == text else f"<code>{_safe(text)}</code>"
+
+
+def _safe(text: str) -> str:
+    """Escape a text from somebody's rows, which may end a cell or a code span, or begin HTML."""
+    one_line = visible(" ".join(text.split()))
+    return re.sub(r"[`|\[\]\\]", lambda mark: f"&#{ord(mark[0])};", html.escape(one_line, quote=False))
 
 
 def _marked(rule: str) -> str:
     name, comma, differs = rule.partition(", ")
-    return f"`{name}`{comma}{differs}"
+    return f"{_code(name)}{comma}{_safe(differs)}"
 
 
 def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -144,16 +158,16 @@ def _worths(known: list[Ruling]) -> list[str]:
     heads = ("rule", "growing", "share of the gain", "a, loss gap", "sweep")
     rows = (
         (
-            f"`{r.rule}`",
+            _code(r.rule),
             f"{label(r.columns.scale)} {span(r, '–')}",
             interval(r.worth.share),
             interval(r.worth.loss_exponent),
-            f"[{r.sweep}]({r.sweep}/README.md)",
+            _link(r.sweep),
         )
         for r in known
     )
     sure = [
-        f"`{r.rule}` along {label(r.columns.scale)} {span(r)} ({r.worth.useful})"
+        f"{_code(r.rule)} along {label(r.columns.scale)} {span(r)} ({r.worth.useful})"
         for r in known
         if r.worth.useful != "not told"
     ]

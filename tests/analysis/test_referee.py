@@ -11,7 +11,7 @@ from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.cli import main
 from mup_tpu.store import Store
-from mup_tpu.words.referee import ruling_tables
+from mup_tpu.words.referee import _code, ruling_tables
 
 
 def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
@@ -110,3 +110,17 @@ def test_the_exponent_of_a_flat_valley_is_not_known_in_any_table():
     (table,) = ruling_tables(Comparison(tuple(rulings)))
     assert table.title == "width" and [row[4] for row in table.rows] == ["0.006 (0.002 to 0.013)"] * 3
     assert [row[3] for row in table.rows] == ["not known", "-1.20 (-3.00 to -0.20)", "0.10 (-0.70 to 0.80)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("mup", "`mup`"),
+        ("<script>x</script>", "<code>&lt;script&gt;x&lt;/script&gt;</code>"),
+        ("b|c`d", "<code>b&#124;c&#96;d</code>"),
+        ("a\n| row", "<code>a &#124; row</code>"),
+        ("\x1b[31m", r"<code>&#92;x1b&#91;31m</code>"),
+    ],
+)
+def test_names_of_rules_are_text_on_a_page_of_markdown(name, code):
+    assert _code(name) == code
