@@ -135,7 +135,7 @@ def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
         (_, *new), out = scan(body, [torch.zeros_like(limit), *changed], stacks)
         return new, out
 
-    options = {} if _dump is None else {"debug_callback": _write_program}
+    options: dict[str, Any] = {} if _dump is None else {"debug_callback": _write_program}
     return torch.compile(loop, backend="tpu", fullgraph=True, dynamic=False, options=options)
 
 
