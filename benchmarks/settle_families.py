@@ -76,6 +76,21 @@ def linex(g: np.random.Generator, curvature: float) -> Rise:
     return lambda u: curvature * (math.expm1(min(a * u, 50)) - a * u) / a**2
 
 
+def log_cosh(g: np.random.Generator, curvature: float) -> Rise:
+    """Straight sides of different slope around a round bottom, up to a plateau where training began."""
+    width, tilt, top = g.uniform(0.5, 2.0), g.uniform(-0.5, 0.5), g.uniform(0.1, 0.6)
+
+    def rise(u: float) -> float:
+        side = (
+            curvature
+            * width**2
+            * (math.log(math.cosh(u / width)) - tilt * (math.tanh(u / width) - u / width))
+        )
+        return top * -math.expm1(-max(side, 0.0) / top)
+
+    return rise
+
+
 @dataclass(frozen=True)
 class Family:
     """Valley, noise and movement of a family's worlds.
@@ -91,6 +106,8 @@ class Family:
     """Whether noise grows above the optimum."""
     shared: float = 0.006
     """Standard deviation of what runs of a width and seed share, nat."""
+    changes: bool = False
+    """Whether each width has a valley of its own, with a curvature that scatters by a factor of 1.4."""
     late: bool = False
     """Whether optima move from some width on alone."""
 
@@ -106,7 +123,10 @@ FAMILIES = {
     "much noise": Family(exponentials, noise=(0.03, 0.1)),
     "heteroscedastic": Family(exponentials, grows=True),
     "shared seeds": Family(powers, shared=0.03),
+    "log-cosh": Family(log_cosh),
+    "changing shapes": Family(exponentials, changes=True),
 }
+"""The last two were written after the method was fixed."""
 
 
 @dataclass
@@ -121,10 +141,13 @@ class World:
     def __post_init__(self) -> None:
         g = self.generator
         curvature = math.exp(g.uniform(math.log(0.005), math.log(0.2)))
-        self.valley = self.family.valley(g, curvature)
-        fine = np.arange(-4, 4, 0.005)
-        rises = [self.valley(float(u)) for u in fine]
-        self.least, self.off = min(rises), float(fine[int(np.argmin(rises))])
+        one, fine = self.family.valley(g, curvature), np.arange(-4, 4, 0.005)
+        self.valleys: dict[int, tuple[Rise, float, float]] = {}
+        for width in WIDTHS:
+            if self.family.changes:
+                one = self.family.valley(g, curvature * math.exp(0.37 * g.standard_normal()))
+            rises = [one(float(u)) for u in fine]
+            self.valleys[width] = one, min(rises), float(fine[int(np.argmin(rises))])
         self.noise = math.exp(g.uniform(*np.log(self.family.noise)))
         self.is_student, self.is_shared = g.uniform(size=2) < 0.5
         self.middle = float(g.uniform(-8.5, -7.5))
@@ -143,7 +166,12 @@ class World:
 
     def rise(self, width: float, x: float) -> float:
         """Loss over the best that this width can have, nat."""
-        return min(self.valley(x - self.optima[int(width)] + self.off) - self.least, 3.0)
+        return min(self.raw(width, x), 3.0)
+
+    def raw(self, width: float, x: float) -> float:
+        """The same, infinite where runs diverge."""
+        valley, least, off = self.valleys[int(width)]
+        return valley(x - self.optima[int(width)] + off) - least
 
     @property
     def regret(self) -> float:
@@ -164,7 +192,7 @@ class World:
         """Train more seeds of one learning rate."""
         g, f = self.generator, self.family
         known = sum(1 for row in self.rows if row["width"] == width and row["lr"] == 2.0**x)
-        raw = self.valley(x - self.optima[int(width)] + self.off) - self.least
+        raw = self.raw(width, x)
         for seed in range(known, known + seeds):
             shock = g.standard_t(4) / math.sqrt(2) if self.is_student else g.standard_normal()
             noise = self.noise * shock * (1 + 2 * max(0.0, x - self.optima[int(width)]) if f.grows else 1)

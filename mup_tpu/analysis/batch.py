@@ -15,11 +15,14 @@ from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.valley import MODEL_ERROR
 
 _FIRST_LOOK = (-2, -1, 0, 1, 2)
 """Octaves from a new scale's predicted optimum, a seed each: a pack."""
 PACK = len(_FIRST_LOOK)
 """Runs of a first look."""
+_EXPECTED = 0.6
+"""Standard deviation of an expected optimum, octaves, from which a first look has all of its runs."""
 REACH = 2.3
 """Octaves from an optimum within which a run tells where it lies."""
 _EDGE_STEP = 0.3
@@ -87,7 +90,10 @@ def to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[flo
 
 
 def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[float] = ()) -> list[Cell]:
-    """Return a first look at the next planned scale, or twice the largest, around its expected optimum."""
+    """Return a first look at the next planned scale, or twice the largest, around its expected optimum.
+
+    Where that is known well, three of the five runs do: the other scales say the valley's shape.
+    """
     last = estimates[-1].optimum
     scale = min(to_come(estimates, planned), default=2 * last.scale)
     x = drift.intercept + drift.alpha * math.log2(scale) if drift.is_known else last.x
@@ -95,7 +101,26 @@ def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[flo
         first = estimates[0].optimum
         slope = (last.x - first.x) / math.log2(last.scale / first.scale)
         x = last.x + slope * math.log2(scale / last.scale)
-    return first_look(estimates[-1], scale, x)
+    cells = first_look(estimates[-1], scale, x)
+    if planned and drift.trend is not None and drift.trend.optimum(scale).variance < _EXPECTED**2:
+        return cells[::2] if _is_wide(estimates[-1]) else cells[1:4]
+    return cells
+
+
+def _is_wide(estimate: Estimate) -> bool:
+    """Whether runs two octaves from an optimum say more about its place than those one octave from it."""
+    curve, valley, best_x = estimate.curve, estimate.valley, estimate.optimum.best_x
+    lost_x = curve.x_G[~np.isfinite(curve.mean_G)]
+    if valley is None or curve.step > 1 or (np.abs(lost_x - best_x) <= _FIRST_LOOK[-1]).any():
+        return False
+    noise = float(np.median(estimate.error_G * np.sqrt(curve.weight_G)))
+
+    def information(u: float) -> float:
+        """Squared change of the loss with the optimum's place, over the squared error of the loss."""
+        rise, further = (np.median(valley.rise(np.full(len(valley.x_R), v))) for v in (u, 1.1 * u))
+        return float(((further - rise) / (0.1 * u)) ** 2 / (noise**2 + (MODEL_ERROR * rise) ** 2))
+
+    return sum(information(u) for u in (-2.0, 2.0)) > sum(information(u) for u in (-1.0, 1.0))
 
 
 def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:

@@ -2,8 +2,8 @@
 
 They follow from the state of each scale and the cost of a run there; any table can ask. Seeds are bought
 where they bring a verdict nearer per cost, on cells an octave apart beside an optimum: half-steps and the
-optimum itself tell less of where it lies. Where the optima's own scatter holds the verdict open, no seed
-helps, and another scale is asked for.
+optimum itself tell less of where it lies. Where no number of seeds makes α's interval narrow enough,
+another scale is asked for.
 
 Symbols: α drift exponent; Δ octaves from the smallest scale's optimum to the largest's; J squared ratio of
 the widest interval to the width that the nearer verdict needs: at 1 it is settled.
@@ -31,9 +31,8 @@ from mup_tpu.analysis.batch import (
     to_come,
 )  # fmt: skip
 from mup_tpu.analysis.cost import Cost
-from mup_tpu.analysis.drift import NEEDED, Drift
+from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
-from mup_tpu.analysis.optimum import estimates
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
 
@@ -50,18 +49,19 @@ _WIDEST = 14.0
 """Octaves that a grid may span and still hold no optimum."""
 _MOST_PURCHASES = 25
 """Purchases after which a sequence ends in any case; eight looks at four scales take about eleven."""
+_ENOUGH = 0.6
+"""J that a batch is meant to leave: at 1 half of the looks would come a little too early."""
 _LEAST_SHARE, _SHARE = 0.1, 0.35
 """A batch's cost, as a share of what was spent: a look is worth some runs, and a plan holds for some."""
-_FLOOR = 0.04**2
-"""Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape."""
+_FLOOR = 0.05**2
+"""Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape. Median
+of four sweeps with a ten-thousandth of their noise."""
+_SOME = 3
+"""Runs that are bought at a scale at a time."""
 _LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
 """Least distances of α and Δ from a verdict's limits."""
-_SCATTERED = 0.7
-"""Share of α's interval that exact optima would leave, above which their own scatter, not noise, makes it."""
-_Z = 2.1
-"""Half-width of an interval over the root mean square of its mixture's deviations."""
 _MOST_PACKS = 100
-"""Packs after which a verdict counts as out of reach."""
+"""Additions of runs after which a verdict counts as out of reach."""
 
 
 def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Batch:
@@ -170,14 +170,15 @@ def _holes(ask: _Open) -> Batch | None:
 
 
 def _another_scale(ask: _Open) -> Batch | None:
-    """One more scale, if the optima's own scatter holds the verdict open."""
+    """One more scale, if no number of seeds makes α's interval narrow enough."""
     distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
-    if ask.question.planned or not distance.is_held_by_scatter(known):
+    ideal = [k.ideal for k in known]
+    if ask.question.planned or distance.nearest(ideal)[1] != "α" or distance.of_verdict(ideal) <= 1:
         return None
     settles = distance.of_verdict([k.ideal for k in [*known, new_known(known)]]) <= 1
     cells = new_scale(ask.evidence.estimates, ask.evidence.drift)
     count = len(ask.evidence.estimates) + 1
-    reason = Reason.of("scatter", tau=ask.evidence.drift.tau, count=count, settles=settles)
+    reason = Reason.of("another scale", count=count, settles=settles)
     found = ask.batch(cells, reason)
     return replace(found, to_verdict=found.cost) if settles else found
 
@@ -186,7 +187,9 @@ def _seeds(ask: _Open) -> Batch:
     """Seeds where they bring a verdict nearer per cost."""
     distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
     bought, to_verdict = buy(distance, known, ask.costs, ask.spent)
-    cells = [cell for i in sorted(bought) for cell in replicates(ask.evidence.estimates[i], PACK * bought[i])]
+    cells = [
+        cell for i in sorted(bought) for cell in replicates(ask.evidence.estimates[i], _SOME * bought[i])
+    ]
     scales = [known[i].scale for i in sorted(bought)]
     quantity = "α" if distance.held_by(known) == "α" else "regret"
     return ask.batch(cells, Reason.of("wide interval", quantity=quantity, scales=scales), to_verdict)
@@ -235,13 +238,11 @@ class Known:
     """Squared standard error of the optimum, octaves²."""
     runs: int
     """Beside the optimum."""
-    floor: float = 0.0
-    """Part of the variance that no seed takes away: the valley's unknown shape."""
 
     @property
     def ideal(self) -> Known:
         """State after any number of runs."""
-        return replace(self, variance=min(self.variance, max(self.floor, _FLOOR)))
+        return replace(self, variance=min(self.variance, _FLOOR))
 
     def with_runs(self, runs: int) -> Known:
         """State after more runs."""
@@ -251,41 +252,39 @@ class Known:
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of a verdict, by the state of each scale."""
+    """Distance of a verdict, by the state of each scale. Intervals shrink as their scales' errors do."""
 
-    drift: Drift
+    known: tuple[Known, ...]
+    """States to which the intervals below belong."""
+    alpha: float
+    """|α|."""
+    reach: float
+    """Half-width of its interval."""
+    delta: float
     apart: float
     """|Δ|, octaves; nan if the larger scale has no loss at the smaller's optimum."""
     tolerated: float
     """|Δ| at which the regret is ε."""
-    delta: float
+    ends: tuple[float, float]
+    """|Δ| at the regret's bounds."""
 
     @classmethod
     def of(cls, evidence: Evidence, question: Question) -> Distance:
         """Distance by evidence of three scales or more, all bracketed."""
         first, last = evidence.estimates[0], evidence.estimates[-1]
         tolerated = max((last.optimum.band_high - last.optimum.band_low) / 2, _LEAST_OCTAVES)
-        headline = evidence.headline
-        is_read = headline is not None and headline.status == "estimated"
-        apart = abs(last.optimum.x - first.optimum.x) if is_read else math.nan
-        return cls(evidence.drift, apart, tolerated, question.delta)
-
-    @staticmethod
-    def _spread(known: Sequence[Known]) -> float:
-        """Half-width of Δ's interval, octaves."""
-        return 2 * math.sqrt(known[0].variance + known[-1].variance)
-
-    def reach(self, known: Sequence[Known]) -> float:
-        """Half-width of α's interval."""
-        trend = self.drift.trend
-        assert trend is not None, "three scales are bracketed"
-        return _Z * trend.slope_error([k.scale for k in known], np.array([k.variance for k in known]))
-
-    def is_held_by_scatter(self, known: Sequence[Known]) -> bool:
-        """Whether the optima's own scatter, which no seed reduces, holds the verdict open."""
-        ideal = [k.ideal for k in known]
-        is_scattered = self.reach(ideal) > _SCATTERED * self.reach(known)
-        return self.nearest(known)[1] == "α" and is_scattered and self.of_verdict(ideal) > 1
+        drift, headline, known = evidence.drift, evidence.headline, tuple(known_of(evidence))
+        apart, ends = math.nan, (math.nan, math.nan)
+        if headline is not None and headline.status == "estimated":
+            apart = abs(last.optimum.x - first.optimum.x)
+            # A regret grows as the square of the octaves.
+            least, most = (
+                tolerated * math.sqrt(bound / question.epsilon) for bound in (headline.low, headline.high)
+            )
+            ends = min(least, apart), max(most, apart)
+        return cls(
+            known, abs(drift.alpha), (drift.high - drift.low) / 2, question.delta, apart, tolerated, ends
+        )
 
     def nearest(self, known: Sequence[Known]) -> tuple[float, str]:
         """J of the nearer verdict, and the symbol of its widest interval: "α" or "Δ"."""
@@ -294,23 +293,25 @@ class Distance:
     def held_by(self, known: Sequence[Known]) -> str:
         """Symbol of the widest interval, "α" or "Δ", for the verdict that the estimates tend to."""
         transfers, *drifts = self._terms(known)
-        if abs(self.drift.alpha) < self.delta and not self.apart > self.tolerated:
+        if self.alpha < self.delta and not self.apart > self.tolerated:
             return max((ratio, what) for what, ratio in transfers.items())[1]
         return min(max((ratio, what) for what, ratio in terms.items()) for terms in drifts)[1]
 
     def _terms(self, known: Sequence[Known]) -> tuple[dict[str, float], ...]:
         """Ratios of intervals to needed widths, for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
-        reach, alpha = self.reach(known), abs(self.drift.alpha)
-        transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "Δ": math.inf}
-        drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "Δ": 0.0}
+        reach = self.reach * _slope_error(known) / _slope_error(self.known)
+        transfers = {"α": reach / max(self.delta - self.alpha, _LEAST_ALPHA), "Δ": math.inf}
+        drifts = {"α": reach / max(self.alpha, _LEAST_ALPHA), "Δ": 0.0}
         without_a_power = {"Δ": math.inf}
         if math.isfinite(self.apart):
-            spread, room = self._spread(known), self.tolerated - self.apart
-            transfers["Δ"] = spread / max(room, _LEAST_OCTAVES)
-            drifts["Δ"] = spread / max(-room, _LEAST_OCTAVES)
-            # A regret grows as the square of the octaves.
+            ratio = math.sqrt(
+                (known[0].variance + known[-1].variance) / (self.known[0].variance + self.known[-1].variance)
+            )
+            below, above = (ratio * abs(self.apart - end) for end in self.ends)
+            transfers["Δ"] = above / max(self.tolerated - self.apart, _LEAST_OCTAVES)
+            drifts["Δ"] = below / max(self.apart - self.tolerated, _LEAST_OCTAVES)
             beyond = self.apart - math.sqrt(PLAIN) * self.tolerated
-            without_a_power["Δ"] = spread / max(beyond, _LEAST_OCTAVES)
+            without_a_power["Δ"] = below / max(beyond, _LEAST_OCTAVES)
         return transfers, drifts, without_a_power
 
     def of_verdict(self, known: Sequence[Known]) -> float:
@@ -318,41 +319,39 @@ class Distance:
         return self.nearest(known)[0]
 
 
+def _slope_error(known: Sequence[Known]) -> float:
+    """Standard error of a least-squares slope through the optima, octaves per octave."""
+    r_S = np.log2([k.scale for k in known])
+    away_S = r_S - r_S.mean()
+    return math.sqrt(float(away_S**2 @ [k.variance for k in known])) / float(away_S @ away_S)
+
+
 def known_of(evidence: Evidence) -> list[Known]:
-    """States of all scales. What no seed takes away follows from fits with a quarter of the noise's
-    variance.
-    """
-    curves = [e.curve for e in evidence.estimates]
-    known = []
-    for e, quiet in zip(
-        evidence.estimates,
-        estimates(curves, evidence.noise, np.random.default_rng(0), quiet=4.0),
-        strict=True,
-    ):
-        variance = max(e.optimum.se, 1e-3) ** 2
-        floor = float(np.clip((4 * quiet.optimum.se**2 - variance) / 3, 0.0, variance))
-        known.append(Known(e.optimum.scale, variance, max(1, runs_beside(e)), floor))
-    return known
+    """States of all scales."""
+    return [
+        Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, runs_beside(e)))
+        for e in evidence.estimates
+    ]
 
 
 def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -> tuple[Counter[int], float]:
-    """Packs of the largest drop of J per cost, and the cost until J is 1.
+    """Runs of the largest drop of J per cost, and the cost until J is 1.
 
     Returns:
-        Number of packs by the index of the scale; the cost, inf if J stays above 1.
+        Additions of runs by the index of the scale; the cost, inf if J stays above 1.
     """
     bought: Counter[int] = Counter()
     cost = total = 0.0
     now = distance.of_verdict(known)
     for _ in range(_MOST_PACKS):
-        if now <= 1 and cost >= _LEAST_SHARE * spent:
+        if now <= _ENOUGH and cost >= _LEAST_SHARE * spent:
             break
         options = []
         for i, k in enumerate(known):
-            trial = [*known[:i], k.with_runs(PACK), *known[i + 1 :]]
+            trial = [*known[:i], k.with_runs(_SOME), *known[i + 1 :]]
             options.append(((now - distance.of_verdict(trial)) / costs.of(k.scale), i, trial))
         _, i, known = max(options, key=lambda option: option[0])
-        total += PACK * costs.of(known[i].scale)
+        total += _SOME * costs.of(known[i].scale)
         if not bought or cost < _SHARE * spent:
             cost = total
             bought[i] += 1

@@ -40,9 +40,6 @@ class Drift:
     intercept: float
     """log2 lr* at scale 1."""
     scales: tuple[float, ...]
-    low_99: float = math.nan
-    """Lower end of its 98 % interval, 1 % on either side, for a sequence of looks."""
-    high_99: float = math.nan
     rests_on_prior: bool = False
     """Whether half or twice the prior scatter decides if the interval excludes 0, or lies within ±δ."""
     trend: Trend | None = field(default=None, repr=False, compare=False)
@@ -131,7 +128,7 @@ def fit_drift(
     if trend is None:
         return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
     slope = trend.slope()
-    low_99, low, high, high_99 = (slope.quantile(q) for q in (0.01, 0.025, 0.975, 0.99))
+    low, high = slope.quantile(0.025), slope.quantile(0.975)
     intercept = float(np.average(trend.x_S, weights=1 / (trend.error_S**2 + trend.tau**2)))
     away = np.average(np.log2(scales), weights=1 / (trend.error_S**2 + trend.tau**2))
     classes = set()
@@ -140,7 +137,7 @@ def fit_drift(
         ends = (other.quantile(0.025), other.quantile(0.975)) if factor != 1 else (low, high)
         classes.add((ends[0] > 0 or ends[1] < 0, -delta < ends[0] and ends[1] < delta))
     return Drift(
-        slope.mean, low, high, trend.tau, intercept - slope.mean * float(away), scales, low_99, high_99,
+        slope.mean, low, high, trend.tau, intercept - slope.mean * float(away), scales,
         len(classes) > 1, trend,
     )  # fmt: skip
 

@@ -84,7 +84,9 @@ def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None
     optima, valleys = [e.optimum for e in made], [e.valley for e in made]
     drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
     bracketed = [e for e in made if e.optimum.is_bracketed]
-    headline = regret(bracketed[0], made[-1]) if bracketed and bracketed[0] is not made[-1] else None
+    headline = (
+        regret(bracketed[0], made[-1], drift.trend) if bracketed and bracketed[0] is not made[-1] else None
+    )
     return Evidence(tuple(curves), noise, tuple(made), drift, headline)
 
 

@@ -119,7 +119,6 @@ def estimates(
     noise: Noise,
     generator: np.random.Generator,
     epsilon: float = EPSILON,
-    quiet: float = 1.0,
 ) -> list[Estimate]:
     """Draw the valleys of one rule's curves and find their optima.
 
@@ -130,9 +129,8 @@ def estimates(
         noise: of single runs.
         generator: of the draws.
         epsilon: largest regret that does not matter, nat per token.
-        quiet: times as many runs as there are, supposed at each point.
     """
-    errors = [noise.errors_G(curve) / math.sqrt(quiet) for curve in curves]
+    errors = [noise.errors_G(curve) for curve in curves]
     fits = [
         fit_valley(c.x_G, c.mean_G, error_G, c.step, noise.freedom)
         for c, error_G in zip(curves, errors, strict=True)
@@ -187,7 +185,7 @@ def find_optimum(
 def _band(curve: LossCurve, valley: Valley, x: float, epsilon: float) -> tuple[float, float]:
     """Range around x, within the finite grid, in which the mean rise of the draws is at most epsilon."""
     finite_x = curve.x_G[np.isfinite(curve.mean_G)]
-    part = Valley(*(v[:_BAND_DRAWS] for v in (valley.x_R, valley.loss_R, valley.height_R, valley.shape_R)))
+    part = valley.part(slice(_BAND_DRAWS))
     ends = []
     for end in (finite_x[0], finite_x[-1]):
         fine = np.linspace(x, end, 101)

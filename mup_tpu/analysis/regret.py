@@ -10,11 +10,12 @@ Shapes: G grid points, R draws.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.trend import Trend
 
 _SLACK = 2.0
 """Standard errors by which a valley may leave the range of the runs on either side of a value."""
@@ -38,9 +39,6 @@ class Regret:
     """"estimated", "at least", "diverged", "stopped early" or "not bracketed"."""
     relative: float
     """Regret as a share of the larger scale's gain at its own optimum; nan without a gain."""
-    low_99: float = math.nan
-    high_99: float = math.nan
-    """1 % and 99 % quantiles, for a sequence of looks."""
     is_run: bool = True
     """Whether the smaller scale's optimum lies inside the larger one's grid."""
     compute_share: float = math.nan
@@ -50,25 +48,38 @@ class Regret:
     """95 % interval of compute_share."""
 
 
-def regret(source: Estimate, target: Estimate) -> Regret:
-    """Regret at the target scale of the source's optimum."""
+def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Regret:
+    """Regret at the target scale of the source's optimum.
+
+    Args:
+        source: of the smaller scale.
+        target: of the larger one.
+        trend: of all scales, which weighs the draws of both optima by the other scales' optima.
+    """
     ends = (source.curve.scale, target.curve.scale)
     is_open = target.optimum.status in ("at lower edge", "at upper edge")
     if not source.optimum.is_bracketed or not (is_open or target.optimum.is_bracketed):
         nan = math.nan
         return Regret(*ends, nan, nan, nan, "not bracketed", nan)
     assert source.valley is not None and target.valley is not None, "both have finite runs"
-    losses_R = _losses(source.valley.x_R, target)
+    source_x_R = source.valley.x_R
+    if trend is not None and {source.optimum.scale, target.optimum.scale} <= set(trend.scales):
+        number_R = trend.together(*ends, np.stack([source_x_R, target.valley.x_R]))
+        source_x_R = source_x_R[number_R]
+        target = replace(target, valley=target.valley.part(number_R))
+    assert target.valley is not None, "it has finite runs"
+    losses_R = _losses(source_x_R, target)
     best_R = target.valley.loss_R
     if is_open:  # the loss of the best run: how much less it falls beyond the grid is not measured
         edge = np.full(len(best_R), target.optimum.best_x)
         best_R = best_R + target.valley.rise(edge - target.valley.x_R)
     regret_R = np.maximum(losses_R - best_R, 0.0)
-    quantiles = np.quantile(regret_R, [0.01, 0.025, 0.5, 0.975, 0.99], method="nearest")
-    low_99, low, value, high, high_99 = (float(q) for q in quantiles)
+    quantiles = np.quantile(regret_R, [0.025, 0.5, 0.975], method="nearest")
+    low, value, high = (float(q) for q in quantiles)
     x, x_G = source.optimum.x, target.curve.x_G
     if math.isfinite(value):  # noise of both optima moves the draws' median upwards
-        value = float(np.clip(np.median(target.valley.rise(np.array([x - target.optimum.x]))), low, high))
+        rise_R = target.valley.rise(np.full(len(best_R), x - target.optimum.x))
+        value = float(np.clip(np.median(rise_R), low, high))
     is_run = bool(x_G[0] <= x <= x_G[-1])
     gain = source.optimum.loss - target.optimum.loss
     relative = value / gain if gain > 0 else math.nan
@@ -80,8 +91,8 @@ def regret(source: Estimate, target: Estimate) -> Regret:
         )
         status = "diverged" if target.curve.diverged_G[beside].any() else "stopped early"
     elif is_open or not is_run:
-        status, high, high_99 = AT_LEAST, math.inf, math.inf
-    return Regret(*ends, value, low, high, status, relative, low_99, high_99, is_run)
+        status, high = AT_LEAST, math.inf
+    return Regret(*ends, value, low, high, status, relative, is_run)
 
 
 def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:

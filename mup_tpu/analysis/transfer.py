@@ -280,7 +280,10 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
     looks = tuple(take_looks(table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
     optima = tuple(e.optimum for e in evidence.estimates)
-    regrets = [regret(source, target) for source, target in itertools.combinations(evidence.estimates, 2)]
+    regrets = [
+        regret(source, target, evidence.drift.trend)
+        for source, target in itertools.combinations(evidence.estimates, 2)
+    ]
     law = fit_law(table.runs, optima)
     if law.law is not None:
         params = table.runs.groupby("scale")["params"].first()

@@ -244,38 +244,46 @@ class Trend:
         return float(np.interp(0.5, np.cumsum(self.weight_K[order]), self.tau_K[order]))
 
     def slope(self) -> Mixture:
-        """Least-squares slope of the trend over the scales, octaves per octave."""
+        """Least-squares slope of the scales' true optima, their scatter included, octaves per octave.
+
+        A verdict is about the scales that were run, so their scatter is part of what moved and no error.
+        """
         away_S = self._r_S - self._r_S.mean()
         share_S = away_S / (away_S @ away_S)
         inverse_KSS = self._inverse[0]
-        across_KS = share_S @ self._own_KSS
+        across_KS = share_S @ self._own_KSS + self.tau_K[:, None] ** 2 * share_S
         variance_K = across_KS @ share_S - np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, across_KS)
         mean_K = self._mean_K + np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, self._away_KS)
         return Mixture(mean_K, np.sqrt(np.maximum(variance_K, 1e-12)), self.weight_K)
 
-    def slope_error(self, scales: Sequence[float], variance_S: np.ndarray) -> float:
-        """Root mean square error of the slope that optima would leave, in one pass for each set.
+    def together(self, source: float, target: float, x_2R: np.ndarray) -> np.ndarray:
+        """Numbers (R,) of draws that follow the joint posterior of two scales' optima.
 
         Args:
-            scales: of the optima, which need not be this trend's.
-            variance_S: squared errors of the optima, octaves².
+            source: one scale.
+            target: the other one.
+            x_2R: draws by each scale's own runs, which the other scales' optima and the priors weigh.
         """
-        r_S = np.log2(np.array(scales) / scales[-1])
-        own_CSS = _covariance(self.priors.paces, tuple(r_S))
-        weight_CT = self.weight_K.reshape(len(own_CSS), -1)
-        weight_C = weight_CT.sum(axis=1)
-        tau2_C = (weight_CT * self._tau_T**2).sum(axis=1) / np.maximum(weight_C, 1e-12)
-        noise_CS = tau2_C[:, None] + np.maximum(variance_S, _LEAST_ERROR**2)
-        away_S = r_S - r_S.mean()
-        share_S = away_S / (away_S @ away_S)
-        across_CS = share_S @ own_CSS
-        whole_CSS = own_CSS + _FLAT + noise_CS[:, :, None] * np.eye(len(r_S))
-        if self.correlation_SS is not None and len(self.correlation_SS) == len(r_S):
-            error_S = np.sqrt(np.maximum(variance_S, _LEAST_ERROR**2))
-            whole_CSS = whole_CSS + (self.correlation_SS - np.eye(len(r_S))) * np.outer(error_S, error_S)
-        solved_CS = np.linalg.solve(whole_CSS, across_CS[..., None])
-        variance_C = across_CS @ share_S - (across_CS * solved_CS[..., 0]).sum(axis=1)
-        return math.sqrt(max(float(weight_C @ variance_C), 1e-12))
+        pair = [self.scales.index(source), self.scales.index(target)]
+        rest = [i for i in range(len(self.scales)) if i not in pair]
+        truth_KSS = self._own_KSS + _FLAT + self.tau_K[:, None, None] ** 2 * np.eye(len(self.scales))
+        noise_SS = np.diag(np.maximum(self.error_S, _LEAST_ERROR) ** 2)
+        rest_KOO = truth_KSS[:, rest][:, :, rest] + noise_SS[rest][:, rest]
+        gain_K2O = truth_KSS[:, pair][:, :, rest] @ np.linalg.inv(rest_KOO)
+        away_KO = self._away_KS[:, rest]
+        chi2_K = np.einsum("ko,kop,kp->k", away_KO, np.linalg.inv(rest_KOO), away_KO)
+        log_K = np.log(self.prior_weight_K) - 0.5 * (np.linalg.slogdet(rest_KOO)[1] + chi2_K)
+        left_K22 = truth_KSS[:, pair][:, :, pair] - gain_K2O @ truth_KSS[:, rest][:, :, pair]
+        mean_K2 = (
+            self.x_S[-1] + self._mean_K[:, None] * self._r_S[pair] + (gain_K2O @ away_KO[:, :, None])[..., 0]
+        )
+        left_K2R = x_2R - mean_K2[:, :, None]
+        chi2_KR = np.einsum("kir,kij,kjr->kr", left_K2R, np.linalg.inv(left_K22), left_K2R)
+        log_KR = (log_K - 0.5 * np.linalg.slogdet(left_K22)[1])[:, None] - 0.5 * chi2_KR
+        weight_R = np.exp(log_KR - log_KR.max()).sum(axis=0)
+        draws = len(weight_R)
+        below_R = np.cumsum(weight_R) / weight_R.sum()
+        return np.minimum(np.searchsorted(below_R, (np.arange(draws) + 0.5) / draws), draws - 1)
 
     def optimum(self, scale: float, measured: bool = True) -> Mixture:
         """Optimum at a scale, log2 of the hyperparameter.

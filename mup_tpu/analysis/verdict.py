@@ -14,8 +14,7 @@ DELTA = 0.2
 PLAIN = 2.0
 """Multiple of epsilon above which a regret alone shows drift, without a power law."""
 MOST_LOOKS = 8
-"""Looks in a sequence. Each could end it, so the regret's bounds are 99 % ones; benchmarks/settle.py measures
-the error rates."""
+"""Looks in a sequence. Each could end it; benchmarks/settle_families.py measures how often it ends wrong."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Verdict:
 
     decision: str
     look: int | None = None
-    """Number of the look in a sequence, where the regret has 99 % bounds; None for a single analysis."""
+    """Number of the look in a sequence; None for a single analysis."""
 
 
 def decide(
@@ -51,25 +50,14 @@ def decide(
         regret: from the smallest bracketed scale to the largest that was run; None if they are the same.
         epsilon: largest regret that does not matter, nat per token.
         delta: largest |α| that does not matter.
-        look: number of the look in a sequence, which asks for 99 % bounds on regret and α, either side; None
-        for a single analysis, which asks for 97.5 %.
+        look: number of the look in a sequence; None for a single analysis.
         to_come: number of planned scales without a run: above 0, TRANSFERS is never said.
     """
     if not drift.is_known or regret is None:
         return Verdict("INCONCLUSIVE", look)
     all_known = all(o.is_bracketed for o in optima)
-    if to_come <= 0 and all_known and _transfers(drift, regret, epsilon, delta, look):
+    is_small = regret.high < epsilon and -delta < drift.low and drift.high < delta
+    if to_come <= 0 and all_known and is_small:
         return Verdict("TRANSFERS", look)
-    return Verdict("DRIFTS" if _drifts(drift, regret, epsilon, look) else "INCONCLUSIVE", look)
-
-
-def _drifts(drift: Drift, regret: Regret, epsilon: float, look: int | None) -> bool:
-    low = regret.low if look is None else regret.low_99
-    ends = (drift.low, drift.high) if look is None else (drift.low_99, drift.high_99)
-    return low > (epsilon if ends[0] > 0 or ends[1] < 0 else PLAIN * epsilon)
-
-
-def _transfers(drift: Drift, regret: Regret, epsilon: float, delta: float, look: int | None) -> bool:
-    high = regret.high if look is None else regret.high_99
-    ends = (drift.low, drift.high) if look is None else (drift.low_99, drift.high_99)
-    return high < epsilon and -delta < ends[0] and ends[1] < delta
+    is_large = regret.low > (epsilon if drift.excludes_0 else PLAIN * epsilon)
+    return Verdict("DRIFTS" if is_large else "INCONCLUSIVE", look)

@@ -39,9 +39,8 @@ __all__ = ["Page", "coordinate_check_page", "render", "search_page", "sweep_page
 _RULE = (
     "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} {unit} and the drift exponent's "
     "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
-    "{epsilon:g} {unit}, or twice that for any α; INCONCLUSIVE otherwise. In a sequence of looks, each of "
-    "which could end it, the regret has 99 % bounds. Intervals are 95 %: of optima and regrets from draws of "
-    "valleys, of α averaged over the scatter of the optima."
+    "{epsilon:g} {unit}, or twice that for any α; INCONCLUSIVE otherwise, at each look of a sequence. "
+    "Intervals are 95 %, from draws of the valleys and of the trend of their optima."
 )
 _WORTH = (
     "Cost of the smallest scale's optimum at the largest, as a share of the gain by growing. As the scale n "

@@ -44,13 +44,10 @@ def notes(of: RunTable | TransferAnalysis) -> list[str]:
     return [because(note, of.columns) for note in of.notes]
 
 
-def _scatter(values: Mapping[str, Any]) -> str:
+def _another_scale(values: Mapping[str, Any]) -> str:
     another = _ORDINALS.get(values["count"], f"the {values['count']}th")
     helps = "would settle the verdict" if values["settles"] else "is the next step"
-    return (
-        f"the optima scatter by {values['tau']:.2f} octaves between {values['scale']}s, which seeds do not "
-        f"reduce: {another} {values['scale']} {helps}"
-    )
+    return f"seeds alone do not make the interval of α narrow enough: {another} {values['scale']} {helps}"
 
 
 def _over_budget(values: Mapping[str, Any]) -> str:
@@ -105,7 +102,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         ),
         "holes": "runs beside the optimum at {scale} {scales} diverged or are missing: run a value in "
         "between",
-        "scatter": _scatter,
+        "another scale": _another_scale,
         "wide interval": "the interval of {quantity} is too wide: seeds beside the optimum at {scale} "
         "{scales} "
         "narrow it most",

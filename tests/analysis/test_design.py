@@ -172,8 +172,8 @@ def test_runs_are_bought_where_they_are_cheap():
 
 
 def test_where_scales_are_missing_no_seeds_are_asked_for():
-    batch = batch_of(sweep_of([-8.0, -7.7, -8.1], sigma=0.0005, seeds=4))
-    assert (batch.reason.code, batch.reason["count"]) == ("scatter", 4)
+    batch = batch_of(sweep_of([-8.0, -7.8, -7.6], sigma=0.0005, seeds=4))
+    assert (batch.reason.code, batch.reason["count"]) == ("another scale", 4)
     assert {cell.scale for cell in batch.cells} == {512}
 
 
