@@ -67,7 +67,7 @@ class Batch:
 
 
 def replicates(estimate: Estimate, runs: int) -> list[Cell]:
-    """Seeds for the cells of one scale an octave apart beside its optimum."""
+    """Return seeds for the cells of one scale an octave apart beside its optimum."""
     optimum, curve = estimate.optimum, estimate.curve
     step = max(1.0, curve.step)
     before: dict[float, int] = {}
@@ -108,7 +108,7 @@ def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[flo
 
 
 def _is_wide(estimate: Estimate) -> bool:
-    """Whether runs two octaves from an optimum say more about its place than those one octave from it."""
+    """Return whether runs two octaves from an optimum say more about its place than nearer ones."""
     curve, valley, best_x = estimate.curve, estimate.valley, estimate.optimum.best_x
     lost_x = curve.x_G[~np.isfinite(curve.mean_G)]
     if valley is None or curve.step > 1 or (np.abs(lost_x - best_x) <= _FIRST_LOOK[-1]).any():
@@ -116,7 +116,6 @@ def _is_wide(estimate: Estimate) -> bool:
     noise = float(np.median(estimate.error_G * np.sqrt(curve.weight_G)))
 
     def information(u: float) -> float:
-        """Squared change of the loss with the optimum's place, over the squared error of the loss."""
         rise, further = (np.median(valley.rise(np.full(len(valley.x_R), v))) for v in (u, 1.1 * u))
         return float(((further - rise) / (0.1 * u)) ** 2 / (noise**2 + (MODEL_ERROR * rise) ** 2))
 

@@ -30,16 +30,14 @@ class Cost:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the table gives the cost of its runs."""
         return self.unit != "runs"
 
     def of(self, scale: float) -> float:
-        """Cost of a run."""
         return _exp(math.log(self.at_one) + self.exponent * math.log(scale))
 
 
 def run_cost(table: RunTable) -> Cost:
-    """Cost of a run by scale: measured where the table says, else ∝ width² or the scale itself.
+    """Return the cost of a run by scale: measured where the table says, else ∝ width² or the scale itself.
 
     Args:
         table: checked runs; `cost` is measured.
@@ -58,5 +56,4 @@ def run_cost(table: RunTable) -> Cost:
 
 
 def _exp(x: float) -> float:
-    """e^x, at least the smallest float and inf beyond the largest."""
     return math.inf if x > _MOST else max(math.exp(x), sys.float_info.min)

@@ -84,7 +84,7 @@ def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Ba
 
 
 def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: Question) -> Batch:
-    """The next runs of a parametrization whose verdict is open.
+    """Return the next runs of a parametrization whose verdict is open.
 
     Args:
         parametrization: name of the rule.
@@ -108,17 +108,15 @@ class _Open:
 
     @property
     def spent(self) -> float:
-        """Cost of all runs."""
         return float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in self.evidence.curves))
 
     def batch(self, cells: Sequence[Cell], reason: Reason, to_verdict: float = math.nan) -> Batch:
-        """Batch of some cells."""
         cost = sum(cell.runs * self.costs.of(cell.scale) for cell in cells)
         return Batch(self.parametrization, tuple(cells), reason, cost, to_verdict, self.spent, self.costs)
 
 
 def _extended_grids(ask: _Open) -> Batch | None:
-    """Values beyond the edge of grids without an optimum, and a new scale if there are too few."""
+    """Return values beyond the edge of grids without an optimum, and a new scale if there are too few."""
     estimates, planned = ask.evidence.estimates, ask.question.planned
     outside = [e for e in estimates if not e.optimum.is_bracketed]
     if not outside:
@@ -134,7 +132,7 @@ def _extended_grids(ask: _Open) -> Batch | None:
 
 
 def _scales_needed(ask: _Open) -> Batch | None:
-    """Scales that a verdict needs, or that are planned."""
+    """Return scales that a verdict needs, or that are planned."""
     estimates, planned = ask.evidence.estimates, ask.question.planned
     unseen = to_come(estimates, planned)
     if len(estimates) < NEEDED:
@@ -147,7 +145,9 @@ def _scales_needed(ask: _Open) -> Batch | None:
 
 
 def _source_rate(ask: _Open) -> Batch | None:
-    """The smallest scale's optimum at the largest, so that its regret is measured and not extrapolated."""
+    """Return the smallest scale's optimum at the largest, so that its regret is measured and not
+    extrapolated.
+    """
     headline, last = ask.evidence.headline, ask.evidence.estimates[-1]
     if headline is None or headline.is_run:
         return None
@@ -162,7 +162,7 @@ def _source_rate(ask: _Open) -> Batch | None:
 
 
 def _holes(ask: _Open) -> Batch | None:
-    """Values beside an optimum where runs are lost or missing."""
+    """Return values beside an optimum where runs are lost or missing."""
     halfway = [cell for e in ask.evidence.estimates for cell in between(e)]
     if not halfway:
         return None
@@ -170,7 +170,7 @@ def _holes(ask: _Open) -> Batch | None:
 
 
 def _another_scale(ask: _Open) -> Batch | None:
-    """One more scale, if no number of seeds makes α's interval narrow enough."""
+    """Return one more scale, if no number of seeds makes α's interval narrow enough."""
     distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
     ideal = [k.ideal for k in known]
     if ask.question.planned or distance.nearest(ideal)[1] != "α" or distance.of_verdict(ideal) <= 1:
@@ -184,7 +184,7 @@ def _another_scale(ask: _Open) -> Batch | None:
 
 
 def _seeds(ask: _Open) -> Batch:
-    """Seeds where they bring a verdict nearer per cost."""
+    """Return seeds where they bring a verdict nearer per cost."""
     distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
     bought, to_verdict = buy(distance, known, ask.costs, ask.spent)
     cells = [
@@ -241,11 +241,9 @@ class Known:
 
     @property
     def ideal(self) -> Known:
-        """State after any number of runs."""
         return replace(self, variance=min(self.variance, _FLOOR))
 
     def with_runs(self, runs: int) -> Known:
-        """State after more runs."""
         total, floor = self.runs + runs, self.ideal.variance
         return replace(self, variance=floor + (self.variance - floor) * self.runs / total, runs=total)
 
@@ -270,7 +268,7 @@ class Distance:
 
     @classmethod
     def of(cls, evidence: Evidence, question: Question) -> Distance:
-        """Distance by evidence of three scales or more, all bracketed."""
+        """Return the distance by evidence of three scales or more, all bracketed."""
         first, last = evidence.estimates[0], evidence.estimates[-1]
         tolerated = max((last.optimum.band_high - last.optimum.band_low) / 2, _LEAST_OCTAVES)
         drift, headline, known = evidence.drift, evidence.headline, tuple(known_of(evidence))
@@ -287,18 +285,17 @@ class Distance:
         )
 
     def nearest(self, known: Sequence[Known]) -> tuple[float, str]:
-        """J of the nearer verdict, and the symbol of its widest interval: "α" or "Δ"."""
         return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in self._terms(known))
 
     def held_by(self, known: Sequence[Known]) -> str:
-        """Symbol of the widest interval, "α" or "Δ", for the verdict that the estimates tend to."""
+        """Return the symbol of the widest interval for the verdict that the estimates tend to."""
         transfers, *drifts = self._terms(known)
         if self.alpha < self.delta and not self.apart > self.tolerated:
             return max((ratio, what) for what, ratio in transfers.items())[1]
         return min(max((ratio, what) for what, ratio in terms.items()) for terms in drifts)[1]
 
     def _terms(self, known: Sequence[Known]) -> tuple[dict[str, float], ...]:
-        """Ratios of intervals to needed widths, for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
+        """Return intervals over needed widths: for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
         reach = self.reach * _slope_error(known) / _slope_error(self.known)
         transfers = {"α": reach / max(self.delta - self.alpha, _LEAST_ALPHA), "Δ": math.inf}
         drifts = {"α": reach / max(self.alpha, _LEAST_ALPHA), "Δ": 0.0}
@@ -315,19 +312,18 @@ class Distance:
         return transfers, drifts, without_a_power
 
     def of_verdict(self, known: Sequence[Known]) -> float:
-        """J of the nearer verdict."""
         return self.nearest(known)[0]
 
 
 def _slope_error(known: Sequence[Known]) -> float:
-    """Standard error of a least-squares slope through the optima, octaves per octave."""
+    """Return the standard error of a least-squares slope through the optima, octaves per octave."""
     r_S = np.log2([k.scale for k in known])
     away_S = r_S - r_S.mean()
     return math.sqrt(float(away_S**2 @ [k.variance for k in known])) / float(away_S @ away_S)
 
 
 def known_of(evidence: Evidence) -> list[Known]:
-    """States of all scales."""
+    """Return states of all scales."""
     return [
         Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, runs_beside(e)))
         for e in evidence.estimates
@@ -335,7 +331,7 @@ def known_of(evidence: Evidence) -> list[Known]:
 
 
 def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -> tuple[Counter[int], float]:
-    """Runs of the largest drop of J per cost, and the cost until J is 1.
+    """Return runs of the largest drop of J per cost, and the cost until J is 1.
 
     Returns:
         Additions of runs by the index of the scale; the cost, inf if J stays above 1.
@@ -360,6 +356,5 @@ def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -
 
 
 def new_known(known: Sequence[Known]) -> Known:
-    """State of the next scale after a first look, by the variance that a run of the others bought."""
     per_run = float(np.median([k.variance * k.runs for k in known]))
     return Known(2 * known[-1].scale, max(_FLOOR, per_run / PACK), PACK)

@@ -46,31 +46,27 @@ class Drift:
 
     @property
     def is_known(self) -> bool:
-        """Whether there were at least three bracketed scales."""
         return math.isfinite(self.alpha)
 
     @property
     def is_told(self) -> bool:
-        """Whether the interval tells something about α; along a flat valley it does not."""
         return is_told(self.low, self.high)
 
     @property
     def excludes_0(self) -> bool:
-        """Whether α's interval excludes 0; False if α is unknown."""
         return self.low > 0 or self.high < 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {name: value for name, value in vars(self).items() if name != "trend"}
 
 
 def is_told(low: float, high: float) -> bool:
-    """Whether an interval of α excludes 0, or is narrower than from ∝ 1/scale to ∝ scale."""
     return low > 0 or high < 0 or high - low < WIDEST_TOLD
 
 
 def bends(optima: Sequence[Optimum]) -> bool:
-    """Whether optima depart from a power law: the curvature of a parabola through them is not 0 (95 %).
+    """Return whether optima depart from a power law: the curvature of a parabola through them is not 0 (95
+    %).
 
     Least squares in log2 scale, weighted by the optima's errors; scatter beyond these widens the interval.
     """
@@ -102,7 +98,6 @@ class WiderIsBetter:
 
     @property
     def share(self) -> float:
-        """Share of pairs that hold."""
         return self.held / self.pairs if self.pairs else math.nan
 
 
@@ -112,7 +107,7 @@ def fit_drift(
     delta: float = 0.2,
     valleys: Sequence[Valley | None] = (),
 ) -> Drift:
-    """Drift exponent: the slope of the trend (trend.py) through the bracketed optima.
+    """Return the drift exponent: the slope of the trend (trend.py) through the bracketed optima.
 
     A verdict tests what a rule claims, so the claim is not in its prior.
 
@@ -193,7 +188,7 @@ def page_trend(values_RK: np.ndarray) -> float:
 
 
 def collapse_exponent(curves: Sequence[LossCurve]) -> float:
-    """Octaves of shift per octave of scale that bring the excess-loss curves closest together.
+    """Return octaves of shift per octave of scale that bring the excess-loss curves closest together.
 
     Each curve's loss over its own minimum is moved by -β·log2(scale ratio) and compared with the others where
     they overlap; β minimises the mean squared distance. It estimates the drift from whole curves, not from

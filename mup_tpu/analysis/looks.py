@@ -41,7 +41,7 @@ class Question:
 
     @classmethod
     def of(cls, table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0) -> Question:
-        """Question of a checked table: its columns, rounding and planned scales.
+        """Return the question of a checked table: its columns, rounding and planned scales.
 
         Raises:
             TableError: epsilon or delta is not a finite number above 0.
@@ -66,12 +66,11 @@ class Evidence:
 
     @property
     def is_enough(self) -> bool:
-        """Whether drift and regret are known, as a verdict needs."""
         return self.drift.is_known and self.headline is not None
 
 
 def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None) -> Evidence:
-    """Return optima, drift and headline regret of one parametrization's runs.
+    """Return the optima, drift and headline regret of one parametrization's runs.
 
     Curves that have no more runs than `before`, the evidence of some of the runs, are taken from there.
     """
@@ -104,11 +103,10 @@ class LookTaken:
 
     @property
     def decision(self) -> str:
-        """TRANSFERS, DRIFTS or INCONCLUSIVE."""
         return self.verdict.decision
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, without the evidence."""
+        """Return plain values, without the evidence."""
         drift, headline = self.evidence.drift, self.evidence.headline
         numbers = {"alpha": drift.alpha, "low": drift.low, "high": drift.high}
         if headline is not None:
@@ -139,7 +137,7 @@ def take_look(runs: pd.DataFrame, question: Question, before: LookTaken | None =
 
 
 def take_looks(runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
-    """Looks at one parametrization's runs: one after each purchase of a sequence, else one at all."""
+    """Return looks at one parametrization's runs: one after each purchase of a sequence, else one at all."""
     purchases = sorted(runs["purchase"].unique()) if question.planned else [np.inf]
     taken = None
     for purchase in purchases:
@@ -148,7 +146,7 @@ def take_looks(runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
 
 
 def _rounding(losses: np.ndarray) -> float:
-    """Power of ten that all losses are multiples of, or 0."""
+    """Return the power of ten that all losses are multiples of, or 0."""
     for digits in range(1, 6):
         if len(losses) and np.allclose(losses, np.round(losses, digits), atol=1e-9):
             return 10.0**-digits

@@ -37,11 +37,11 @@ class Noise:
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom; infinite for given errors, which are taken as they are."""
+        """Return the degrees of freedom; infinite for given errors, which are taken as they are."""
         return math.inf if self.source == "given errors" else float(self.df)
 
     def errors_G(self, curve: LossCurve) -> np.ndarray:
-        """Standard error of each mean of a curve.
+        """Return the standard error of each mean of a curve.
 
         Runs scatter more where training is unstable, and one sigma for all would drown the optimum in the
         noise of far too high learning rates. So each point's own variance counts, shrunk towards sigma's (as
@@ -54,7 +54,7 @@ class Noise:
 
 
 def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
-    """Noise of single runs from replicates, else from given errors, else from the fits' residuals.
+    """Return the noise of single runs from replicates, else from given errors, else from the fits' residuals.
 
     Args:
         curves: curves of one parametrization.
@@ -76,7 +76,7 @@ def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
 
 
 def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
-    """Variance from points' sums of squares, each held to a quantile of what it may be.
+    """Return the variance from points' sums of squares, each held to a quantile of what it may be.
 
     One unstable point must not widen all others' intervals, and a median would waste most of what they tell.
     """
@@ -89,7 +89,7 @@ def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
 
 
 def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
-    """Noise by what the valleys' shapes leave, nat, and its degrees of freedom.
+    """Return the noise by what the valleys' shapes leave, nat, and its degrees of freedom.
 
     The posterior over a grid of noises, log-uniform at first: all shapes are weighed for each, and a point's
     rise has its model error, so that walls say little.

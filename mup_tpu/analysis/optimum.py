@@ -76,21 +76,17 @@ class Optimum:
 
     @property
     def is_bracketed(self) -> bool:
-        """Whether the optimum lies inside the grid."""
         return self.status in (Status.BRACKETED, Status.BY_DIVERGENCE, Status.BY_STOPPED, Status.FLAT)
 
     @property
     def is_known(self) -> bool:
-        """Whether `loss` belongs to a tuned model: the optimum is bracketed, or nothing was to be tuned."""
         return self.is_bracketed or self.status == Status.ONE_VALUE
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the fit agrees with the runs near the optimum."""
         return not math.isfinite(self.missed_by)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self) | {"status": str(self.status)}
 
 
@@ -110,7 +106,6 @@ class Estimate:
 def estimate(
     curve: LossCurve, noise: Noise, generator: np.random.Generator, epsilon: float = EPSILON
 ) -> Estimate:
-    """Draw a curve's valley and find its optimum."""
     return estimates([curve], noise, generator, epsilon)[0]
 
 
@@ -148,7 +143,7 @@ def estimates(
 def find_optimum(
     curve: LossCurve, fit: Fit | None, valley: Valley | None, epsilon: float = EPSILON
 ) -> Optimum:
-    """Optimum of a curve: the median of its draws, with their 95 % interval."""
+    """Return the optimum of a curve: the median of its draws, with their 95 % interval."""
     if fit is None or valley is None:
         return Optimum(curve.scale, Status.NO_RUN, epsilon=epsilon)
     best = int(np.argmin(curve.mean_G))
@@ -183,7 +178,9 @@ def find_optimum(
 
 
 def _band(curve: LossCurve, valley: Valley, x: float, epsilon: float) -> tuple[float, float]:
-    """Range around x, within the finite grid, in which the mean rise of the draws is at most epsilon."""
+    """Return the range around x, within the finite grid, in which the mean rise of the draws is at most
+    epsilon.
+    """
     finite_x = curve.x_G[np.isfinite(curve.mean_G)]
     part = valley.part(slice(_BAND_DRAWS))
     ends = []

@@ -49,7 +49,7 @@ class Assumed:
 
     @classmethod
     def usual(cls, scale: str, rule: str) -> Assumed:
-        """Numbers of stored and public sweeps of a kind of scale, by its column."""
+        """Return numbers of stored and public sweeps of a kind of scale, by its column."""
         kind = kind_of(scale)
         claimed = claims(rule, kind)
         source = Reason.of("usual sweeps", kind=kind, keeps=rule if claimed else "")
@@ -58,7 +58,7 @@ class Assumed:
 
     @classmethod
     def measured(cls, analysis: TransferAnalysis, rule: str) -> Assumed:
-        """Numbers of a table of one's own.
+        """Return numbers of a table of one's own.
 
         Raises:
             TableError: the table has no trend of that rule.
@@ -82,11 +82,11 @@ class Assumed:
         return cls(priors, trend.weight_K, trend.slope().mean, curvature, per_run, source)
 
     def error(self, runs: float) -> float:
-        """Squared standard error of an optimum from some runs within reach of it, octaves²."""
+        """Return the squared standard error of an optimum from some runs within reach of it, octaves²."""
         return max(self.per_run / runs, _FLOOR)
 
     def variance(self, octaves_S: Sequence[float], runs_S: Sequence[float]) -> float:
-        """Variance of a prediction at the target, octaves².
+        """Return the variance of a prediction at the target, octaves².
 
         Args:
             octaves_S: distances of the proxies from the target, below 0, ascending.
@@ -99,11 +99,11 @@ class Assumed:
         return replace(trend, given_weight_K=weight_K).optimum(1.0).noise
 
     def regret(self, variance: float) -> float:
-        """Expected regret of a value of some variance, nat."""
+        """Return the expected regret of a value of some variance, nat."""
         return self.curvature / 2 * variance
 
     def copied(self, octaves: float, runs: float) -> float:
-        """Expected regret of one proxy's optimum at the target, copied, nat."""
+        """Return the expected regret of one proxy's optimum at the target, copied, nat."""
         away = np.array([abs(octaves)])
         trend = Trend((1.0,), np.zeros(1), np.zeros(1), self.priors)
         weight_K = trend.prior_weight_K if self.weight_K is None else self.weight_K

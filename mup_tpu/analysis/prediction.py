@@ -83,11 +83,9 @@ class RulePrediction:
 
     @property
     def value(self) -> float:
-        """Optimum as a plain number."""
         return float(2**self.x)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self) | {"value": self.value}
 
 
@@ -104,7 +102,7 @@ class Predictions:
     """Reasons why other rules are not predicted."""
 
     def of(self, compared: str, target: str | None = None) -> RulePrediction:
-        """Prediction of a rule at a target, by default the first.
+        """Return the prediction of a rule at a target, by default the first.
 
         Raises:
             KeyError: there is none.
@@ -133,16 +131,14 @@ class Predictions:
 
     @property
     def scale(self) -> str:
-        """Column of the scale."""
         return self.analysis.scale
 
     @property
     def hyperparameter(self) -> str:
-        """Column of the tuned hyperparameter."""
         return self.analysis.hyperparameter
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "name": self.analysis.name,
             "scale": self.scale,
@@ -259,7 +255,7 @@ def _predict(
 
 
 def _furthest(trend: Trend, curvature: float, run: float, epsilon: float) -> float:
-    """Octaves beyond the largest scale that was run at which a prediction costs epsilon."""
+    """Return octaves beyond the largest scale that was run at which a prediction costs epsilon."""
 
     def excess(octaves: float) -> float:
         return curvature / 2 * trend.optimum(run * 2**octaves).variance - epsilon

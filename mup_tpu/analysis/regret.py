@@ -49,7 +49,7 @@ class Regret:
 
 
 def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Regret:
-    """Regret at the target scale of the source's optimum.
+    """Return the regret at the target scale of the source's optimum.
 
     Args:
         source: of the smaller scale.
@@ -96,7 +96,7 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
 
 
 def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:
-    """Loss at the target of each draw's x, nat."""
+    """Return the loss at the target of each draw's x, nat."""
     curve, valley, fit = target.curve, target.valley, target.fit
     assert valley is not None and fit is not None
     generator = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:
 def _is_lost(
     x_R: np.ndarray, above_R: np.ndarray, target: Estimate, generator: np.random.Generator
 ) -> np.ndarray:
-    """Whether at least half of the runs at x are lost, in each draw.
+    """Return whether at least half of the runs at x are lost, in each draw.
 
     Runs begin to be lost somewhere between the last finite point and the first lost one; the share lost there
     and beyond has the posterior of the lost and other runs on the way to x (Jeffreys' prior).

@@ -29,7 +29,9 @@ class Score:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the 95 % interval, widened by the optimum's own error, holds x; None if x is unknown."""
+        """Return whether the 95 % interval, widened by the optimum's own error, holds x; None if x is
+        unknown.
+        """
         if not math.isfinite(self.x):
             return None
         low, high = self.prediction.interval
@@ -38,13 +40,13 @@ class Score:
 
     @property
     def is_loss_inside(self) -> bool | None:
-        """Whether the loss lies in its 95 % interval; None if it was not predicted."""
+        """Return whether the loss lies in its 95 % interval; None if it was not predicted."""
         if self.prediction.loss is None or not math.isfinite(self.loss):
             return None
         return self.prediction.loss[1] <= self.loss <= self.prediction.loss[2]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self) | {
             "is_inside": self.is_inside,
             "is_loss_inside": self.is_loss_inside,
@@ -52,7 +54,7 @@ class Score:
 
 
 def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
-    """Predictions as they are kept beside the rows of their table.
+    """Return predictions as they are kept beside the rows of their table.
 
     Raises:
         TableError: the table is no results folder.
@@ -95,7 +97,7 @@ def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAna
 
 
 def score(kept: Iterable[KeptPrediction], analysis: TransferAnalysis) -> list[Score]:
-    """Scores of predictions for scales that were run since."""
+    """Return scores of predictions for scales that were run since."""
     scores = []
     results = {result.compared: result for result in analysis.results}
     for p in kept:

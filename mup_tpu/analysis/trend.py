@@ -49,13 +49,12 @@ class Pace:
     """Octaves over which the slope reverts to its mean."""
 
     def covariance(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
-        """Covariance of the trend, anchored at 0, between distances, octaves²."""
+        """Return the covariance of the trend, anchored at 0, between distances, octaves²."""
         straight = self.slope**2 * r_N[:, None] * t_M
         away = self._variogram(r_N[:, None]) + self._variogram(t_M) - self._variogram(r_N[:, None] - t_M)
         return straight + away / 2
 
     def _variogram(self, d: np.ndarray) -> np.ndarray:
-        """Variance of the slope's integral over a distance."""
         d = np.abs(d) / self.memory
         return 2 * (self.wander * self.memory) ** 2 * (d + np.expm1(-d))
 
@@ -79,18 +78,16 @@ class Priors:
 
     @property
     def paces(self) -> tuple[tuple[float, float, Pace], ...]:
-        """Probability, mean slope and pace of each set."""
         sets = ((self.steady, 0.0, self.quiet), (1 - self.steady, self.mean, self.moving))
         return tuple(one for one in sets if one[0] > 0)
 
     def scaled(self, factor: float) -> Priors:
-        """The same with a scatter that is some times as large."""
         return replace(self, scatter=factor * self.scatter)
 
 
 @lru_cache(maxsize=64)
 def _covariance(paces: tuple[tuple[float, float, Pace], ...], octaves: tuple[float, ...]) -> np.ndarray:
-    """Covariance of the trend between scales for each set, C × S × S."""
+    """Return the covariance of the trend between scales for each set, C × S × S."""
     r_S = np.array(octaves)
     return np.stack([pace.covariance(r_S, r_S) for *_, pace in paces])
 
@@ -118,21 +115,18 @@ class Mixture:
 
     @property
     def mean(self) -> float:
-        """Mean."""
         return float(self.weight_K @ self.mean_K)
 
     @property
     def variance(self) -> float:
-        """Variance."""
         return float(self.weight_K @ (self.deviation_K**2 + self.mean_K**2)) - self.mean**2
 
     @property
     def noise(self) -> float:
-        """Variance within the normals, their means aside."""
         return float(self.weight_K @ self.deviation_K**2)
 
     def quantile(self, q: float) -> float:
-        """Quantile, by bisection."""
+        """Return the quantile, by bisection."""
         low = float((self.mean_K - 8 * self.deviation_K).min())
         high = float((self.mean_K + 8 * self.deviation_K).max())
         for _ in range(40):
@@ -144,7 +138,6 @@ class Mixture:
         return (low + high) / 2
 
     def draws_R(self, generator: np.random.Generator, draws: int) -> np.ndarray:
-        """Draws."""
         chosen_R = generator.choice(len(self.weight_K), draws, p=self.weight_K)
         return self.mean_K[chosen_R] + self.deviation_K[chosen_R] * generator.standard_normal(draws)
 
@@ -164,11 +157,9 @@ class Trend:
 
     @property
     def origin(self) -> float:
-        """Largest scale."""
         return self.scales[-1]
 
     def octaves(self, scale: float) -> float:
-        """Octaves of a scale beyond the origin."""
         return math.log2(scale / self.origin)
 
     @cached_property
@@ -181,7 +172,6 @@ class Trend:
 
     @cached_property
     def tau_K(self) -> np.ndarray:
-        """Scatter of each entry of the mixture."""
         return np.tile(self._tau_T, len(self.priors.paces))
 
     @cached_property
@@ -189,19 +179,17 @@ class Trend:
         return np.repeat([mean for _, mean, _ in self.priors.paces], len(self._tau_T))
 
     def _trend(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
-        """Covariance of the trend between distances, K × N × M."""
         of_CNM = np.stack([pace.covariance(r_N, t_M) for *_, pace in self.priors.paces])
         return np.repeat(_FLAT + of_CNM, len(self._tau_T), axis=0)
 
     @cached_property
     def _own_KSS(self) -> np.ndarray:
-        """Covariance of the trend between the scales."""
         own_CSS = _covariance(self.priors.paces, tuple(self._r_S))
         return np.repeat(own_CSS, len(self._tau_T), axis=0)
 
     @cached_property
     def _inverse(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inverse covariance of the optima (K, S, S), and its log determinant (K,)."""
+        """Return the inverse covariance of the optima (K, S, S), and its log determinant (K,)."""
         covariance_KSS = self._own_KSS + _FLAT
         error_S = np.maximum(self.error_S, _LEAST_ERROR)
         correlation_SS = np.eye(len(error_S)) if self.correlation_SS is None else self.correlation_SS
@@ -215,13 +203,12 @@ class Trend:
 
     @property
     def prior_weight_K(self) -> np.ndarray:
-        """Probability of each set and scatter before any optimum is measured."""
         counts = len(self._tau_T)
         return np.repeat([probability for probability, *_ in self.priors.paces], counts) / counts
 
     @cached_property
     def weight_K(self) -> np.ndarray:
-        """Probability of each set and scatter."""
+        """Return the probability of each set and scatter."""
         if self.given_weight_K is not None:
             return self.given_weight_K
         inverse_KSS, log_K = self._inverse
@@ -232,19 +219,19 @@ class Trend:
 
     @property
     def steady(self) -> float:
-        """Probability that the rule is steady."""
         if len(self.priors.paces) == 1:
             return float(self.priors.steady > 0)
         return float(self.weight_K[: len(self._tau_T)].sum())
 
     @cached_property
     def tau(self) -> float:
-        """Median of the scatter, octaves."""
+        """Return the median of the scatter, octaves."""
         order = np.argsort(self.tau_K)
         return float(np.interp(0.5, np.cumsum(self.weight_K[order]), self.tau_K[order]))
 
     def slope(self) -> Mixture:
-        """Least-squares slope of the scales' true optima, their scatter included, octaves per octave.
+        """Return the least-squares slope of the scales' true optima, their scatter included, octaves per
+        octave.
 
         A verdict is about the scales that were run, so their scatter is part of what moved and no error.
         """
@@ -257,7 +244,7 @@ class Trend:
         return Mixture(mean_K, np.sqrt(np.maximum(variance_K, 1e-12)), self.weight_K)
 
     def together(self, source: float, target: float, x_2R: np.ndarray) -> np.ndarray:
-        """Numbers (R,) of draws that follow the joint posterior of two scales' optima.
+        """Return numbers (R,) of draws that follow the joint posterior of two scales' optima.
 
         Args:
             source: one scale.
@@ -286,7 +273,7 @@ class Trend:
         return np.minimum(np.searchsorted(below_R, (np.arange(draws) + 0.5) / draws), draws - 1)
 
     def optimum(self, scale: float, measured: bool = True) -> Mixture:
-        """Optimum at a scale, log2 of the hyperparameter.
+        """Return the optimum at a scale, log2 of the hyperparameter.
 
         Args:
             scale: the one to predict.
@@ -320,7 +307,7 @@ def fit_trend(
     valleys: Sequence[Valley | None] = (),
     bracketed: bool = False,
 ) -> Trend | None:
-    """Trend of the optima of one rule; None with fewer than two that are known.
+    """Return the trend of the optima of one rule; None with fewer than two that are known.
 
     Args:
         optima: one a scale, ascending.
@@ -349,7 +336,9 @@ _NAMES = {
 
 
 def kind_of(scale: str) -> str:
-    """Kind of a scale by its column: width, depth, batch size, tokens, size (parameters, FLOPs), or ""."""
+    """Return the kind of a scale by its column: width, depth, batch size, tokens, size (parameters, FLOPs),
+    or "".
+    """
     meaning = means(scale)
     if meaning in ("width", "depth", "size"):
         return meaning
@@ -358,7 +347,8 @@ def kind_of(scale: str) -> str:
 
 
 def rule_named(name: str) -> str:
-    """Entry of the table of parametrizations that a name spells: muP, μP, mu-P and mup are one; "" for
+    """Return the entry of the table of parametrizations that a name spells: muP, μP, mu-P and mup are one; ""
+    for
     none.
     """
     plain = name.lower().replace("μ", "mu").replace("µ", "mu")
@@ -367,13 +357,12 @@ def rule_named(name: str) -> str:
 
 
 def claims(rule: str, kind: str) -> bool:
-    """Whether a rule's source says that the best hyperparameters stay along a kind of scale."""
     name = rule_named(rule)
     return name != "" and kind in PARAMETRIZATIONS[name].transfers
 
 
 def priors_of(scale: str, claimed: bool = False) -> Priors:
-    """Priors along a scale, by its column.
+    """Return the priors along a scale, by its column.
 
     Args:
         scale: column of the scale.

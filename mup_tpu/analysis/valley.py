@@ -63,7 +63,8 @@ _POWER_SPREAD = 0.6
 
 @cache
 def _shapes() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Kind of each shape (0 power, 1 rounded, 2 exponentials), its two parameters, log prior probability
+    """Return the kind of each shape (0 power, 1 rounded, 2 exponentials), its two parameters, log prior
+    probability
     (K,).
     """
     rows = []
@@ -79,7 +80,7 @@ def _shapes() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _rise(kind: int, size: np.ndarray, ratio: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """g(u) of shapes of one kind, elementwise."""
+    """Return g(u) of shapes of one kind, elementwise."""
     if kind == 2:
         a, b = size * np.exp(ratio / 2), size * np.exp(-ratio / 2)
         return np.expm1(np.minimum(a * u, 60.0)) / a + np.expm1(np.minimum(-b * u, 60.0)) / b
@@ -100,7 +101,7 @@ class Valley:
     """Number of the shape."""
 
     def rise(self, u: np.ndarray) -> np.ndarray:
-        """Rise above the optimum, nat, at u octaves from it, (R,) or (R, N)."""
+        """Return the rise above the optimum, nat, at u octaves from it, (R,) or (R, N)."""
         kind_R, size_R, ratio_R, _ = (v[self.shape_R] for v in _shapes())
         rise = np.empty(u.shape)
         for kind in range(3):
@@ -111,19 +112,18 @@ class Valley:
         return rise
 
     def part(self, number_R: np.ndarray | slice) -> Valley:
-        """The draws of some numbers."""
         return Valley(*(v[number_R] for v in (self.x_R, self.loss_R, self.height_R, self.shape_R)))
 
     @property
     def curvature_R(self) -> np.ndarray:
-        """Rise an octave above and an octave below the optimum, together, nat: a parabola's second
+        """Return the rise an octave above and an octave below the optimum, together, nat: a parabola's second
         derivative.
         """
         ones = np.ones(len(self.x_R))
         return self.rise(ones) + self.rise(-ones)
 
     def loss(self, x: np.ndarray) -> np.ndarray:
-        """Loss in each draw at x (N,), nat, R × N."""
+        """Return the loss in each draw at x (N,), nat, R × N."""
         return self.loss_R[:, None] + self.rise(np.asarray(x)[None, :] - self.x_R[:, None])
 
 
@@ -250,7 +250,7 @@ def _table(
     grid: tuple[float, float],
     df: float,
 ) -> tuple[np.ndarray, ...]:
-    """Height, standard error, mean of g, χ², log posterior (K, X), and g (K, X, W)."""
+    """Return the height, standard error, mean of g, χ², log posterior (K, X), and g (K, X, W)."""
     log_prior = _shapes()[3]
     u_XW = x_W - at_X[:, None]
     # Each size once on either side; ratios only weigh the sides, or choose the exponents.
@@ -297,7 +297,7 @@ class Shared:
 
 
 def share(fits: Sequence[Fit]) -> list[Shared | None]:
-    """What each curve learns from the others; None where there are none.
+    """Return what each curve learns from the others; None where there are none.
 
     The others' evidence for a shape counts as much as it predicts each curve of the table; heights differ by
     a factor with a standard deviation of CURVATURE_SCATTER in its logarithm.
@@ -327,7 +327,9 @@ def share(fits: Sequence[Fit]) -> list[Shared | None]:
 
 
 def _pooled(evidence_SK: np.ndarray) -> float:
-    """Share of the others' evidence that counts: _POOLED, weighed by how well it predicts each curve."""
+    """Return the share of the others' evidence that counts: _POOLED, weighed by how well it predicts each
+    curve.
+    """
     evidence_SK = evidence_SK - evidence_SK.max(axis=1, keepdims=True)
     others_SK = evidence_SK.sum(axis=0) - evidence_SK
     score_P = []
@@ -347,7 +349,7 @@ def draw(
     shared: Shared | None = None,
     chance_R: np.ndarray | None = None,
 ) -> Valley:
-    """Draws from the posterior.
+    """Return draws from the posterior.
 
     Args:
         fit: table of one curve.
@@ -389,7 +391,9 @@ def draw(
 
 
 def points_near(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> np.ndarray:
-    """Finite points within three steps or octaves of the best, and its neighbours; none across a lost one."""
+    """Return finite points within three steps or octaves of the best, and its neighbours; none across a lost
+    one.
+    """
     reach = _REACH * max(step, 1.0)
     near_G = np.abs(np.arange(len(x_G)) - best) <= 1
     inside = finite_G & (near_G | (np.abs(x_G - x_G[best]) <= reach + 1e-9))

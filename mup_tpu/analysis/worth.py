@@ -49,22 +49,18 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a number."""
         return math.isfinite(self.value)
 
     def times(self, factor: float) -> Interval:
-        """Scaled, for a negative factor turned over."""
         low, high = sorted((self.low * factor, self.high * factor))
         return Interval(self.value * factor, low, high)
 
     def plus(self, other: Interval) -> Interval:
-        """Sum with an independent number."""
         value = self.value + other.value
         low = value - math.hypot(self.value - self.low, other.value - other.low)
         return Interval(value, low, value + math.hypot(self.high - self.value, other.high - other.value))
 
     def to_dict(self) -> dict[str, float]:
-        """Plain values."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
@@ -92,23 +88,20 @@ class Worth:
 
     @property
     def useful(self) -> str:
-        """Whether b > a/2 by their intervals: "useful", "not useful" or "not told"."""
         margin = self.optimum_exponent.plus(self.loss_exponent.times(-0.5))
         return "useful" if margin.low > 0 else "not useful" if margin.high < 0 else "not told"
 
     @property
     def tells(self) -> bool:
-        """Whether the loss gap's exponent is known to half a unit, or usefulness is told."""
         return self.loss_exponent.high - self.loss_exponent.low < 0.5 or self.useful != "not told"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         intervals = {k: v.to_dict() for k, v in vars(self).items() if isinstance(v, Interval)}
         return intervals | {"useful": self.useful}
 
 
 def worth(estimates: Sequence[Estimate], headline: Regret | None) -> Worth:
-    """Worth of one rule's transfer, without R(∞), which needs the other rules.
+    """Return the worth of one rule's transfer, without R(∞), which needs the other rules.
 
     Args:
         estimates: of each scale, ascending.
@@ -130,7 +123,7 @@ def worth(estimates: Sequence[Estimate], headline: Regret | None) -> Worth:
 
 
 def with_penalties(rules: Sequence[Worth]) -> list[Worth]:
-    """The rules of one table with R(∞), against the lowest irreducible loss of the others."""
+    """Return the rules of one table with R(∞), against the lowest irreducible loss of the others."""
     found = []
     for i, own in enumerate(rules):
         others = [r.irreducible for k, r in enumerate(rules) if k != i and r.irreducible.is_known]
@@ -198,7 +191,9 @@ def _profile(
 
 
 def _loss_errors(known: Sequence[Estimate]) -> np.ndarray:
-    """Standard errors of the losses at the optima, nat: of the fits, and of what runs of a seed share."""
+    """Return the standard errors of the losses at the optima, nat: of the fits, and of what runs of a seed
+    share.
+    """
     effects = [e.curve.effect_S for e in known if len(e.curve.effect_S) > 1]
     shared = math.sqrt(np.mean([effect_S.var(ddof=1) for effect_S in effects])) if effects else 0.0
     fitted = [e.valley.loss_R.std() for e in known if e.valley]
@@ -206,7 +201,7 @@ def _loss_errors(known: Sequence[Estimate]) -> np.ndarray:
 
 
 def _curvature_exponent(known: Sequence[Estimate]) -> Interval:
-    """Exponent of the curvature over log2 of the hyperparameter."""
+    """Return the exponent of the curvature over log2 of the hyperparameter."""
     log_n = np.log([e.optimum.scale for e in known])
     draws_SR = np.log(np.array([np.maximum(e.valley.curvature_R, 1e-12) for e in known if e.valley]))
     log_c = np.median(draws_SR, axis=1)
@@ -218,7 +213,9 @@ def _curvature_exponent(known: Sequence[Estimate]) -> Interval:
 
 
 def _share(known: Sequence[Estimate], headline: Regret | None) -> Interval:
-    """Headline regret over the gain by growing; unknown without a gain or a known optimum at the largest."""
+    """Return the headline regret over the gain by growing; unknown without a gain or a known optimum at the
+    largest.
+    """
     if headline is None or headline.status != "estimated":
         return UNKNOWN
     gain = known[0].optimum.loss - known[-1].optimum.loss
