@@ -39,9 +39,10 @@ BEYOND = 6.0
 """Octaves beyond the grid in which an optimum is sought: one that nothing bounds gets an error of octaves."""
 _OUTSIDE = 2.0
 """Octaves beyond the grid over which an optimum becomes e times less likely: grids are chosen to hold it."""
-_POOLED = (0.0, 0.3, 1.0)
-"""Shares of the other scales' evidence on the valley's shape that may count at a scale; the table says which
-one: of 70 stored and public rules two in three have one shape, and some have plainly none in common."""
+_POOLED = (0.0, 0.3, 0.6)
+"""Shares of the other scales' evidence on the valley's shape that may count at a scale; the table says
+which one. All of it would be too sure beside walls; some of 70 stored and public rules have no common shape.
+"""
 _HEIGHT_SCATTER = 0.5
 """Standard deviation of a height around that of other scales, as a share: more than between stored widths."""
 _REACH = 3.0

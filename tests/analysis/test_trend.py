@@ -176,7 +176,7 @@ def test_an_interval_says_whether_it_rests_on_the_prior():
     plain = fit_drift(optima_of([-6, -6.5, -7, -7.5], 0.02), "width")
     assert plain.excludes_0 and not plain.rests_on_prior
     unsure = [
-        fit_drift(optima_of([-6, -6 - s, -6 - 2 * s], 0.02), "width").rests_on_prior
+        fit_drift(optima_of([-6, -6 - s, -6 - 2 * s], 0.1), "width").rests_on_prior
         for s in np.arange(0.02, 0.5, 0.02)
     ]
     assert any(unsure) and not all(unsure)
