@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -13,14 +15,13 @@ from mup_tpu.cli.console import Console, progress_bar, to_json
 from mup_tpu.cli.table import Repeated
 from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config.fields import require_one_of
-from mup_tpu.config.options import File
-from mup_tpu.config.options import Folder as FolderName
+from mup_tpu.config.options import Folder
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
 from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 if TYPE_CHECKING:
-    from mup_tpu.files import Folder
+    from mup_tpu import files
 
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
@@ -51,14 +52,13 @@ class Check:
 
 
 def check(
-    file: Annotated[File | None, tyro.conf.Positional] = None,
+    subject: Annotated[Folder | None, tyro.conf.Positional] = None,
     set: Repeated = (),
     scale: str | None = None,
     compare: str | None = None,
     num_seeds: int = 3,
     steps: int = 4,
-    results: FolderName | None = None,
-    module: str | None = None,
+    results: Folder | None = None,
     json: bool = False,
 ) -> None:
     """Check that no layer's activations or updates grow with the scale.
@@ -67,24 +67,28 @@ def check(
     A parametrization passes where no layer grows: in μP none should, in SP some do and blow up.
 
     Args:
-        file: TOML file of a trial or a sweep, whose model is checked; by default a GPT-2.
+        subject: TOML file of a trial or a sweep, whose model is checked; by default a GPT-2. Or a module of
+            yours, my_package.my_module:build, where my_module also has `batch`, a value or a function, and
+            loss(module, batch). build(width) returns the module as you train it, alone or with its
+            optimizer. Each parameter gets a verdict, with cause and remedy; the exit code is 1 where one
+            grows or dies. No width is added after a minute.
         set: Fields of the trial, FIELD=VALUE: depth=4 optimizer=muon learning_rate=2^-6.
         scale: Points of the scale, FIELD=VALUES: depth=2,4,8,16. Values alone are widths: 64,128. By default
-            widths 64 to 1024; a width that would take longer than a minute is left to the same command, run
-            again. Without a base along the scale, the smallest value is the base.
-        compare: Parametrizations to compare; by default sp,mup, and of --module mup.
+            widths 64 to 1024; a width that would take longer than a minute is left to the same command,
+            run again. Without a base along the scale, the smallest value is the base.
+        compare: Parametrizations to compare; by default sp,mup. A module of yours is checked as it is, or
+            with these applied to it by `parametrize`.
         num_seeds: Seeds to average over.
         steps: Optimizer steps, at a constant learning rate.
         results: Folder for the table and the figures; stored points are not measured again. By default
             results/coord_check, or results/coord_check_depth and so on.
-        module: Your own module in place of our networks, my_module:build, where my_module also has `batch`,
-            a value or a function without arguments, and loss(module, batch). The exit code is 1 where a layer
-            grows or dies. It stops adding widths after a minute.
-        json: Print JSON only, for machines; of --module.
+        json: Print JSON only, for machines; of a module of yours.
     """
     base = Trial()
-    if file is not None:
-        base = load_trial(file) if kind_of(read_toml(file)) == "trial" else load_sweep(file).base
+    module = subject if subject and re.fullmatch(r"[\w.]+:\w+", subject) else ""
+    if subject and not module:
+        path = Path(subject)
+        base = load_trial(path) if kind_of(read_toml(path)) == "trial" else load_sweep(path).base
     changes = {}
     for text in set:
         name, equals, value = text.partition("=")
@@ -93,63 +97,67 @@ def check(
         changes[name] = parse_value(name, value, "set")
     base = base.replace(**changes)
     axis = WIDTHS if scale is None else parse_axis(scale, "scale")
-    rules = parse_axis(compare or ("sp,mup" if module is None else "mup"), "compare")
+    rules = parse_axis(compare or "sp,mup", "compare")
     if rules.field != "parametrization":
         raise ConfigError(f"compare {compare!r} is not allowed: a check compares parametrizations, as sp,mup")
-    seconds = _SECONDS if axis is WIDTHS or module is not None else math.inf
+    seconds = _SECONDS if axis is WIDTHS or module else math.inf
     points = Check(axis, rules.values, num_seeds, steps, seconds)
-    if module is None:
+    if not module:
         if json:
-            raise ConfigError("json needs --module")
+            raise ConfigError("json needs a module of yours, my_module:build")
         coord_checks(results or points.default_results, [base], points)
         return
-    if axis.field != "width" or results is not None or file is not None:
-        raise ConfigError("a module is checked along the width, without a file or results: leave them out")
-    _check_module(module, points, base, json)
+    if results is not None or (compare and axis.field != "width"):
+        raise ConfigError("a module of yours has no results folder, and rules are compared along the width")
+    _check_module(module, points, base.optimizer.learning_rate, compare is not None, json)
 
 
-def _check_module(text: str, points: Check, trial: Trial, json: bool) -> None:
+def _check_module(text: str, points: Check, lr: float, is_compared: bool, json: bool) -> None:
     from mup_tpu.study.trainer import load
 
     console = Console()
     with console.status("importing"):
-        from mup_tpu.parametrize.check import ModuleCheck
+        from mup_tpu.parametrize import coord_check, lint
 
         build = load(text, "module")
         batch, loss = (load(f"{text.partition(':')[0]}:{name}", "module") for name in ("batch", "loss"))
-    widths = [int(width) for width in points.scale.values]
+    sizes = [int(size) for size in points.scale.values]
+    options: dict[str, Any] = {
+        "widths": sizes, "lr": lr, "steps": points.steps, "seeds": points.num_seeds, "seconds": points.seconds
+    }  # fmt: skip
     with progress_bar(console) as update:
-        modules = ModuleCheck(
-            build, batch() if callable(batch) else batch, loss, widths, trial.optimizer.learning_rate,
-            points.parametrizations, points.steps, points.num_seeds, probes=(), options={},
-        )  # fmt: skip
-        *_, table = modules.measure(points.seconds, update)
-    check = modules.conclude(table)
+        if is_compared:
+            options["rules"] = points.parametrizations
+            check = coord_check(build, batch, loss, **options, progress=update)
+            reports, result = dict(check.reports), check.to_dict()
+        else:
+            report = lint(build, batch, loss, **options, scale=points.scale.field, progress=update)
+            reports, result = {"": report}, report.to_dict()
     if json:
-        console.write(to_json(check.to_dict()))
-    else:
-        for sentence in check.sentences:
-            console.print(sentence, style="bold")
-    if check.failures:
-        raise CheckFailed("; ".join(f"{rule}: {layer}" for rule, layer in check.failures.items()))
+        console.write(to_json(result))
+    for rule, report in reports.items() if not json else ():
+        console.print(f"{rule}: {report.sentence}".removeprefix(": "), style="bold")
+        console.write(str(report).partition("\n")[2] + "\n")
+    if failed := {rule: report for rule, report in reports.items() if not report.passes}:
+        raise CheckFailed("; ".join(f"{rule}: {r.sentence}".removeprefix(": ") for rule, r in failed.items()))
 
 
 def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
     """Measure missing points of several trials, which differ in optimizer or tying; draw and print them."""
     import pyarrow as pa
 
+    from mup_tpu import files
     from mup_tpu.cli.analysis import show
-    from mup_tpu.files import Folder
 
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
     with raised_as(StoreError, f"results folder {results} cannot be used", (OSError, pa.ArrowException)):
         for trial in trials:
-            _measure(trial, Folder(results), check)
+            _measure(trial, files.Folder(results), check)
     show(results)
 
 
-def _measure(trial: Trial, folder: Folder, check: Check) -> None:
+def _measure(trial: Trial, folder: files.Folder, check: Check) -> None:
     import pandas as pd
 
     from mup_tpu.cli.results import CHECK_FILE

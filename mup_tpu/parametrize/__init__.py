@@ -17,13 +17,13 @@ from mup_tpu.errors import not_installed
 if missing := [name for name in ("torch", "mup") if importlib.util.find_spec(name) is None]:
     raise ModuleNotFoundError(f"mup_tpu.parametrize {not_installed(missing[0])}", name=missing[0])
 
-from mup_tpu.parametrize.check import CoordinateCheck, assert_mup, coord_check
+from mup_tpu.parametrize.check import CoordinateCheck, Report, assert_mup, coord_check, lint
 from mup_tpu.parametrize.configs import GrownModel, from_config
 from mup_tpu.parametrize.forward import ForwardFactor
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.rules import parametrize
 
 __all__ = [
-    "CoordinateCheck", "ForwardFactor", "GrownModel", "ModuleParametrization", "assert_mup", "coord_check",
-    "from_config", "parametrize",
+    "CoordinateCheck", "ForwardFactor", "GrownModel", "ModuleParametrization", "Report", "assert_mup",
+    "coord_check", "from_config", "lint", "parametrize",
 ]  # fmt: skip

@@ -1,90 +1,182 @@
-"""Coordinate check of anyone's module, and its conclusions: the layer that grows or dies, and why.
+"""The linter of a module as it is trained, and the coordinate check of rules applied to it.
 
-Yang et al. 2022 (Tensor Programs V), appendix D.1. Measurements are those of `mup_tpu.training.coord_check`;
-`mup_tpu.plots.coordinate_check_figure` draws them, and `mup_tpu.analysis.coord_check.slopes` fits exponents.
+Yang et al. 2022 (Tensor Programs V), appendix D.1: modules of several widths train a few steps on one batch.
+`measure` says what is measured, `diagnosis` what follows; `mup_tpu.plots.coordinate_check_figure` draws it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mup_tpu.analysis.coord_check import grows, slopes
-from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize.module import ModuleParametrization
-from mup_tpu.parametrize.roles import Build
+from mup_tpu.analysis.coord_check import SIZES
+from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.parametrize.diagnosis import Diagnosis, Exponent, Finding, Subject, pooled, pooled_name
+from mup_tpu.parametrize.measure import Loss, Trained, TrainedModules
+from mup_tpu.parametrize.module import FactorTable
+from mup_tpu.parametrize.roles import (
+    Build,
+    declared,
+    is_linear,
+    outputs_first,
+    parameters_of,
+    require_function,
+)
 from mup_tpu.parametrize.rules import parametrize
-from mup_tpu.training.coord_check import Cell, Progress, Subject, measure_cells
-
-# Exponent below which a layer dies: one with a factor too many has about -1/2 or -1. The interval must lie
-# below half of it.
-DIES = -0.4
-
-OPTIMIZERS: Mapping[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-
-Loss = Callable[[nn.Module, Any], Tensor]
-"""Function of a module and the batch; a scalar."""
+from mup_tpu.rules.parametrization import infer_infshapes
+from mup_tpu.training.coord_check import Cell, Progress, measure_cells
 
 
 @dataclass(frozen=True)
-class LayerTrend:
-    """First layer of a rule that grows or dies with width."""
+class Report:
+    """Verdict on every parameter of a module."""
 
-    layer: str
-    quantity: str
-    """"activation", or "update" since init."""
-    step: int
-    exponent: float
-    """Exponent of the width; inf for a width that diverges."""
-    low: float
-    """Lower end of its 95 % interval."""
-    high: float
-    """Upper end of it."""
+    findings: tuple[Finding, ...]
+    """The main cause first; those without a cause last."""
+    parameters: tuple[Subject, ...] = field(repr=False)
+    fits: Mapping[tuple[str, str, int], Exponent] = field(repr=False)
+    """Exponents by (layer, quantity, step)."""
+    measured: pd.DataFrame = field(repr=False)
+    scale: str = "width"
+
+    @property
+    def causes(self) -> list[str]:
+        return list(dict.fromkeys(f.cause for f in self.findings if f.cause))
+
+    @property
+    def passes(self) -> bool:
+        # What is not known does not fail.
+        return not any(f.verdict in ("grows", "dies", "not scaled") for f in self.findings)
+
+    @property
+    def sentence(self) -> str:
+        if self.passes:
+            return (
+                f"no layer grows with {self.scale}, and none dies; if a large model diverges all the same, "
+                "look at the base's learning rate and warm-up, at depth, and at what a few steps do not show"
+            )
+        first, *_ = wrong = [f for f in self.findings if f.verdict in ("grows", "dies", "not scaled")]
+        same = sum(f.cause == first.cause for f in wrong) - 1
+        others = [cause for cause in self.causes if cause != first.cause]
+        more = f"; {same} more of this cause" if same else ""
+        return str(first) + more + (f"; also: {', '.join(others)}" if others else "")
+
+    def table(self) -> FactorTable:
+        """Return a row a parameter: shapes, exponents of settings and effect, verdict and cause."""
+        verdicts = {f.name: f for f in reversed(self.findings)}
+        rows = []
+        for p in self.parameters:
+            row: dict[str, Any] = {"parameter": p.name, "role": p.role, "shape": p.shape, "wide": p.wide}
+            for quantity in ("init", "learning rate", "decay", "gradient", "effect"):
+                fits = (fit for (name, q, _), fit in self.fits.items() if (name, q) == (p.name, quantity))
+                fit = next(fits, None)
+                row[quantity] = round(fit.value, 2) if fit else math.nan
+            finding = verdicts.get(p.name)
+            row["verdict"], row["cause"] = (finding.verdict, finding.cause) if finding else ("unknown", "")
+            rows.append(row)
+        return FactorTable(pd.DataFrame(rows).set_index("parameter"))
 
     def __str__(self) -> str:
-        grows = self.exponent > 0
-        verb, end = ("grows", f"above {self.low:.2f}") if grows else ("dies", f"below {self.high:.2f}")
-        return f"{self.layer} {verb}, {self.quantity} ∝ width^{self.exponent:.2f} (95 % {end})"
+        wrong = [f"- {f}" for f in self.findings if f.cause]
+        explained = "exponents of the " + self.scale
+        return "\n".join([self.sentence, *wrong, f"{explained}:", repr(self.table())])
+
+    def to_dict(self) -> dict[str, Any]:
+        table = self.table().reset_index().astype(object)
+        return {
+            "passes": self.passes,
+            "sentence": self.sentence,
+            "causes": self.causes,
+            "findings": [vars(f) | {"remedy": f.remedy} for f in self.findings if f.cause],
+            "parameters": table.where(table.notna(), None).to_dict("records"),
+        }
 
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """Measurements of a coordinate check, and its conclusions."""
+    """Measurements of a coordinate check of several rules, and its conclusions."""
 
     table: pd.DataFrame = field(repr=False)
     """Columns parametrization, width, seed, step (number of updates), layer, quantity ("activation", or
     "update" since init) and rms. A layer is the end of a submodule's name with the numbers in it."""
-    sentences: tuple[str, ...]
-    """A sentence a rule: the first layer that grows or dies, and the factor that is likely wrong; or none."""
-    growing: Mapping[str, LayerTrend]
-    """First growing layer of each rule that has one."""
-    dying: Mapping[str, LayerTrend]
-    """First layer that dies under each rule under which none grows."""
+    reports: Mapping[str, Report]
+    """Report of each rule."""
 
     @property
-    def failures(self) -> dict[str, LayerTrend]:
-        return {**self.growing, **self.dying}
+    def sentences(self) -> tuple[str, ...]:
+        return tuple(f"{rule}: {report.sentence}" for rule, report in self.reports.items())
+
+    @property
+    def failures(self) -> dict[str, Report]:
+        return {rule: report for rule, report in self.reports.items() if not report.passes}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        rules = dict.fromkeys(self.table["parametrization"])
         return {
-            "passes": {rule: rule not in self.failures for rule in rules},
-            "growing": {rule: asdict(layer) for rule, layer in self.growing.items()},
-            "dying": {rule: asdict(layer) for rule, layer in self.dying.items()},
+            "passes": {rule: report.passes for rule, report in self.reports.items()},
             "widths": sorted(map(int, self.table["width"].unique())),
             "seeds": int(self.table["seed"].nunique()),
             "sentences": list(self.sentences),
+            "rules": {rule: report.to_dict() for rule, report in self.reports.items()},
         }
+
+
+def lint(
+    build: Callable[[int], Any],
+    batch: Any,
+    loss: Loss,
+    *,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    scale: str = "width",
+    lr: float = 2**-7,
+    roles: Mapping[str, str] = {},
+    steps: int = 4,
+    seeds: int = 2,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
+) -> Report:
+    """Check a module as it is trained, whoever scaled it: does each parameter follow μP?
+
+    Args:
+        build: function of the width. It returns the module as it is trained, or the module and its
+            optimizers. A module alone gets AdamW with one learning rate, or MuAdamW after `set_base_shapes`.
+        batch: batch for training and measuring, or a function of the size that returns one.
+        loss: function of a module and the batch; a scalar.
+        widths: sizes, at least two; three octaves show an exponent well.
+        scale: what `build` takes: "width", or "depth", "heads", "experts", "batch_size" and so on, where no
+            effect may follow the scale either, but causes are known of depth alone.
+        lr: learning rate of a module without an optimizer.
+        roles: roles of parameters, as in `parametrize`.
+        steps: number of updates.
+        seeds: number of seeds of the init, from 0.
+        seconds: time after which no further width begins, once three are measured.
+        progress: function of the present work and the share of all work that is done; by default a line on
+            the terminal.
+
+    Raises:
+        ConfigError: build or loss fails, or nothing grows with the width.
+    """
+
+    def train(size: int) -> Trained:
+        module, *optimizers = _call(build, size)
+        parameters = list(module.parameters())
+        if not optimizers and parameters and all(hasattr(p, "infshape") for p in parameters):
+            import mup
+
+            optimizers = [mup.MuAdamW(parameters, lr=lr)]
+        return module, optimizers or [torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)]
+
+    *_, last = _measure(build, {"": train}, batch, loss, widths, scale, steps, seeds, seconds, progress)
+    return _report(last, train, sorted(set(widths)), scale, roles)
 
 
 def coord_check(
@@ -97,10 +189,11 @@ def coord_check(
     rules: Sequence[str] = ("mup", "sp"),
     steps: int = 4,
     seeds: int = 2,
-    probes: Sequence[str] = (),
+    seconds: float = math.inf,
+    progress: Progress | None = None,
     **options: Any,
 ) -> CoordinateCheck:
-    """Train a module of several widths for a few steps on one batch, and measure its layers.
+    """Give a plain module each rule's factors by `parametrize`, and check it at several widths.
 
     Args:
         build: as in `parametrize`; without dropout, which would count as change.
@@ -111,184 +204,230 @@ def coord_check(
         rules: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         steps: number of updates.
         seeds: number of seeds of the init, from 0.
-        probes: patterns of submodules to measure; by default submodules with a matrix of their own, members
-            of nn.ModuleLists, and the whole module, as "output".
+        seconds: as in `lint`.
+        progress: as in `lint`.
         options: of `parametrize`, such as base_width (by default the least width), optimizer and roles.
 
     Raises:
         ConfigError: as `parametrize`, or a readout's module is never called.
     """
-    check = ModuleCheck(build, batch, loss, widths, lr, rules, steps, seeds, probes, options)
-    *_, table = check.measure()
-    return check.conclude(table)
+    if isinstance(rules, str):
+        raise ConfigError(f"rules {rules!r} is a text: give a list, rules=[{rules!r}]")
+    options = {"base_width": min(widths, default=1), **options}
+    depth = options.get("depth")
+    required: dict[str, str] = {}
+
+    def under(rule: str) -> Callable[[int], Trained]:
+        def train(width: int) -> Trained:
+            scaled = parametrize(build, width=width, rule=rule, **options)
+            module = scaled.init_(build(width) if depth is None else build(width, depth))
+            required.clear()
+            for f in scaled.forward:
+                if f.place == "input":
+                    required[f.module] = (
+                        f"the readout {f.module!r} is not called as a module, so that its logits are not "
+                        f"multiplied by {f.factor:g}; call it, or multiply them in your code and give "
+                        f"roles={{{f.module!r}: 'by hand'}}"
+                    )
+            return module, _optimizers(scaled.optimizer, scaled.param_groups(module, lr=lr))
+
+        return train
+
+    trains = {rule: under(rule) for rule in rules}
+    *_, table = _measure(
+        build, trains, batch, loss, widths, "width", steps, seeds, seconds, progress, required
+    )
+    reports, roles = {}, options.get("roles", {})
+    for rule, train in trains.items():
+        part = table[table["parametrization"] == rule].drop(columns="parametrization")
+        reports[rule] = _report(part, train, sorted(set(widths)), "width", roles)
+    sizes = table[table["quantity"].isin(SIZES)]
+    labels = _labels(list(dict.fromkeys(sizes["layer"])))
+    return CoordinateCheck(sizes.assign(layer=sizes["layer"].map(labels)), reports)
 
 
 def assert_mup(
-    build: Build,
+    build: Callable[..., Any],
     batch: Any,
     loss: Loss,
     *,
-    base_width: int,
+    base_width: int | None = None,
     widths: Sequence[int] = (),
-    lr: float = 2**-7,
     **options: Any,
-) -> CoordinateCheck:
-    """Assert in a test that no layer of a module grows or dies with width under μP; return the check.
+) -> Report:
+    """Assert in a test that no parameter of a module grows or dies with width; return the report.
 
     Args:
-        build: as in `parametrize`.
-        batch: as in `coord_check`.
-        loss: as in `coord_check`.
-        base_width: width of the tuning.
-        widths: by default 1, 2, 4, 8 and 16 times the base width.
-        lr: learning rate at the base.
-        options: others of `coord_check`, such as `rules` in place of ("mup",), and of `parametrize`.
+        build: as in `parametrize` with a base_width, which has μP's factors applied; else as in `lint`.
+        batch: as in `lint`.
+        loss: as in `lint`.
+        base_width: width of the tuning, for a module without factors.
+        widths: by default four, from the base width or 64.
+        options: others of `coord_check` or `lint`.
 
     Raises:
-        AssertionError: a layer grows: its exponent is above 0.2, and its 95 % interval above 0; or it dies:
-            its exponent is below -0.4, and its interval below -0.2.
+        AssertionError: an effect of updates, an activation or attention logits grow or die with width.
     """
-    widths = widths or [base_width * 2**k for k in range(5)]
-    options = dict[str, Any](rules=("mup",), seeds=3) | options
-    check = coord_check(build, batch, loss, widths=widths, base_width=base_width, lr=lr, **options)
-    if check.failures:
-        raise AssertionError("\n".join(check.sentences))
-    return check
+    widths = widths or [(base_width or 64) * 2**k for k in range(4)]
+    if base_width is None:
+        report = lint(build, batch, loss, widths=widths, **options)
+    else:
+        options = dict[str, Any](rules=("mup",), lr=2**-7) | options
+        reports = coord_check(build, batch, loss, widths=widths, base_width=base_width, **options).reports
+        report = next((r for r in reports.values() if not r.passes), [*reports.values()][0])
+    if not report.passes:
+        raise AssertionError(str(report))
+    return report
 
 
-@dataclass(frozen=True)
-class ModuleCheck:
-    """A coordinate check in steps, for callers with a time limit; fields as arguments of `coord_check`."""
-
-    build: Build
-    batch: Any
-    loss: Loss
-    widths: Sequence[int]
-    lr: float
-    rules: Sequence[str]
-    steps: int
-    seeds: int
-    probes: Sequence[str]
-    options: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        if len(set(self.widths)) < 2:
+def _optimizers(name: str, groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
+    if not name.startswith("muon"):
+        makers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+        if name not in makers:
             raise ConfigError(
-                f"widths {list(self.widths)} are fewer than two, so that nothing can be seen to grow"
+                f"torch has no {name}: check a build that returns its module and {name} by lint"
             )
-
-    def measure(
-        self, seconds: float = math.inf, say: Progress = lambda doing, share: None
-    ) -> Iterator[pd.DataFrame]:
-        """Yield all measurements so far after each width and rule, as `measure_cells`."""
-        cells = []
-        for width in sorted(set(self.widths)):
-            for rule in self.rules:
-                columns, start = {"parametrization": rule, "width": width}, self._start(rule, width)
-                cells.append(Cell(f"{rule}, width {width}", width, columns, width**2, start))
-        yield from measure_cells(cells, self.steps, pd.DataFrame(), set(), say, seconds)
-
-    def conclude(self, table: pd.DataFrame) -> CoordinateCheck:
-        """Find the layer that grows or dies under each rule, with factors at the largest width."""
-        widest = int(table["width"].max())
-        sentences: list[str] = []
-        trends: dict[str, LayerTrend] = {}
-        for rule in self.rules:
-            part = table[table["parametrization"] == rule]
-            sentence, trend = _conclude(part, self._factors(rule, widest), self._factors("mup", widest))
-            sentences.append(f"{rule}: {sentence}")
-            trends |= {rule: trend} if trend else {}
-        growing = {rule: trend for rule, trend in trends.items() if trend.exponent > 0}
-        dying = {rule: trend for rule, trend in trends.items() if rule not in growing}
-        labels = _labels(list(dict.fromkeys(table["layer"])))
-        table = table.assign(layer=table["layer"].map(labels))
-        return CoordinateCheck(table, tuple(sentences), growing, dying)
-
-    def _factors(self, rule: str, width: int) -> ModuleParametrization:
-        options = {"base_width": min(self.widths), **self.options}
-        return parametrize(self.build, width=width, rule=rule, **options)
-
-    def _start(self, rule: str, width: int) -> Callable[[], Subject]:
-        size = (width,) if self.options.get("depth") is None else (width, self.options["depth"])
-
-        def start() -> Subject:
-            return _Modules(self, self._factors(rule, width), size)
-
-        return start
+        return [makers[name](groups)]
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError("torch.optim has no Muon before torch 2.9")
+    adjust = "match_rms_adamw" if name.endswith("adamw") else "original"
+    matrices = [group for group in groups if group["use_muon"]]
+    rest = [group for group in groups if not group["use_muon"]]
+    return [torch.optim.Muon(matrices, adjust_lr_fn=adjust), torch.optim.AdamW(rest)]
 
 
-class _Modules(Subject):
-    """Modules of one width that train on one batch, a seed each, with a hook on each measured submodule."""
+def _call(build: Callable[[int], Any], size: int) -> tuple[Any, ...]:
+    """Return the module that build makes, and its optimizers."""
+    try:
+        built = build(size)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"build({size}) fails ({type(error).__name__}: {first_line(error)})") from error
+    parts = built if isinstance(built, tuple) else (built,)
+    flat = [part for of in parts for part in (of if isinstance(of, list | tuple) else [of])]
+    if not isinstance(flat[0], nn.Module) or not all(hasattr(o, "param_groups") for o in flat[1:]):
+        raise ConfigError(
+            f"build({size}) returns {type(built).__name__}; it must return a torch.nn.Module, or one with "
+            "its optimizers"
+        )
+    return tuple(flat)
 
-    def __init__(self, check: ModuleCheck, scaled: ModuleParametrization, size: tuple[int, ...]) -> None:
-        self.seeds = range(check.seeds)
-        self._check = check
-        self._modules: list[nn.Module] = []
-        for seed in self.seeds:
+
+def _measure(
+    build: Callable[..., Any],
+    trains: Mapping[str, Callable[[int], Trained]],
+    batch: Any,
+    loss: Loss,
+    sizes: Sequence[int],
+    scale: str,
+    steps: int,
+    seeds: int,
+    seconds: float,
+    progress: Progress | None,
+    required: Mapping[str, str] = {},
+) -> Any:
+    """Yield all measurements so far after each size and rule."""
+    if len(set(sizes)) < 2:
+        raise ConfigError(f"{scale}s {list(sizes)} are fewer than two, so that nothing can be seen to grow")
+    require_function(build)
+    if not callable(loss):
+        raise ConfigError("loss must be a function of a module and the batch: loss(module, batch)")
+
+    def start(train: Callable[[int], Trained], size: int) -> TrainedModules:
+        trained = []
+        for seed in range(seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                self._modules.append(scaled.init_(check.build(*size)))
-        make_optimizer = OPTIMIZERS[scaled.optimizer]
-        self._optimizers = [make_optimizer(scaled.param_groups(m, lr=check.lr)) for m in self._modules]
-        self._kept: list[dict[str, Tensor]] = [{} for _ in self.seeds]
-        for module, kept in zip(self._modules, self._kept, strict=True):
-            for name in _probed(module, check.probes):
-                module.get_submodule(name).register_forward_hook(functools.partial(_keep, kept, name))
-        self._losses: list[Tensor] = []
-        # A forward pass that bypasses a module with a factor, as F.linear with its weight does, is refused.
-        self._uncalled = {f.module: f.factor for f in scaled.forward if f.place == "input"}
-        for name in self._uncalled:
-            self._modules[0].get_submodule(name).register_forward_hook(functools.partial(self._called, name))
+                trained.append(train(size))
+        of_size = batch
+        if inspect.isroutine(batch):
+            of_size = batch(size) if inspect.signature(batch).parameters else batch()
+        return TrainedModules(trained, loss, of_size, required)
 
-    def _called(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._uncalled.pop(name, None)
+    cells = []
+    for size in sorted(set(sizes)):
+        for rule, train in trains.items():
+            columns = {"parametrization": rule, scale: size} if rule else {scale: size}
+            name = f"{rule}, {scale} {size}".removeprefix(", ")
+            cells.append(Cell(name, size, columns, float(size) ** 2, functools.partial(start, train, size)))
+    yield from measure_cells(cells, steps, pd.DataFrame(), set(), progress or _on_terminal, seconds)
+    if progress is None:
+        _on_terminal("", 1.0)
 
-    def outputs(self) -> list[dict[str, list[Tensor]]]:
-        self._losses = [self._check.loss(module, self._check.batch) for module in self._modules]
-        for name, factor in self._uncalled.items():
+
+def _on_terminal(doing: str, share: float) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{doing}: {share:.0%}" if share < 1 else "\r\x1b[K")
+        sys.stderr.flush()
+
+
+def _report(
+    table: pd.DataFrame,
+    train: Callable[[int], Trained],
+    sizes: Sequence[int],
+    scale: str,
+    roles: Mapping[str, str],
+) -> Report:
+    measured = [size for size in sizes if size in set(table[scale])]
+    with torch.random.fork_rng(devices=[]):
+        small, optimizers = train(measured[0])
+        large, _ = train(measured[-1])
+    parameters = _subjects(small, optimizers, large, roles, scale)
+    if scale != "width":
+        table = pooled(table)
+    diagnosis = Diagnosis(table, parameters, scale)
+    return Report(tuple(diagnosis.findings()), tuple(parameters), diagnosis.fits, table, scale)
+
+
+def _subjects(
+    small: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    large: nn.Module,
+    roles: Mapping[str, str],
+    scale: str,
+) -> list[Subject]:
+    """Return what shapes at two sizes and modules show about each parameter."""
+    before, after = parameters_of(small), parameters_of(large)
+    shared = [name for name in after if name in before and len(before[name].shape) == len(after[name].shape)]
+    shapes = [{n: outputs_first(after[n], of[n].shape) for n in shared} for of in (before, after)]
+    if scale == "width":
+        if shapes[0] == shapes[1]:
             raise ConfigError(
-                f"the readout {name!r} is not called as a module, so that its logits are not multiplied by "
-                f"{factor:g}; call it, or multiply them in your code and give roles={{{name!r}: 'by hand'}}"
+                "the module has the same shapes at all widths; build must use the width that it gets"
             )
-        return [{name: [output] for name, output in kept.items()} for kept in self._kept]
-
-    def step(self, number: int) -> None:
-        for loss, optimizer in zip(self._losses, self._optimizers, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-
-def _keep(kept: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    """Keep a module's first output that is no number (such as a loss), in the order of the last calls."""
-    waiting = [output]
-    while waiting:
-        output = waiting.pop(0)
-        if isinstance(output, Tensor) and output.dim():
-            kept.pop(name, None)
-            kept[name] = output.detach().clone()
-            return
-        if isinstance(output, Mapping | tuple | list):
-            waiting = [*(output.values() if isinstance(output, Mapping) else output), *waiting]
-
-
-def _probed(module: nn.Module, probes: Sequence[str]) -> list[str]:
-    """Return submodules to measure, in the order in which they are registered."""
-    names = [name for name, part in module.named_modules() if name and not isinstance(part, nn.ModuleList)]
-    if not probes:
-        parts = dict(module.named_modules())
-        lists = {name for name, part in parts.items() if isinstance(part, nn.ModuleList)}
-        return [
-            name
-            for name in names
-            if name.rpartition(".")[0] in lists
-            and name.rpartition(".")[2].isdecimal()
-            or any(p.dim() >= 2 for p in parts[name].parameters(False))
-        ] + [""]
-    chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in probes)]
-    if not chosen:
-        raise ConfigError(f"probes {list(probes)} match no submodule; there are {', '.join(names[:8])} ...")
-    return chosen
+        axes = infer_infshapes(shapes[0], shapes[1], shapes[1])
+    names = {id(p): name for name, p in small.named_parameters()}
+    families = {
+        names[id(p)]: next((f for f in ("sgd", "muon") if f in type(o).__name__.lower()), "adam")
+        for o in optimizers
+        for group in o.param_groups
+        for p in group["params"]
+        if id(p) in names
+    }
+    subjects: dict[str, Subject] = {}
+    for name in shared:
+        grown = [a != b for a, b in zip(shapes[0][name], shapes[1][name], strict=True)]
+        role = "unknown"
+        if scale == "width":
+            with contextlib.suppress(ConfigError):
+                role = declared(after[name], axes[name], roles).role
+        owners = after[name].owners
+        is_tied = len(owners) > 1 and role == "token_embedding" and any(is_linear(o.module) for o in owners)
+        outputs_grow = bool(grown) and grown[0]
+        inputs_grow = any(grown[1:])
+        if any(grown) and role in ("token_embedding", "position_embedding", "norm", "bias"):
+            outputs_grow, inputs_grow = True, False
+        elif sum(grown) == 2:
+            outputs_grow = inputs_grow = True  # of stacked experts, whose first axis is their number
+        kind = pooled_name(name) if scale != "width" else name
+        modules = tuple(o.name if scale == "width" else pooled_name(o.name) for o in owners)
+        subject = Subject(
+            kind, role, before[name].shape, after[name].shape, inputs_grow, outputs_grow,
+            families.get(name, "adam"), modules, is_tied,
+        )  # fmt: skip
+        subjects.setdefault(kind, subject)
+    return list(subjects.values())
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
@@ -303,138 +442,3 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
         unique = (i for i in sizes if all(p[-i:] != tuple(words[-i:]) for p in alike))
         labels[name] = ".".join(words[-next(unique, len(words)) :]) + numbers
     return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
-
-
-def _conclude(
-    table: pd.DataFrame, factors: ModuleParametrization, mup: ModuleParametrization
-) -> tuple[str, LayerTrend | None]:
-    """Return a sentence about one rule, and the first layer that grows or dies.
-
-    Such a layer takes all layers behind it along, so only the first is reported. Its factors are compared
-    with μP's.
-    """
-    last, widest = int(table["step"].max()), int(table["width"].max())
-    diverged = table[~np.isfinite(table["rms"])]
-    if len(diverged):
-        first, inf = diverged.iloc[0], math.inf
-        width = int(diverged["width"].min())
-        sentence = f"width {width} diverges within {last} steps; check with a smaller lr"
-        return sentence, LayerTrend(first["layer"], first["quantity"], int(first["step"]), inf, inf, inf)
-    # A readout whose factor the caller's code applies has no logits yet: the output has them.
-    by_hand = {f.module for f in factors.forward if f.parameter and f.place == "by hand"}
-    exponents = {
-        step: [row for row in _exponents(table, step) if row["layer"] not in by_hand] for step in (0, 1, last)
-    }
-    when = {0: "at init", last: f"after {last} steps"}
-    for step in (0, last):
-        if row := next(filter(grows, exponents[step]), None):
-            kinds = ("logits", "learning rate", "init") if step else ("init", "logits")
-            unlike = _unlike(row["layer"], factors, mup, kinds)
-            why = f"{unlike} at width {widest}" if unlike else _why_it_grows(table, factors, mup, widest)
-            sentence = f"the first layer that grows is {_named(row, factors)} {when[step]}: {why}"
-            return sentence, _trend(row, step)
-    readouts = {f.module for f in factors.forward if f.parameter} | {""}
-    # Of right models some layers shrink in the first step, or in later ones, since narrow ones overfit the
-    # batch; none in both.
-    early = {(row["layer"], row["quantity"]) for row in exponents[1] if row["slope"] < DIES}
-    for step in (0, last):
-        for row in exponents[step]:
-            is_lasting = not step or (row["layer"], row["quantity"]) in early
-            if is_lasting and _dies(row, readouts):
-                why = _why_it_dies(row, step, factors, mup, widest)
-                sentence = f"the first layer that dies is {_named(row, factors)} {when[step]}: {why}"
-                return sentence, _trend(row, step)
-    top = max(exponents[last], key=lambda row: row["slope"])
-    return (
-        f"no layer grows with width (most of all the {top['quantity']} of {top['layer'] or 'the output'}, ∝ "
-        f"width^{top['slope']:.2f}), and none dies; if a wide model diverges all the same, the width is not "
-        "the reason: look at the base's learning rate and warm-up, at depth, at attention logits and Adam's "
-        "ε, which a few steps do not show"
-    ), None
-
-
-def _trend(row: Mapping[Any, Any], step: int) -> LayerTrend:
-    layer = row["layer"] or "output"
-    return LayerTrend(layer, row["quantity"], step, row["slope"], row["low"], row["high"])
-
-
-def _exponents(table: pd.DataFrame, step: int) -> list[dict[Any, Any]]:
-    """Fit exponents at one step, layers in the order of the forward pass."""
-    order = {layer: i for i, layer in enumerate(dict.fromkeys(table["layer"]))}
-    rows: list[dict[Any, Any]] = slopes(table, step).dropna(subset="slope").to_dict("records")
-    return sorted(rows, key=lambda row: order[row["layer"]])
-
-
-def _dies(row: Mapping[Any, Any], readouts: Set[str]) -> bool:
-    if row["quantity"] == "activation" and row["layer"] in readouts:
-        return False  # μP's logits shrink at init, as 1/√m
-    return bool(row["slope"] < DIES and row["high"] < DIES / 2)
-
-
-def _why_it_grows(
-    table: pd.DataFrame, factors: ModuleParametrization, mup: ModuleParametrization, widest: int
-) -> str:
-    """Explain why a layer with μP's factors grows: by another layer, or by the forward pass."""
-    for layer in dict.fromkeys(table["layer"]):
-        if lacks := _unlike(layer, factors, mup):
-            return f"its own factors are μP's, but {layer} has others: {lacks} at width {widest}"
-    return (
-        "all factors are μP's, so look at its forward pass (a sum over the width in place of a mean, "
-        "attention by 1/√d with a growing head size) and at weights that init_ did not see"
-    )
-
-
-def _why_it_dies(
-    row: Mapping[Any, Any],
-    step: int,
-    factors: ModuleParametrization,
-    mup: ModuleParametrization,
-    widest: int,
-) -> str:
-    """Explain why a layer stops learning: by a factor below μP's, or by one that is applied twice."""
-    kinds = ("learning rate", "logits") if step else ("init", "logits")
-    if lacks := _unlike(row["layer"], factors, mup, kinds, too_small=True):
-        return f"{lacks} at width {widest}"
-    if not row["layer"]:
-        return (
-            "the last layers are right, but what the module makes of them shrinks: it seems to divide its "
-            "logits by the width ratio itself, and the rule divides them again; leave out one of both (the "
-            "rule's by the role 'by hand' of the readout)"
-        )
-    return (
-        "all factors are μP's, so look for a factor that is applied twice: one that the module's own forward "
-        "pass or init has already (such as 1/m before this layer), or learning rates that are divided again"
-    )
-
-
-def _named(row: Mapping[Any, Any], factors: ModuleParametrization) -> str:
-    parameter = factors.matrix_of(row["layer"])
-    role = f" ({factors.parameters[parameter].role.replace('_', ' ')})" if parameter else ""
-    return f"{row['layer'] or 'the output'}{role}, {row['quantity']} ∝ width^{row['slope']:.2f}"
-
-
-def _unlike(
-    layer: str,
-    factors: ModuleParametrization,
-    mup: ModuleParametrization,
-    kinds: tuple[str, ...] = ("logits", "learning rate", "init"),
-    too_small: bool = False,
-) -> str | None:
-    """Return the first factor of a layer that is larger than μP's (or smaller), with both values."""
-    parameter = factors.matrix_of(layer)
-    logits, mup_logits = (
-        next((f.factor for f in of.forward if f.place == "input" and f.module == layer), 1.0)
-        for of in (factors, mup)
-    )
-    both = {"logits": (logits, mup_logits)}
-    if parameter:
-        scaling, mup_scaling = (of.scalings[parameter] for of in (factors, mup))
-        drawn, mup_drawn = (of.init_ratios()[parameter] for of in (factors, mup))
-        both["init"] = (mup_scaling.init * drawn / mup_drawn, mup_scaling.init)
-        both["learning rate"] = (scaling.learning_rate, mup_scaling.learning_rate)
-    names = {"logits": "outputs are", "init": "init σ is", "learning rate": "learning rate is"}
-    for kind in kinds:
-        ours, mups = both.get(kind, (1.0, 1.0))
-        if not math.isclose(ours, mups, rel_tol=1e-3) and (ours < mups) == too_small:
-            return f"its {names[kind]} × {ours:.3g}, where μP has × {mups:.3g}"
-    return None

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize.module import ModuleParametrization
-from mup_tpu.parametrize.roles import Build
+from mup_tpu.parametrize.roles import Build, build_on_meta, is_linear, is_norm, parameters_of
 from mup_tpu.parametrize.rules import parametrize
 
-_SIZES = ("hidden_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff")
-_NUMBERS = ("num_attention_heads", "num_key_value_heads")
+# Sizes of MLPs, experts, low ranks (DeepSeek, MiniCPM3) and state spaces (Falcon-H1, LFM2). Where all axes
+# grow each matrix is hidden, and μP's rule for it needs nothing that is known of its layer.
+_SIZES = (
+    "hidden_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff", "moe_intermediate_size", "block_ff_dim",
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "mamba_d_ssm", "conv_dim",
+    "q_lora_rank", "kv_lora_rank",
+)  # fmt: skip
+_NUMBERS = (
+    "num_attention_heads", "num_key_value_heads", "num_heads", "mamba_n_heads", "mamba_num_heads",
+    "linear_num_value_heads", "linear_num_key_heads",
+)  # fmt: skip
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,12 @@ class GrownModel:
     grown: Mapping[str, tuple[int, int]]
     """Fields of the configuration that grew, with their values at the base and at the width."""
     build: Build = field(repr=False)
-    """Function that makes the plain model at any width, as `coord_check` takes it."""
+    """Function that makes the plain model at any width, as `coord_check` takes it, with `roles`."""
+    roles: Mapping[str, str] = field(repr=False)
     mup: ModuleParametrization = field(repr=False)
 
     def model(self) -> Any:
-        """Build a fresh model with the rule's init and forward factors."""
+        # Fresh, with the rule's init and forward factors
         return self.mup.init_(self.build(self.mup.width))
 
     def __str__(self) -> str:
@@ -48,11 +62,14 @@ def from_config(
     width: int,
     heads: Literal["number", "size"] = "number",
     model_class: Any = None,
+    grow: Sequence[str] = (),
+    roles: Mapping[str, str] = {},
     **options: Any,
 ) -> GrownModel:
     """Build a model of `transformers` at a width, grown from its configuration at the base width.
 
-    Hidden and intermediate sizes grow, and heads in number or in size. All other fields stay.
+    Hidden and intermediate sizes, low ranks and state spaces grow, and heads in number or in size. All other
+    fields stay; a model that does not grow whole by them is refused.
 
     Examples:
         >>> from transformers import LlamaConfig
@@ -66,17 +83,27 @@ def from_config(
         width: hidden size to train at.
         heads: "number" adds heads of the base's size, "size" lets the base's number of heads grow.
         model_class: class of the model; by default a causal language model's.
-        options: rule, optimizer and roles of `parametrize`.
+        grow: further fields that grow with the width.
+        roles: as in `parametrize`; here also of matrices that keep an axis, which are refused without.
+        options: rule and optimizer of `parametrize`.
+
+    Raises:
+        ConfigError: a field is missing, the width is no multiple, or a matrix of a block does not grow whole.
     """
     base = getattr(config, "hidden_size", None)
-    if not isinstance(base, int) or not isinstance(getattr(config, "num_attention_heads", None), int):
+    if not isinstance(base, int):
         raise ConfigError(
-            f"config {shown(type(config).__name__)} has no hidden_size and num_attention_heads: give a "
-            "configuration of a language model of transformers"
+            f"config {shown(type(config).__name__)} has no hidden_size: give a configuration of transformers"
         )
+    if missing := [name for name in grow if not isinstance(getattr(config, name, None), int)]:
+        raise ConfigError(f"grow has {missing[0]!r}, which is no number of {type(config).__name__}")
     require_one_of("heads", heads, ("number", "size"))
-    names = [*_SIZES, *(_NUMBERS if heads == "number" else ["head_dim"])]
-    sizes = {name: size for name in names if isinstance(size := getattr(config, name, None), int)}
+    called = getattr(config, "attribute_map", {})
+    numbers = [called.get(name, name) for name in _NUMBERS]
+    wanted = [*(called.get(name, name) for name in _SIZES), *grow]
+    wanted += numbers if heads == "number" else ["head_dim"]
+    sizes = {name: size for name in wanted if isinstance(size := getattr(config, name, None), int)}
+    sizes.setdefault(called.get("hidden_size", "hidden_size"), base)
 
     def at(width: int) -> Any:
         step = base // math.gcd(base, *sizes.values())
@@ -94,12 +121,48 @@ def from_config(
         made: nn.Module = (model_class or AutoModelForCausalLM.from_config)(at(width))
         return made
 
-    called = getattr(config, "attribute_map", {})
-    grown = {called.get(name, name): (size, getattr(at(width), name)) for name, size in sizes.items()}
-    mup = parametrize(build, width=width, base_width=base, **options)
-    return GrownModel(at(width), grown, build, mup)
+    grown = {name: (size, getattr(at(width), name)) for name, size in sizes.items()}
+    experts = {getattr(config, name, None) for name in _EXPERTS}
+    roles = {**_roles(build, base, experts, roles), **roles}
+    mup = parametrize(build, width=width, base_width=base, roles=roles, **options)
+    return GrownModel(at(width), grown, build, roles, mup)
+
+
+def _roles(build: Build, base: int, experts: Set[Any], known: Mapping[str, str]) -> dict[str, str]:
+    """Return roles that shapes of stock models show; refuse matrices of blocks that keep an axis."""
+    before, after = (parameters_of(build_on_meta(build, width, None)) for width in (base, 2 * base))
+    roles: dict[str, str] = {}
+    partly = []
+    for name, built in after.items():
+        if name not in before or any(fnmatchcase(name, pattern) for pattern in known):
+            continue
+        owner = built.owners[-1]
+        grows = [a != b for a, b in zip(built.shape, before[name].shape, strict=True)]
+        is_layer = isinstance(owner.module, nn.Linear | nn.Embedding | _ConvNd) or is_linear(owner.module)
+        in_block = bool(re.search(r"\.\d+\.", name))
+        if "bias" in owner.attribute and built.shape[0] in experts:
+            roles[name] = "bias"  # of stacked experts
+        elif len(grows) == 1:
+            if grows[0] and "bias" not in owner.attribute and not is_norm(owner.module):
+                roles[name] = "bias"  # as A_log and D of state spaces, and sinks: η as of all vectors
+        elif built.shape[0] in experts and not grows[0] and sum(grows) == 1:
+            roles[name] = "router"
+        elif not in_block and not is_layer and sum(grows) == 1 and grows[-1]:
+            roles[name] = "position_embedding"  # as the class token of a ViT
+        elif in_block and sum(grows) != 2 and not isinstance(owner.module, nn.Embedding):
+            depthwise = isinstance(owner.module, _ConvNd) and owner.module.groups > 1
+            if not depthwise:
+                partly.append(f"{name!r} {tuple(before[name].shape)} → {tuple(built.shape)}")
+    if partly:
+        more = f" and {len(partly) - 1} more" if len(partly) > 1 else ""
+        raise ConfigError(
+            f"the model does not grow whole: {partly[0]}{more} keep an axis at twice the width; add the "
+            "field of the configuration that sets it, grow=[...], or give such matrices roles, such as "
+            "{'*.q_a_proj.weight': 'hidden'}"
+        )
+    return roles
 
 
 def _head_size(config: Any) -> int:
-    size = getattr(config, "head_dim", None)
+    size = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
     return int(size or config.hidden_size // config.num_attention_heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.parametrize import forward
 from mup_tpu.parametrize.forward import ForwardFactor
-from mup_tpu.parametrize.roles import by_name
+from mup_tpu.parametrize.roles import by_name, config_for
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import Scaling
 
@@ -96,13 +97,13 @@ class ModuleParametrization:
         return self.forward_(module)
 
     def forward_(self, module: Module) -> Module:
-        """Give a module the forward factors alone, as for weights from a state dict; return the module."""
+        # For weights from a state dict, which has no factors
         forward.apply(module, self.forward)
         setattr(module, _APPLIED, (self.rule, self.width))
         return module
 
     def bake_(self, module: Module, untie: bool = False) -> Module:
-        """Fold the forward factors into the weights, the inverse of `forward_`; return the module.
+        """Multiply the weights by the forward factors, the inverse of `forward_`; return the module.
 
         The stock class then computes the same from the checkpoint. Training goes on from a checkpoint before
         baking only.
@@ -127,8 +128,12 @@ class ModuleParametrization:
         weight_decay: float = 0.0,
         eps: float = 1e-8,
         decay_mode: Literal["coupled", "independent"] = "coupled",
+        adamw_lr: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Return groups for a torch optimizer, one for each combination of factors.
+        """Return groups for an optimizer of torch, one for each combination of factors.
+
+        Under Muon those with `use_muon` are for `torch.optim.Muon`, the others for AdamW. It takes matrices
+        of two axes: stacked experts are AdamW's, and a fused matrix of queries, keys and values is one.
 
         Norms and biases do not decay.
 
@@ -140,6 +145,7 @@ class ModuleParametrization:
             lr: learning rate at the base.
             weight_decay: λ at the base.
             eps: Adam's ε at the base; groups for SGD have none.
+            adamw_lr: under Muon AdamW's learning rate at the base; by default lr.
             decay_mode: "coupled", a step shrinks weights by lr·λ, as in torch; "independent", by λ alone
                 times the schedule.
 
@@ -147,24 +153,28 @@ class ModuleParametrization:
             ConfigError: a value is not allowed, the module is not build's, or it has not gone through `init_`
                 or `forward_`.
         """
-        config = OptimizerConfig(
-            optimizer=self.optimizer,  # type: ignore[arg-type]
-            learning_rate=lr,
-            weight_decay=weight_decay,
-            eps=eps,
-            decay_mode=decay_mode,
-        )
+        is_muon = self.optimizer.startswith("muon")
+        chosen: dict[str, OptimizerConfig] = {}
+        for name, parameter in self.parameters.items():
+            of = config_for(self.optimizer, parameter)
+            rate = adamw_lr if is_muon and adamw_lr is not None and of.optimizer == "adamw" else lr
+            chosen[name] = dataclasses.replace(
+                of, learning_rate=rate, weight_decay=weight_decay, eps=eps, decay_mode=decay_mode
+            )
         values = by_name(module, self.parameters)
         self._require_applied(module)
         groups: dict[Any, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
-            scaling, rule = self.scalings[name], update_rule_of(config, parameter)
-            settings = {
-                "lr": lr * scaling.learning_rate,
+            config, scaling = chosen[name], self.scalings[name]
+            rule = update_rule_of(config, parameter)
+            settings: dict[str, Any] = {
+                "lr": config.learning_rate * scaling.learning_rate,
                 "weight_decay": rule.weight_decay(config, parameter, scaling),
                 "lr_factor": scaling.learning_rate,
             }
-            if rule.name == "adamw":
+            if is_muon:
+                settings["use_muon"] = rule.name == "muon"
+            if rule.name == "adamw" and self.optimizer != "lion":
                 settings["eps"] = eps * scaling.eps
             group = groups.setdefault(tuple(settings.items()), {"params": [], **settings})
             group["params"].append(values[name])
@@ -186,14 +196,13 @@ class ModuleParametrization:
                 f"rule {self.rule!r} and width {self.width}; take both from one parametrization"
             )
 
-    def matrix_of(self, module: str) -> str | None:
-        """Return the name of a submodule's matrix, if it has one; for a tied readout, the embedding's."""
-        tied = [f.parameter for f in self.forward if f.module == module and f.parameter]
-        matrices = [name for name, p in self.parameters.items() if len(p.shape) >= 2]
-        return next(iter([*tied, *(name for name in matrices if name.rpartition(".")[0] == module)]), None)
-
     def table(self) -> FactorTable:
-        """Return role, shape, multiplier and factors of each parameter, a row each."""
+        """Return role, shape, multiplier and factors of each parameter, a row each.
+
+        "forward" is the factor of the module behind the matrix, for a tied one of its logits.
+        """
+        forward = {f.parameter: f.factor for f in self.forward if f.parameter}
+        outputs = {f.module: f.factor for f in self.forward if f.place == "output"}
         rows = [
             {
                 "parameter": name,
@@ -204,6 +213,7 @@ class ModuleParametrization:
                 "learning_rate": self.scalings[name].learning_rate,
                 "weight_decay": self.scalings[name].weight_decay if p.decays else 0.0,
                 "eps": self.scalings[name].eps,
+                "forward": forward.get(name, 1.0) * outputs.get(name.rpartition(".")[0], 1.0),
             }
             for name, p in self.parameters.items()
         ]

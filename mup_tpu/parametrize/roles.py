@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.rules.parameter import Parameter, Role
 
@@ -33,6 +34,17 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 # Parts of names from FSDP, torch.compile and activation checkpointing.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+# Update rules whose factors those of an optimizer are. Adam and Lion, too, take steps of one size.
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {"optimizer": "adamw"},
+    "adam": {"optimizer": "adamw"},
+    "lion": {"optimizer": "adamw"},
+    "sgd": {"optimizer": "sgd"},
+    "muon": {"optimizer": "muon", "muon_scale": "spectral"},
+    "muon_match_rms_adamw": {"optimizer": "muon", "muon_scale": "match_rms_adamw"},
+}
+
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 _MATRICES = (nn.Linear, _ConvNd, nn.MultiheadAttention, nn.RNNBase)
@@ -58,7 +70,6 @@ class Built:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameter, the one in `named_parameters` first."""
         return tuple(f"{o.name}.{o.attribute}".removeprefix(".") for o in self.owners)
 
 
@@ -76,13 +87,22 @@ def parameters_of(module: nn.Module) -> dict[str, Built]:
 
 
 def build_on_meta(build: Build, width: int, depth: int | None) -> nn.Module:
-    """Build a module at a size, without memory for its weights."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return call(build, width, depth)
 
 
+def require_function(build: object) -> None:
+    """Refuse what is no function of the width, such as a module that is built already."""
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ConfigError(
+            f"build is a {type(build).__name__}; give the function that makes the module at any width, as "
+            "lambda width: Model(width)"
+        )
+
+
 def call(build: Build, width: int, depth: int | None) -> nn.Module:
     """Build a module at a size, on the current device."""
+    require_function(build)
     size = (width,) if depth is None else (width, depth)
     name = f"build({', '.join(map(str, size))})"
     try:
@@ -146,17 +166,28 @@ def unwrapped(name: str) -> str:
 
 
 def matches(name: str, role: str, roles: Mapping[str, str]) -> bool:
-    """Return whether a submodule has this role, `BRANCH` or `BY_HAND`."""
     return any(fnmatchcase(name, pattern) for pattern, given in roles.items() if given == role)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is linear up to a bias, so that a factor may go before it."""
+    # Linear up to a bias: a factor may go before it.
     return isinstance(module, nn.Linear | _ConvNd) or _is_conv1d(module)
 
 
+def config_for(optimizer: str, parameter: Parameter) -> OptimizerConfig:
+    """Return the settings of the update rule that has a parameter's factors."""
+    # torch.optim.Muon takes matrices of two axes only.
+    is_matrix = parameter.role == "hidden" and len(parameter.shape) == 2
+    name = "adamw" if optimizer.startswith("muon") and not is_matrix else optimizer
+    return OptimizerConfig(**OPTIMIZERS[name])
+
+
+def is_norm(module: nn.Module) -> bool:
+    return isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
+
+
 def outputs_first(built: Built, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a parameter's shape with its axis of outputs first, as in torch's Linear and in mup."""
+    # As in torch's Linear and in mup
     owner = built.owners[-1].module  # the readout, if an embedding is tied
     inputs_lead = _is_conv1d(owner) or isinstance(owner, _ConvTransposeNd)
     return (shape[1], shape[0], *shape[2:]) if inputs_lead and len(shape) >= 2 else shape
@@ -218,8 +249,7 @@ def _role(built: Built, axes: InfShape) -> Role:
     is_bias = "bias" in owner.attribute
     if _embedding_of(built) and not (grows[0] and len(grows) == 2):
         return "token_embedding"
-    is_norm = isinstance(owner.module, _NORMS) or type(owner.module).__name__.endswith("Norm")
-    if len(grows) == 1 and (is_norm or is_bias):
+    if len(grows) == 1 and (is_norm(owner.module) or is_bias):
         return "bias" if is_bias else "norm"
     if sum(grows) == 2:
         return "hidden"

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mup_tpu.config import OptimizerConfig
 from mup_tpu.config.fields import require_above_zero, require_one_of
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.parametrize.forward import ForwardFactor, attention_factors, branch_factors, readout_factors
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.roles import (
+    OPTIMIZERS,
     Build,
     blocks_of,
     build_on_meta,
     call,
+    config_for,
     declared,
     outputs_first,
     parameters_of,
@@ -45,9 +46,6 @@ from mup_tpu.rules.parametrization import (
 
 if TYPE_CHECKING:
     from mup.infshape import InfShape
-
-# Update rules that train every parameter: the groups are for one optimizer of torch.
-_OPTIMIZERS = ("adamw", "sgd")
 
 _NORMAL = 0.6744897501960817  # third quartile of the standard normal distribution
 
@@ -88,7 +86,8 @@ def parametrize(
         depth: number of blocks to train with, members of nn.ModuleLists or nn.Sequentials.
         base_depth: number of blocks of the tuning.
         rule: key of `mup_tpu.rules.parametrization.PARAMETRIZATIONS` (docs/rules.md).
-        optimizer: update rule, "adamw" (or another that divides by the gradient's size) or "sgd".
+        optimizer: "adamw", "adam", "lion", "sgd", or "muon" for matrices with AdamW for the rest;
+            "muon_match_rms_adamw" is torch.optim.Muon's other adjust_lr_fn.
         roles: facts that the module does not show, by name or pattern. Of a parameter its role,
             {"layers.*.gamma": "norm"}. Of a submodule "branch" if it ends a residual branch, for rules with
             a factor on branches; or "by hand" if your own code applies its forward factor.
@@ -97,6 +96,8 @@ def parametrize(
         ConfigError: build fails, parameters change names with width, no axis grows, a role is not known, a
             forward factor cannot be applied, or the rule has no factors for the optimizer.
     """
+    from mup.infshape import InfDim, InfShape
+
     growth = _growth(width, base_width, depth, base_depth, rule, optimizer)
     base, twice, target = (build_on_meta(build, w, depth) for w in (base_width, 2 * base_width, width))
     built = parameters_of(target)
@@ -118,13 +119,13 @@ def parametrize(
         # Growing inputs only, as a readout has, but hidden by the caller's roles.
         is_hidden = parameters[name].role == "hidden" and len(shape) >= 2
         if is_hidden and shape.ninf() == 1 and shape[1].isinf():
-            axes[name] = _as_hidden(shape)
+            # Outputs that count as growing by a factor of 1, so that rules see a hidden matrix
+            axes[name] = InfShape([InfDim(shape[0].dim, shape[0].dim), *shape[1:]])
     multipliers = {name: float(shape.width_mult()) for name, shape in axes.items()}
-    config = OptimizerConfig(optimizer=optimizer)  # type: ignore[arg-type]
-    scalings = {
-        name: scaling(rule, update_rule_of(config, p).scaled_as(config), p, axes[name], growth)
-        for name, p in parameters.items()
-    }
+    scalings = {}
+    for name, p in parameters.items():
+        config = config_for(optimizer, p)
+        scalings[name] = scaling(rule, update_rule_of(config, p).scaled_as(config), p, axes[name], growth)
 
     forward: Callable[[Growth], ForwardScaling] = PARAMETRIZATIONS[rule].forward
     logits = {name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()}
@@ -147,11 +148,7 @@ def _growth(
     for name, size in sizes.items():
         if size is not None:
             require_above_zero(name, size)
-    if optimizer not in _OPTIMIZERS:
-        raise ConfigError(
-            f"optimizer {optimizer!r} is not one of {', '.join(_OPTIMIZERS)}: the groups are for one "
-            "optimizer of torch"
-        )
+    require_one_of("optimizer", optimizer, tuple(OPTIMIZERS))
     require_one_of("rule", rule, tuple(PARAMETRIZATIONS))
     if depth is None and "depth" in PARAMETRIZATIONS[rule].follows:
         raise ConfigError(f"rule {rule!r} follows depth: give depth and base_depth, and build(width, depth)")
@@ -196,27 +193,14 @@ def _init_depth_exponents(
     """Return the power of depth in the init of each parameter of a block, from sizes at both depths."""
     exponents = {}
     for name, size in deep.items():
-        before = shallow.get(_in_base(name, blocks, shallow)) if name.startswith(blocks) else None
-        if size and before:
+        of = next((block for block in blocks if name.startswith(block)), "")
+        # A block that the base lacks is compared with the base's last.
+        parent = of.rstrip(".").rpartition(".")[0]
+        alike = [of, *reversed([b for b in blocks if b.rstrip(".").rpartition(".")[0] == parent])]
+        before = next((shallow[n] for b in alike if (n := b + name.removeprefix(of)) in shallow), None)
+        if of and size and before:
             exponents[name] = round(math.log(size / before) / math.log(growth), 5)
     return exponents
-
-
-def _in_base(name: str, blocks: Sequence[str], shallow: Mapping[str, float]) -> str:
-    """Return the name of a parameter in the base; if the base lacks its block, in the base's last block."""
-    block_of = next(block for block in blocks if name.startswith(block))
-    parent = block_of.rstrip(".").rpartition(".")[0]
-    for block in [block_of, *reversed([b for b in blocks if b.rstrip(".").rpartition(".")[0] == parent])]:
-        if block + name.removeprefix(block_of) in shallow:
-            return block + name.removeprefix(block_of)
-    return name
-
-
-def _as_hidden(axes: InfShape) -> InfShape:
-    """Return axes whose outputs count as growing by a factor of 1, so that rules see a hidden matrix."""
-    from mup.infshape import InfDim, InfShape
-
-    return InfShape([InfDim(axes[0].dim, axes[0].dim), *axes[1:]])
 
 
 def _init_ratios(
@@ -287,7 +271,8 @@ def init_sizes(build: Build, width: int, depth: int | None) -> dict[str, float]:
             torch.manual_seed(0)
             module = call(build, width, depth)
         for name, parameter in module.named_parameters():
-            if sizes[name] is None:
+            # A vector of several values, as the decays of a state space, is no draw: the rule leaves it.
+            if sizes[name] is None and parameter.dim() > 1:
                 sizes[name] = float(parameter.double().square().mean().sqrt())
     return {name: size or 0.0 for name, size in sizes.items()}
 

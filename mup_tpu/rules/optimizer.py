@@ -72,17 +72,16 @@ def _of_hidden(power: float) -> Callable[[Parameter, float, Scaling, Growth], fl
     return factor
 
 
-def _timescale(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
-    """Return the factor that keeps τ = B/(η·λ·D), the share of the training that weights average over."""
-    return growth.batch_size / (growth.tokens * scaling.learning_rate)
-
-
 DECAY_RULES: Mapping[str, DecayRule] = {
     "parametrization": DecayRule("the parametrization's own", lambda p, m, scaling, g: scaling.weight_decay),
     "linear": DecayRule("Dey et al. 2025 (arXiv:2505.01618), Table 1: λ ∝ m", _of_hidden(1)),
     "sqrt": DecayRule("Fan et al. 2025 (arXiv:2510.15262), abstract: λ ∝ √m", _of_hidden(0.5)),
     "constant": DecayRule("Qiu et al. 2025 (arXiv:2512.05620), abstract: η·λ ∝ 1/m", _of_hidden(0)),
-    "timescale": DecayRule("Wang & Aitchison 2024 (arXiv:2405.13698), abstract: τ constant", _timescale),
+    "timescale": DecayRule(
+        "Wang & Aitchison 2024 (arXiv:2405.13698), abstract: τ constant",
+        # τ = B/(η·λ·D) is the share of the training that weights average over.
+        lambda p, m, scaling, growth: growth.batch_size / (growth.tokens * scaling.learning_rate),
+    ),
 }
 """Rules by name; "timescale" is for all parameters that decay, and includes batch size and tokens."""
 
@@ -111,7 +110,6 @@ class Choice:
         return dataclasses.replace(scaling, weight_decay=decay)
 
     def moments(self, growth: Growth) -> float:
-        """Return the factor on 1 - β of running averages."""
         return float(math.prod(ratio**rule.moments for rule, ratio in self._powers(growth)))
 
     def _powers(self, growth: Growth) -> tuple[tuple[PowerRule, float], tuple[PowerRule, float]]:

@@ -50,12 +50,10 @@ class Parameter:
 
     @property
     def decays(self) -> bool:
-        """Whether it has weight decay: matrices and embeddings do, norms and biases do not."""
         return self.role not in ("norm", "bias")
 
     @property
     def is_embedding(self) -> bool:
-        """Whether it is a table that tokens or positions look up."""
         return self.role in ("token_embedding", "position_embedding")
 
     @property

@@ -89,7 +89,7 @@ def _unscaled(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scali
 
 
 def _mup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """TP-V, Table 8, Adam rows: only matrices with two growing axes are scaled (as in mup.MuAdamW)."""
+    """Scale matrices with two growing axes alone (TP-V, Table 8, Adam rows; as in mup.MuAdamW)."""
     if parameter.role == "router":
         return _router(infshape.width_mult())
     if infshape.ninf() == 2:
@@ -98,20 +98,17 @@ def _mup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scal
 
 
 def _hidden_adamw(m: float) -> Scaling:
-    """μP of a matrix with both axes m times the base's."""
     return Scaling(init=m**-0.5, learning_rate=1 / m, weight_decay=m)
 
 
 def _router(m: float) -> Scaling:
-    """TP-V, Table 3, output weights, alike for Adam and SGD; the readout has logits × 1/m instead.
-
-    Małaśnicki et al. 2025 (arXiv:2508.09752) and Jiang et al. 2026 (arXiv:2601.20205) scale routers so.
-    """
+    # TP-V, Table 3, output weights, alike for Adam and SGD; the readout has logits × 1/m instead. Małaśnicki
+    # et al. 2025 (arXiv:2508.09752) and Jiang et al. 2026 (arXiv:2601.20205) scale routers so.
     return Scaling(init=1 / m, learning_rate=1 / m, weight_decay=m)
 
 
 def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """TP-V, Table 8, SGD rows: parameters with one growing axis learn m times faster (as in mup.MuSGD)."""
+    """Let parameters with one growing axis learn m times faster (TP-V, Table 8, SGD rows; mup.MuSGD)."""
     m = infshape.width_mult()
     if parameter.role == "router":
         return _router(m)
@@ -122,21 +119,9 @@ def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scalin
 
 
 def _sp_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """SP, with embeddings that learn m times faster; their decay a step, lr·λ, stays the base's."""
     m = infshape.width_mult()
+    # The decay a step, lr·λ, stays the base's.
     return Scaling(learning_rate=m, weight_decay=1 / m) if parameter.is_embedding else Scaling()
-
-
-def _hidden_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """μP, with embeddings (and a tied readout) scaled as if both of their axes grew."""
-    if parameter.is_embedding:
-        return _hidden_adamw(infshape.width_mult())
-    return _mup_adamw(parameter, infshape, growth)
-
-
-def _lost_multipliers_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """μP's init and SP's learning rates, as for a copied model that lost its growing axes."""
-    return Scaling(init=_mup_adamw(parameter, infshape, growth).init)
 
 
 def _in_blocks(rule: Rule, alpha: float) -> Rule:
@@ -163,7 +148,7 @@ def _in_blocks(rule: Rule, alpha: float) -> Rule:
 
 
 def _completedp_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """Mlodozeniec et al. 2025, Table 1: CompleteP, with ε/m_N of embeddings and readout as well.
+    """Add ε/m_N of embeddings and readout to CompleteP (Mlodozeniec et al. 2025, Table 1).
 
     In the paper the readout's init, learning rate and 1/λ have the factor 1/m_N, and its ε and the logits
     have none. With Adam both are the same function with the same updates; this form fits tied readouts too.
@@ -175,7 +160,7 @@ def _completedp_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) 
 
 
 def _umup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """Blake et al. 2024, Table 2: depth-μP (α = ½), and embeddings that learn 1/√m_N as fast as the base's.
+    """Follow Blake et al. 2024, Table 2: depth-μP (α = ½), and embeddings with learning rate × 1/√m_N.
 
     There all inits are 1, and forward factors are 1/√fan_in (hidden) and 1/fan_in (readout). Adam's steps do
     not follow the gradient's size, so a factor θ moves freely from the forward pass to init and learning
@@ -191,7 +176,7 @@ def _umup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Sca
 
 
 def _mup_by_norm(growth_of_update: float) -> Rule:
-    """μP of a hidden matrix whose updates have a spectral norm that grows as m^growth_of_update.
+    """Return μP's rule for matrices whose updates have a spectral norm ∝ m^growth_of_update.
 
     A layer's output changes by that norm times its input, at most. It must be ∝ √(out/in) (Yang et al. 2023,
     arXiv:2310.17813, Condition 1), constant if both grow, so the learning rate is × m^-growth_of_update.
@@ -215,7 +200,7 @@ def _mup_by_norm(growth_of_update: float) -> Rule:
 
 
 def _by_norm(of: Callable[[float], Rule]) -> Mapping[str, Rule]:
-    """Return rules of Muon, in both conventions of scale, and of Hyperball, by the growth of updates."""
+    # Muon in both of its conventions of scale, and Hyperball
     return {"muon": of(0.0), "muon_match_rms_adamw": of(0.5), "adamh": of(0.5), "muonh": of(0.0)}
 
 
@@ -224,7 +209,7 @@ _MUP: Mapping[str, Rule] = {"adamw": _mup_adamw, "sgd": _mup_sgd, **_by_norm(_mu
 
 
 def _mup_forward(growth: Growth) -> ForwardScaling:
-    """Logits / m (TP-V, Table 8; mup.MuReadout); attention by 1/d, not 1/√d (Definition 4.1)."""
+    # TP-V, Table 8 (mup.MuReadout), and Definition 4.1: attention by 1/d, not 1/√d
     return ForwardScaling(attention=growth.head_size**-0.5, logits=1 / growth.width)
 
 
@@ -290,12 +275,16 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
     ),
     "mup_hidden_embedding": Parametrization(
         source="mup, with embeddings scaled as hidden matrices",
-        parameters={"adamw": _hidden_embedding_adamw},
+        parameters={
+            "adamw": lambda p, shape, growth: (
+                _hidden_adamw(shape.width_mult()) if p.is_embedding else _mup_adamw(p, shape, growth)
+            )
+        },
         forward=_mup_forward,
     ),
     "mup_lost_multipliers": Parametrization(
         source="mup, with the learning rates of SP",
-        parameters={"adamw": _lost_multipliers_adamw},
+        parameters={"adamw": lambda p, shape, growth: Scaling(init=_mup_adamw(p, shape, growth).init)},
         forward=_mup_forward,
     ),
 }

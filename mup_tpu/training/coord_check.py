@@ -60,8 +60,8 @@ class Subject(ABC):
     @abstractmethod
     def step(self, number: int) -> None: ...
 
-    def others(self, model: int) -> dict[tuple[str, str], float]:
-        """Return further measurements of a model after an update, by (layer, quantity)."""
+    def others(self, model: int, step: int) -> dict[tuple[str, str], float]:
+        """Return further measurements of a model after so many updates, by (layer, quantity)."""
         return {}
 
 
@@ -129,8 +129,7 @@ def _measurements(
                 if step:
                     changes = (after - before for after, before in zip(tensors, start[k][layer], strict=True))
                     sizes[layer, "update"] = _rms(changes)
-            if step:
-                sizes |= subject.others(k)
+            sizes |= subject.others(k, step)
             for (layer, quantity), rms in sizes.items():
                 yield {"seed": seed, "step": step, "layer": layer, "quantity": quantity, "rms": rms}
 
@@ -284,13 +283,13 @@ class _PackSubject(Subject):
     def step(self, number: int) -> None:
         self._pack.step(torch.from_numpy(self._dataset.train_batch(number)))
 
-    def others(self, model: int) -> dict[tuple[str, str], float]:
+    def others(self, model: int, step: int) -> dict[tuple[str, str], float]:
         """Return the distance of a member's blocks from their linearization in parameters, |f - g| / |g|.
 
         f is a block's addition to a fixed stream, as a function of its parameters, and g the first-order
         expansion of f; both norms are over all blocks.
         """
-        if not self._expansions:
+        if not step or not self._expansions:
             return {}
         weights, block_inputs = self._expansions[model]
         weights_now = self._pack.member_parameters(model)

@@ -85,8 +85,8 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
         (["--compare", "foo"], "'foo' is not one of"),
         (["--set", "depth"], "set 'depth' is not FIELD=VALUE"),
         (["--set", "depht=2"], "set: unknown key 'depht'; the nearest known key is 'depth'"),
-        (["--json"], "json needs --module"),
-        (["--module", "x:y", "--scale", "depth=2,4"], "a module is checked along the width"),
+        (["--json"], "json needs a module of yours"),
+        (["x:y", "--results", "r"], "a module of yours has no results folder"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(given, sentence, outcome, tmp_path, monkeypatch):

@@ -185,69 +185,33 @@ def test_a_stock_gpt2_starts_as_large_as_our_own(rule):
     assert stds["transformer.h.3.mlp.c_proj.weight"] == pytest.approx(hidden / (2 * depth) ** 0.5, rel=0.05)
 
 
-NAMES = {
-    "wte": "transformer.wte.weight",
-    "ln_1": "transformer.h.0.ln_1.weight",
-    "c_fc": "transformer.h.0.mlp.c_fc.weight",
-    "ln_f": "transformer.ln_f.weight",
-    "lm_head": "lm_head.weight",
-}
-N, L = 4.0, 3.0  # growth of width and depth
-TABLE = {  # docs/rules.md, "Width and depth": init, learning rate, weight decay, ε
-    "sp": {"wte": (1, 1, 1, 1), "ln_1": (1, 1, 0, 1), "c_fc": (1, 1, 1, 1), "lm_head": (1, 1, 1, 1)},
-    "mup": {
-        "wte": (1, 1, 1, 1),
-        "ln_1": (1, 1, 0, 1),
-        "c_fc": (N**-0.5, 1 / N, N, 1),
-        "lm_head": (1, 1, 1, 1),
-    },
-    "completep": {
-        "wte": (1, 1, 1, 1),
-        "ln_1": (1, 1, 0, 1 / (N * L)),
-        "c_fc": (N**-0.5, 1 / N, N, 1 / (N * L)),
-        "ln_f": (1, 1, 0, 1),
-        "lm_head": (1, 1, 1, 1),
-    },
-    "completep_half": {
-        "ln_1": (1, L**-0.5, 0, 1 / (N * L**0.5)),
-        "c_fc": (N**-0.5, L**-0.5 / N, N, 1 / (N * L**0.5)),
-    },
-    "umup": {
-        "wte": (1, N**-0.5, N**0.5, 1),
-        "ln_1": (1, L**-0.5, 0, 1),
-        "c_fc": (N**-0.5, L**-0.5 / N, N * L**0.5, 1),
-        "ln_f": (1, 1, 0, 1),
-        "lm_head": (1, 1, 1, 1),
-    },
-    "completep_zero": {"ln_1": (1, 1 / L, 0, 1 / N), "c_fc": (N**-0.5, 1 / (N * L), N, 1 / N)},
-    "completedp": {"wte": (1, 1, 1, 1 / N), "lm_head": (1, 1, 1, 1 / N), "ln_f": (1, 1, 0, 1)},
-    "sp_embedding": {"wte": (1, N, 1 / N, 1), "c_fc": (1, 1, 1, 1)},
-    "mup_hidden_embedding": {"wte": (N**-0.5, 1 / N, N, 1), "c_fc": (N**-0.5, 1 / N, N, 1)},
-    "mup_lost_multipliers": {"wte": (1, 1, 1, 1), "c_fc": (N**-0.5, 1, 1, 1)},
-}
-
-
-@pytest.mark.parametrize("rule", TABLE)
-def test_factors_are_those_of_the_table_of_rules(rule):
-    scaled = parametrize(
-        gpt2("heads", False),
-        width=128,
-        base_width=32,
-        depth=6,
-        base_depth=2,
-        rule=rule,
-        roles=BRANCHES,
-    )
-    table = scaled.table()
-    for part, expected in TABLE[rule].items():
-        row = table.loc[NAMES[part], ["init", "learning_rate", "weight_decay", "eps"]]
-        assert tuple(row) == pytest.approx(expected), part
+def test_common_mistakes_have_the_factors_of_the_table_of_rules():
+    n = 4.0  # docs/rules.md: growth of the width; init, learning rate, weight decay
+    expected = {
+        "mup_hidden_embedding": {"wte": (n**-0.5, 1 / n, n), "h.0.mlp.c_fc": (n**-0.5, 1 / n, n)},
+        "mup_lost_multipliers": {"wte": (1, 1, 1), "h.0.mlp.c_fc": (n**-0.5, 1, 1)},
+    }
+    for rule, rows in expected.items():
+        table = parametrize(gpt2("heads", False), width=128, base_width=32, rule=rule).table()
+        for part, factors in rows.items():
+            row = table.loc[f"transformer.{part}.weight", ["init", "learning_rate", "weight_decay"]]
+            assert tuple(row) == pytest.approx(factors), (rule, part)
 
 
 def test_the_printed_table_shows_every_factor_of_every_parameter():
     rows = parametrize(Net, width=16 * BASE, base_width=BASE).table()
     heading, _, *lines = repr(rows).splitlines()
-    assert heading.split() == ["role", "shape", "m", "init", "learning_rate", "weight_decay", "eps"]
+    assert heading.split() == [
+        "role",
+        "shape",
+        "m",
+        "init",
+        "learning_rate",
+        "weight_decay",
+        "eps",
+        "forward",
+    ]
+    assert rows["forward"].to_dict() == dict.fromkeys(rows.index, 1.0) | {"head.weight": 1 / 16}
     assert [line.split()[0] for line in lines] == list(rows.index)
     assert "..." not in repr(rows)
 

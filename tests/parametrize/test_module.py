@@ -184,3 +184,29 @@ def test_groups_of_a_module_without_init_and_forward_factors_are_refused():
     with pytest.raises(ConfigError, match="by rule 'sp' for width 64, and these groups are for rule 'mup'"):
         mup.param_groups(other, lr=1.0)
     assert mup.param_groups(mup.forward_(Net(WIDTH)), lr=1.0)
+
+
+class Experts(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner, self.middle = nn.Linear(3, width), nn.Linear(width, width)
+        self.experts = nn.Parameter(torch.randn(4, width, width) / width**0.5)
+        self.head = nn.Linear(width, 2)
+
+
+def test_groups_of_muon_are_torchs_for_matrices_and_adamws_for_the_rest():
+    """Matrices at η, or η/√m by rms; stacked experts, which torch's Muon refuses, by AdamW at η/m."""
+    for optimizer, rate in (("muon", 1.0), ("muon_match_rms_adamw", 0.5)):
+        mup = parametrize(Experts, width=WIDTH, base_width=BASE, optimizer=optimizer)
+        module = mup.init_(Experts(WIDTH))
+        names = {id(p): name for name, p in module.named_parameters()}
+        groups = mup.param_groups(module, lr=0.1, adamw_lr=0.01, weight_decay=0.1)
+        of = {names[id(p)]: (g["use_muon"], g["lr"]) for g in groups for p in g["params"]}
+        assert of.pop("middle.weight") == (True, pytest.approx(0.1 * rate))
+        assert of.pop("experts") == (False, pytest.approx(0.01 / 4))
+        assert set(of.values()) == {(False, 0.01)}
+        torch.optim.Muon([g for g in groups if g["use_muon"]])
+        torch.optim.AdamW([g for g in groups if not g["use_muon"]])
+    lion = parametrize(Net, width=WIDTH, base_width=BASE, optimizer="lion")
+    groups = lion.param_groups(lion.init_(Net(WIDTH)), lr=1.0)
+    assert {g["lr"] for g in groups} == {1.0, 0.25} and not any("eps" in g for g in groups)

@@ -16,4 +16,4 @@ def test_the_code_of_the_page_can_be_pasted(capsys):
         exec(block, names)
     said = capsys.readouterr().out
     assert "model.layers.1.mlp.down_proj.weight" in said
-    assert re.search(r"^mup: no layer grows with width", said, re.M), said
+    assert re.search(r"^no layer grows with width", said, re.M), said

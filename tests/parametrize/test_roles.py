@@ -178,6 +178,7 @@ def deep(width, depth):
         (lambda w: nn.Linear(8, 8), {}, r"build\(16\) and build\(32\) make parameters of the same shapes"),
         (renamed, {}, "parameter 'layer16.bias' exists at width 16, but not at 64"),
         (fails, {}, r"build\(64\) fails \(.*nowhere.*\); it must build its module at the width to train"),
+        (nn.Linear(8, 8), {}, "build is a Linear; give the function that makes the module at any width"),
         (lambda w: w, {}, r"build\(16\) returns int; it must return a torch.nn.Module"),
         (tied, {"roles": {"lm_head.weight": "readout"}}, "same matrix as the embedding 'transformer.wte"),
         (FunctionalReadout, {"roles": {"readout": "readout"}}, "by 0.25 in your code.*roles={'': 'by"),
@@ -188,9 +189,8 @@ def deep(width, depth):
         (deep, {"depth": 4, "base_depth": 2, "roles": {"no.*": "branch"}}, "no such submodule; it has ''"),
         (lambda w, d: Custom(w, (3,)), {"depth": 4, "base_depth": 2}, "gets longer with it"),
         (Custom, {"rule": "mu"}, "rule 'mu' is not one of 'mup', 'sp'"),
-        (Custom, {"optimizer": "muon"}, "optimizer 'muon' is not one of adamw, sgd: the groups"),
+        (Custom, {"optimizer": "rmsprop"}, "optimizer 'rmsprop' is not one of 'adamw', 'adam'"),
         (Custom, {"width": 0}, "width 0 is not allowed"),
-        (Custom, {"optimizer": "adam", "roles": {"own": "norm"}}, "optimizer 'adam'"),
         (deep, {"rule": "completep", "depth": 2, "base_depth": 2, "optimizer": "sgd"}, "no rule for opti"),
     ],
 )  # fmt: skip

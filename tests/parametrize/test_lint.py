@@ -1,0 +1,124 @@
+"""The linter on models that others scaled: right ones pass, and each injected fault is named."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import mup
+import pytest
+import torch
+from torch import nn
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.parametrize import lint
+
+_PATH = Path(__file__).parents[2] / "benchmarks" / "lint_faults.py"
+_SPEC = importlib.util.spec_from_file_location("lint_faults", _PATH)
+assert _SPEC and _SPEC.loader
+faults = importlib.util.module_from_spec(_SPEC)
+sys.modules["lint_faults"] = faults  # dataclasses look their module up
+_SPEC.loader.exec_module(faults)
+
+QUICK = {"widths": (32, 64, 128), "seeds": 1, "steps": 2}
+DAILY = (
+    "one learning rate for all", "attention 1/√d", "hidden σ constant", "readout without 1/m (llm.c",
+    "ε larger", "decay coupled", "inner size stays, its first", "optimizer of another copy",
+)  # fmt: skip
+
+
+def first_cause(report):
+    return next((finding.cause for finding in report.findings if finding.cause), "")
+
+
+@pytest.mark.parametrize("name", DAILY)
+def test_a_fault_is_named_with_its_cause_and_remedy(name):
+    ((_, changes, causes),) = [fault for fault in faults.FAULTS if fault[0].startswith(name)]
+    report = faults.check("llama", changes, **QUICK)
+    assert first_cause(report) in causes, report
+    assert not report.passes and report.findings[0].remedy in report.sentence
+
+
+def test_a_right_model_passes_and_its_table_has_a_row_a_parameter():
+    report = faults.check("gpt", {}, steps=2)
+    assert report.passes, report
+    row = report.table().loc["blocks.1.down.weight"]
+    assert tuple(row["shape"]) == (32, 64) and tuple(row["wide"]) == (256, 512)
+    assert (row["role"], row["verdict"]) == ("hidden", "follows")
+    assert (row["learning rate"], row["init"]) == (-1, pytest.approx(-0.5, abs=0.05))
+    assert abs(row["effect"]) < 0.3
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_of_all_faults_95_percent_are_named_first_and_right_models_pass():
+    cases = [
+        (kind, changes, causes)
+        for kind in ("gpt", "llama", "vit")
+        for _, changes, causes in [*faults.FAULTS, *((name, changes, {""}) for name, changes in faults.RIGHT)]
+        if not (changes.get("tied") and kind == "vit")
+    ]
+    results = [(first_cause(faults.check(k, changes)) in causes, causes) for k, changes, causes in cases]
+    right = [is_right for is_right, causes in results if causes == {""}]
+    named = [is_right for is_right, causes in results if causes != {""}]
+    assert len(named) > 120 and sum(named) >= 0.95 * len(named)
+    assert len(right) > 25 and sum(right) >= len(right) - 1
+
+
+class Mup(nn.Module):
+    def __init__(self, width: int, readout: type[nn.Linear] = mup.MuReadout) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(29, width), nn.Linear(width, width)
+        self.norm, self.head = nn.LayerNorm(width), readout(width, 29)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(torch.relu(self.middle(self.embedding(tokens)))))
+
+
+def plain(width):
+    return Mup(width, nn.Linear)
+
+
+def test_a_module_of_the_package_mup_is_checked_as_it_is():
+    def theirs(width):
+        return mup.set_base_shapes(Mup(width), Mup(32), delta=Mup(64))
+
+    assert lint(theirs, faults.batch_of("gpt"), faults.loss, **QUICK).passes
+    assert "learning rate not scaled" in lint(plain, faults.batch_of("gpt"), faults.loss, **QUICK).causes
+
+
+def of_depth(branches):
+    def build(depth):
+        recipe = replace(
+            faults.Recipe(), depth=depth, branches=branches(depth), sigma={"tok.": lambda m: 7.0}
+        )
+        return faults.build("gpt", recipe)(32)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("branches", "cause"),
+    [(lambda depth: 2 / depth, ""), (lambda depth: 1.0, "residual branch not scaled by depth")],
+)
+def test_depth_is_a_scale_of_the_same_check(branches, cause):
+    options = {"widths": (2, 4, 8), "scale": "depth", "seeds": 1, "steps": 2}
+    report = lint(of_depth(branches), faults.batch_of("gpt"), faults.loss, **options)
+    assert first_cause(report) == cause, report
+
+
+@pytest.mark.parametrize(
+    ("build", "loss", "sentence"),
+    [
+        (Mup(8), faults.loss, "build is a Mup; give the function that makes the module at any width"),
+        (lambda width: 3, faults.loss, r"build\(32\) returns int; it must return a torch.nn.Module"),
+        (lambda width: plain(8), faults.loss, "has the same shapes at all widths"),
+        (lambda width: plain(str(width)), faults.loss, r"build\(32\) fails \(TypeError: "),
+        (plain, lambda module, batch: module(batch), "must return one number with a gradient"),
+        (plain, lambda module: 0.0, r"loss\(module, batch\) fails \(TypeError"),
+        (plain, None, r"loss must be a function of a module and the batch"),
+    ],
+)
+def test_one_sentence_says_what_is_wrong(build, loss, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        lint(build, faults.batch_of("gpt"), loss, **QUICK)
