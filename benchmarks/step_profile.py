@@ -22,8 +22,8 @@ from mup_tpu.devices import get_device
 from mup_tpu.training.pack import Pack
 
 _PARTS = {
-    "attention": ("_BlockAttention",),
-    "GELU": ("_SigmoidGelu",),
+    "attention": ("scaled_dot_product", "ScaledDotProduct"),
+    "GELU": ("gelu", "Gelu"),
     "loss": ("softmax", "nll_loss", "cross_entropy", "NllLoss"),
     "norms": ("layer_norm", "LayerNorm"),
     "AdamW": ("adamw",),

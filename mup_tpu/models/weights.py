@@ -24,17 +24,16 @@ def init_parameters(
 
     `init_std` is the standard deviation at the base, without the architecture's factor.
     """
-    return {name: _init(name, p, scaling[name], init_std, seed) for name, p in parameters.items()}
-
-
-def _init(name: str, parameter: Parameter, scaling: Scaling, init_std: float, seed: int) -> Tensor:
-    if parameter.init != "normal":
-        return torch.full(parameter.shape, 1.0 if parameter.init == "ones" else 0.0)
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.randn(parameter.shape, generator=generator) * (
-        init_std * parameter.init_factor * scaling.init
-    )
+    weights = {}
+    for name, parameter in parameters.items():
+        if parameter.init != "normal":
+            weights[name] = torch.full(parameter.shape, 1.0 if parameter.init == "ones" else 0.0)
+            continue
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        std = init_std * parameter.init_factor * scaling[name].init
+        weights[name] = torch.randn(parameter.shape, generator=generator) * std
+    return weights
 
 
 def folded(trial: Trial, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -140,19 +140,16 @@ class Pack:
                 for name, _ in self.network.named_buffers()
             }
         )
+        compiles = self._compile
+        if not compiles and self._execution.is_stacked and self.device.torch_device.type == "cuda":
+            first, steps = trials[0], trials[0].train.steps - self.steps_done
+            tokens = len(trials) * first.data.batch_size * first.data.sequence_length
+            compiles = compilation_pays(self.declaration, self.vocab_size, tokens, steps)
         self._running = self._execution(
-            self.device, self._loss, self.declaration.parameters, self._is_worth_compiling(),
+            self.device, self._loss, self.declaration.parameters, compiles,
             self._micro_batches, trials, [self.scalings[k] for k in self._rows], self.parameters, self.state,
             self.buffers, self.steps_done,
         )  # fmt: skip
-
-    def _is_worth_compiling(self) -> bool:
-        if self._compile or not self._execution.is_stacked or self.device.torch_device.type != "cuda":
-            return self._compile
-        first = self.trials[0]
-        tokens = len(self._rows) * first.data.batch_size * first.data.sequence_length
-        steps = first.train.steps - self.steps_done
-        return compilation_pays(self.declaration, self.vocab_size, tokens, steps)
 
     @property
     def compiles(self) -> bool:

@@ -194,19 +194,14 @@ class Records:
                 threads=torch.get_num_threads(),
             )
             rows.append(row)
-            curves += [
-                {"trial_id": row["trial_id"], **point} for point in self._curve(member, trained, every)
-            ]
+            points = []
+            for start in range(0, len(trained), every):
+                part = trained[start : start + every]
+                tokens = (start + len(part)) * self._dataset.tokens_per_step
+                mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan
+                points.append({"step": start + len(part), "tokens": tokens, "split": "train", "loss": mean})
+            curves += [{"trial_id": row["trial_id"], **point} for point in points + member.validation]
         return rows, curves
-
-    def _curve(self, member: MemberRecord, trained: list[float], every: int) -> list[dict[str, Any]]:
-        points = []
-        for start in range(0, len(trained), every):
-            part = trained[start : start + every]
-            tokens = (start + len(part)) * self._dataset.tokens_per_step
-            mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan
-            points.append({"step": start + len(part), "tokens": tokens, "split": "train", "loss": mean})
-        return points + member.validation
 
     def state(self) -> dict[str, Any]:
         """Return plain values for a checkpoint; the losses are a tensor beside them."""

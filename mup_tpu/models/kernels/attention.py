@@ -138,11 +138,8 @@ def _causal_logits(query_BHRd: Tensor, key_BHTd: Tensor, rows: slice) -> Tensor:
 
 
 def _qkv_by_head(qkv_BTX: Tensor, head_size: int) -> tuple[Tensor, ...]:
-    return tuple(_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
-
-
-def _by_head(x_BTD: Tensor, head_size: int) -> Tensor:
-    return x_BTD.view(*x_BTD.shape[:-1], -1, head_size).transpose(1, 2)
+    parts = qkv_BTX.chunk(3, -1)
+    return tuple(x_BTD.view(*x_BTD.shape[:-1], -1, head_size).transpose(1, 2) for x_BTD in parts)
 
 
 def _rows(t: int, block: int) -> list[slice]:
