@@ -78,15 +78,17 @@ class Muon(UpdateRule):
     def update_member(self, group: Group, constants: MuonConstants, learning_rate: float) -> None:
         """Update in torch.optim.Muon's order of operations; torch's has no slices."""
         rate = learning_rate * group.lr_factor
-        parts, scales, directions = [], [], []
+        parts: list[Tensor] = []
+        directions: list[Tensor] = []
+        scales: list[float] = []
         for parameter, leaf, buffer in zip(
             group.parameters, group.leaves, group.slots["momentum_buffer"], strict=True
         ):
             assert leaf.grad is not None
             directions += matrices_of(parameter, _direction(leaf.grad, buffer, constants))
             of_leaf = matrices_of(parameter, leaf.detach().mul_(1 - rate * group.weight_decay))
-            axis, scale = parameter.sliced_axis, constants.scale
-            scales += [scale_of(parameter, part.shape[axis], scale) for part in of_leaf]
+            axis = parameter.sliced_axis
+            scales += [scale_of(parameter, part.shape[axis], constants.scale) for part in of_leaf]
             parts += of_leaf
         orthogonal = orthogonalised(directions, constants.steps, constants.dtype)
         for part, update, scale in zip(parts, orthogonal, scales, strict=True):

@@ -154,11 +154,11 @@ class MemberOptimizer:
             factors = _factors(trial, rule, parameters[name], scaling[name])
             names_by_factors.setdefault((rule, *factors), []).append(name)
         self._groups: list[tuple[UpdateRule, Group]] = []
-        for (rule, *factors), names in names_by_factors.items():
+        for (rule, *of_group), names in names_by_factors.items():
             slots = {slot: [state[slot][name] for name in names] for slot in rule.slots(trial.optimizer)}
             updates = [torch.tensor(float(steps_done), device=leaves[name].device) for name in names]
             declared, values = [parameters[name] for name in names], [leaves[name] for name in names]
-            self._groups.append((rule, Group(declared, values, slots, updates, *factors)))
+            self._groups.append((rule, Group(declared, values, slots, updates, *of_group)))
         self._constants = constants(trial, (rule for rule, _ in self._groups))
 
     @torch.no_grad()

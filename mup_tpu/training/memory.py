@@ -76,14 +76,14 @@ def estimate_pack_bytes(
     )  # of a micro-batch
     pairs = declaration.heads * data.sequence_length  # times tokens: attention's scores
     slots = state_slots(trial, declaration.parameters).values()
-    state = total + sum(declaration.parameters[name].size for names in slots for name in names)
+    numbers_of_slots = sum(declaration.parameters[name].size for names in slots for name in names)
     gradients, gathered = total / shards, 0.0
     if shards > 1:
         block = sum(
             p.size for name, p in declaration.parameters.items() if name.startswith(declaration.blocks[0])
         )
         gathered = _GATHERED_BLOCKS * block + _GATHERED_REST * (total - layers * block)
-    state = state / shards + gathered
+    state = (total + numbers_of_slots) / shards + gathered
     sums = gradients if micro_batches > 1 else 0  # gradients summed over micro-batches, beside those of one
     training = members if execution == "vmap" else 1  # members with gradients and activations at a time
     if kind == "cuda":

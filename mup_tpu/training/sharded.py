@@ -74,21 +74,21 @@ class ShardedPack(Pack):
         self.forms = Forms(scaled_branches=forward_scaling(trial).residual != 1)
         self.network = architecture_of(trial.model).network(trial.model, vocab_size, length, self.forms)
         for name, value in forward_factors(trial).items():
-            module, _, buffer = name.rpartition(".")
-            if buffer in self.network.get_submodule(module)._buffers:
+            path, _, buffer = name.rpartition(".")
+            if buffer in self.network.get_submodule(path)._buffers:
                 factor = torch.tensor(value, dtype=self._dtype, device=device.torch_device)
-                self.network.get_submodule(module).register_buffer(buffer, factor)
+                self.network.get_submodule(path).register_buffer(buffer, factor)
         mesh = init_device_mesh(device.torch_device.type, (self._world,))
         for name in (*self.declaration.blocks, ""):  # no process has more than one block's parameters whole
             module = self.network.get_submodule(name)
             self._draw(module, name)
-            fully_shard(module, mesh=mesh)
+            root = fully_shard(module, mesh=mesh)
         self._mesh = mesh
         self._loss = member_loss(self.network, vocab_size, precision, device.torch_device, in_parts=True)
         with torch.no_grad():  # the first call pads shards of unequal size, and moves them for that
             self._loss({}, {}, torch.zeros(1, 2, dtype=torch.int64, device=device.torch_device))
-        self.network.reshard()
-        self._shards = dict(self.network.named_parameters())
+        root.reshard()
+        self._shards: dict[str, Any] = dict(self.network.named_parameters())
         self.parameters = {name: p.to_local().detach() for name, p in self._shards.items()}
         slots = state_slots(trial, self.declaration.parameters)
         self.state = {
@@ -107,9 +107,9 @@ class ShardedPack(Pack):
                 fresh = init_parameters(declared, self.scalings[0], trial.model.init_std, trial.train.seed)
                 drawn[parameter] = nn.Parameter(fresh[name].to(self.device.torch_device, self._dtype))
         for part in module.modules():  # a tied readout has the embedding's
-            for name, parameter in part._parameters.items():
-                if parameter in drawn:
-                    part._parameters[name] = drawn[parameter]
+            for name, old in part._parameters.items():
+                if old in drawn:
+                    part._parameters[name] = drawn[old]
 
     def _new_optimizer(self) -> _Optimizer:
         of_trial = self.trials[0], self.declaration.parameters, self.parameters, self.scalings[0], self.state
@@ -145,11 +145,12 @@ class ShardedPack(Pack):
             with backward_in_this_thread():
                 loss.backward(torch.full_like(loss, share))
             losses.append(loss.detach() * share / self._world)
+        gradients = []
         for name, p in self._shards.items():
-            self.parameters[name].grad, p.grad = p.grad.to_local(), None
+            gradients.append(p.grad.to_local())
+            self.parameters[name].grad, p.grad = gradients[-1], None
         limit = self.trials[0].optimizer.grad_clip
         if limit:
-            gradients = [p.grad for p in self.parameters.values()]
             norm = self._sum(*(g.square().sum() for g in gradients)).sqrt()
             torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
         self._optimizer.update(self.steps_done)
@@ -221,6 +222,7 @@ class _Optimizer(MemberOptimizer):
             name = self._names[id(leaf)]
             shards = [leaf, *(slots[i] for slots in group.slots.values())]
             whole, *slots = (self._pack.whole(name, shard) for shard in shards)
+            assert leaf.grad is not None
             whole.grad = self._pack.whole(name, leaf.grad)
             one = replace(
                 group, parameters=[group.parameters[i]], leaves=[whole], updates=[group.updates[i]],
