@@ -127,7 +127,7 @@ class Predictions:
         )  # fmt: skip
 
     def _repr_html_(self) -> str:
-        return str(self.to_frame().to_html(index=False, float_format="%.4g"))
+        return str(self.to_frame().to_html(index=False, float_format="{:.4g}".format))
 
     @property
     def scale(self) -> str:

@@ -208,7 +208,7 @@ class TransferAnalysis:
         )  # fmt: skip
 
     def _repr_html_(self) -> str:
-        return str(self.to_frame().to_html(index=False, max_rows=60, float_format="%.4g"))
+        return str(self.to_frame().to_html(index=False, max_rows=60, float_format="{:.4g}".format))
 
     def to_dict(self) -> dict[str, Any]:
         return {

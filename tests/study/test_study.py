@@ -73,6 +73,15 @@ def test_a_function_gets_its_verdicts_and_its_figures(whole):
         low, high = study.predict(width=8192).of(rule).interval
         assert low < optimum < high < optimum + 5
     assert study.plot("optimum").axes
+    frame = study.verdict().to_frame()
+    assert frame["rule"].tolist() == ["moves"] * 3 + ["stays"] * 3 and set(frame["width"]) == {256, 512, 1024}
+    assert frame.set_index(["rule", "width"]).loc[("stays", 256), "x"] == pytest.approx(-6, abs=0.3)
+    assert study.predict(width=8192).to_frame().set_index("rule").loc["stays", "x"] == pytest.approx(
+        -6, abs=1
+    )
+    assert len(study.to_frame()) == 72
+    for shown in (study, study.verdict(), study.predict(width=8192)):
+        assert shown._repr_html_().count("<tr") > 2
     with pytest.raises(ConfigError, match="plot 'nothing' is not one of transfer"):
         study.plot("nothing")
 
