@@ -48,7 +48,7 @@ def test_a_pack_too_wide_for_any_memory_is_too_large_and_a_corpus_that_vanished_
     wide = PackJob([tiny.replace(width=2**20, seed=seed) for seed in range(2)], ONE_THREAD)
     *_, ended = perform(wide, Surroundings())
     assert isinstance(ended, TooLarge) and ended.fits == 1
-    assert "2 trials of 26.4 T parameters need about" in ended.reason
+    assert "2 trials of 26.4T parameters need about" in ended.reason
     (one,) = {len(part.trials) for part in wide.split(ended.fits)}
     *_, failed = perform(wide.split(ended.fits)[0], Surroundings())
     assert one == 1 and "allocate memory" in failed.reason
