@@ -157,8 +157,8 @@ class Lion(torch.optim.Optimizer):
 HIDDEN = ("qkv", "wq", "wk", "wv", "out", "up", "gate", "down")
 
 
-def build(kind: str, r: Recipe) -> Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]:
-    def at(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(kind: str, r: Recipe) -> Callable[[int], tuple[Any, ...]]:
+    def at(width: int) -> tuple[Any, ...]:
         m = width / BASE
         module = Model(kind, width, r)
         groups = []
@@ -190,7 +190,7 @@ def build(kind: str, r: Recipe) -> Callable[[int], tuple[nn.Module, torch.optim.
         else:
             matrices = [g for g in groups if g["hidden"]]
             rest = [g for g in groups if not g["hidden"]]
-            optimizer = Both(torch.optim.Muon(matrices, lr=r.lr), torch.optim.AdamW(rest, lr=r.lr))
+            return module, torch.optim.Muon(matrices, lr=r.lr), torch.optim.AdamW(rest, lr=r.lr)
         if r.clip:
             limit = r.clip
 
@@ -201,19 +201,6 @@ def build(kind: str, r: Recipe) -> Callable[[int], tuple[nn.Module, torch.optim.
         return r.after(module, optimizer) or (module, optimizer)
 
     return at
-
-
-class Both(torch.optim.Optimizer):
-    """Muon and AdamW as one optimizer."""
-
-    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
-        self.optimizers = optimizers
-        super().__init__([g for o in optimizers for g in o.param_groups], {})
-        self.name = "Muon"
-
-    def step(self) -> None:  # type: ignore[override]
-        for optimizer in self.optimizers:
-            optimizer.step()
 
 
 def one_rate(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
