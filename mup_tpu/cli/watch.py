@@ -28,7 +28,7 @@ _RUNNING, _FAILURES = 8, 4  # lines shown of each
 def watch(
     folder: Where, every: str = "5s", once: bool = False, html: File | None = None, json: bool = False
 ) -> None:
-    """Show a results folder as it fills: best runs, optima as their intervals narrow, time left, failures.
+    """Show a results folder as it fills: optima, time left, failures.
 
     It reads the folder alone, so the runs may be anywhere: in another process, on a cluster, in a bucket. It
     ends with Ctrl-C, or when a study's grid is complete.
