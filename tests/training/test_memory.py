@@ -250,7 +250,7 @@ def test_a_pack_too_large_for_the_machine_is_refused_with_the_size_that_fits():
     one, two = (estimate_pack_bytes(trial, 256, members, "loop") for members in (1, 2))
     members = 2 + psutil.virtual_memory().total // (two - one)
     with pytest.raises(
-        PackTooLarge, match=r"trials of 6\.42 M parameters need about .* GiB, and .* free"
+        PackTooLarge, match=r"trials of 6\.42M parameters need about .* GiB, and .* free"
     ) as error:
         check_fits(trial, 256, members, device, "loop")
     assert 1 < error.value.fits < members
