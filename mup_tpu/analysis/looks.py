@@ -75,7 +75,7 @@ def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None
     Curves that have no more runs than `before`, the evidence of some of the runs, are taken from there.
     """
     old = {} if before is None else {(curve.scale, curve.runs): curve for curve in before.curves}
-    groups = [(float(scale), group) for scale, group in runs.groupby("scale")]
+    groups = [(float(group["scale"].iloc[0]), group) for _, group in runs.groupby("scale")]
     curves = [old.get((scale, len(group))) or loss_curve(group) for scale, group in groups]
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
@@ -122,7 +122,7 @@ def take_look(runs: pd.DataFrame, question: Question, before: LookTaken | None =
         question: with planned scales, this is one look of a sequence.
         before: previous look; None for the first.
     """
-    evidence = weigh(runs, question, before and before.evidence)
+    evidence = weigh(runs, question, None if before is None else before.evidence)
     number = (before.number if before else 0) + evidence.is_enough
     verdict = decide(
         [e.optimum for e in evidence.estimates],

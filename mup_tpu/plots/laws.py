@@ -226,8 +226,8 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         places_N2, optima_N = _measured(law)
         look: dict[str, Any] = {"cmap": "viridis", "norm": colors, "edgecolors": INK, "linewidths": 0.9}
         star = look | {"edgecolors": "white", "marker": "*", "s": 190}
-        ax.scatter(*targets_N2.T, c=x_T, zorder=3, **star)
-        ax.scatter(*places_N2.T, c=optima_N, s=38, zorder=3, **look)
+        ax.scatter(targets_N2[:, 0], targets_N2[:, 1], c=x_T, zorder=3, **star)
+        ax.scatter(places_N2[:, 0], places_N2[:, 1], c=optima_N, s=38, zorder=3, **look)
         for place, x in zip(targets_N2, x_T, strict=True):
             ax.annotate(
                 texts.power(round(x, 2)), tuple(place), (0, -14),

@@ -170,7 +170,7 @@ def _draw_valleys(
         shown_G = np.isfinite(curve.mean_G) & (curve.mean_G <= losses.top)
         x_G, mean_G, twice_G = curve.x_G[shown_G], curve.mean_G[shown_G], 2 * error_G[shown_G]
         (line,) = ax.plot(x_G, mean_G, "o-", color=color, ms=3.5, lw=1.4, label=entry)
-        svg.describe(line, entry, tooltips_G[shown_G])
+        svg.describe(line, entry, tooltips_G[shown_G].tolist())
         band = ax.fill_between(x_G, mean_G - twice_G, mean_G + twice_G, color=color, alpha=0.18, lw=0)
         svg.describe(band, entry)
 
@@ -180,7 +180,7 @@ def _draw_valleys(
             marker, _, look = _KEY[kind]
             at_rail, look = np.full(lost_G.sum(), losses.rail), {"mfc": "none", **look, "color": color}
             (marks,) = ax.plot(curve.x_G[lost_G] + offset, at_rail, marker, **look)
-            svg.describe(marks, entry, tooltips_G[lost_G])
+            svg.describe(marks, entry, tooltips_G[lost_G].tolist())
             used |= {kind} if lost_G.any() else set()
 
         zero = zeros.get(curve.scale)

@@ -41,7 +41,7 @@ def test_the_page_shows_lines_of_its_scripts():
 
 def test_the_numpy_example_trains(tmp_path):
     example = runpy.run_path(str(ROOT / "examples" / "numpy_mlp.py"))
-    study = example["study_in"](tmp_path, widths=(64, 256), exponents=(-4, -3.5))
+    study = example["study_in"](tmp_path, widths=(64, 256), exponents=(-3.5, -3))
     study.run(example["train"], workers=2, console=Console(quiet=True))
     runs = load_runs(tmp_path)
     at_base = runs[runs["width"] == 64].groupby("rule")["loss"].mean()
