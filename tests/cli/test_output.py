@@ -284,7 +284,7 @@ def test_a_run_without_a_step_has_no_curve(tmp_path):
     table = tmp_path / "runs.jsonl"
     table.write_text("\n".join(map(json.dumps, empty)))
     figure = learning_curves_figure(analyze(load_table(table)), runs=load_table(table).runs)
-    assert [len(ax.lines) for ax in figure.axes] == [3]
+    assert [len(ax.lines) for ax in figure.axes] == [2]
 
 
 def test_a_long_run_table_shows_its_ends(tmp_path, outcome):
