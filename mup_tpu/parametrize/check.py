@@ -284,9 +284,7 @@ def _optimizers(name: str, groups: list[dict[str, Any]]) -> list[torch.optim.Opt
     if not name.startswith("muon"):
         makers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
         if name not in makers:
-            raise ConfigError(
-                f"torch has no {name}: check a build that returns its module and {name} by lint"
-            )
+            raise ConfigError(f"torch has no {name}: lint a build that returns its module and {name}")
         return [makers[name](groups)]
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError("torch.optim has no Muon before torch 2.9")
