@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -364,7 +364,14 @@ def check(kind: str, changes: dict[str, Any], **options: Any) -> Any:
     return lint(build(kind, recipe), batch_of(kind), loss, **options)
 
 
-def main(part: str = "", **options: Any) -> None:
+def main(part: Annotated[str, tyro.conf.Positional] = "", quick: bool = False) -> None:
+    """Print a row a fault, and a line a right model.
+
+    Args:
+        part: part of the names of faults and right models to try.
+        quick: one seed in place of two.
+    """
+    options = {"seeds": 1} if quick else {}
     torch.set_num_threads(1)
     began, right, total, rows = time.perf_counter(), 0, 0, []
     for name, changes, causes in FAULTS:
@@ -392,4 +399,4 @@ def main(part: str = "", **options: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2], **({"seeds": 1} if "--quick" in sys.argv else {}))
+    tyro.cli(main)

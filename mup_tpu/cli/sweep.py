@@ -234,7 +234,8 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     from mup_tpu.tuning.sweep import forecast, this_machine, tpu, what_is_missing
 
     console = Console()
-    run = replace(how.run, device="xla") if how.dry.on else how.run
+    # What a sweep would cost elsewhere is asked of a folder with runs of this machine, too.
+    run = replace(how.run, device="xla", mix=True) if how.dry.on else how.run
     sweep = sweep_with_precision(sweep, folder, run, console)
     total = len(sweep.trials())
     missing, corpora = what_is_missing(sweep, folder)

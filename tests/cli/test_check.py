@@ -63,7 +63,7 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
     code, out, err = outcome(*command, "--scale", "depth=1,2")
     assert code == 0, err
     assert "exponent of depth" in out
-    for name in ("mup", "sp"):
+    for name in ("μP", "SP"):
         assert re.search(rf"^{name}: (passes|fails); the fastest growing size is the ", out, re.M)
         assert f"{name}: blocks " in out
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {"adamw_tied.png", "adamw_tied.svg"}

@@ -49,7 +49,6 @@ def test_init_writes_a_file_that_runs_as_it_is_and_never_over_another(outcome, t
         ("search", "sweep", "is the file of a sweep, not of a search: `mup-tpu sweep sweep.toml` takes it"),
         ("search", "study", "is the file of a study, not of a search: `mup-tpu sweep study.toml` takes it"),
         ("train --config", "sweep", "is the file of a sweep, not of a trial: `mup-tpu sweep sweep.toml`"),
-        ("plan --at width=512 --budget 1e15", "study", "is the file of a study, not of a sweep"),
         ("check", "search", "is the file of a search, not of a sweep"),
     ],
 )

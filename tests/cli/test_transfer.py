@@ -37,7 +37,7 @@ def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, swe
     code, out, err = outcome("transfer", results, "--at", "width=64", "steps=20", *ALONE)
     assert code == 0, err
     assert "warning: steps 12 became 20" in out
-    assert "width 64, mup" in out
+    assert "width 64, μP" in out
     assert "width 64, sp" in out
     assert len(load_runs(tmp_path / "found_transfer")) == 2
 
@@ -61,7 +61,7 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
     arguments = ["transfer", results, "--at", "depth=3", "--compare", "mup", "--sweep", results]
     code, out, _ = outcome(*arguments)
     assert code == 0 and "a rule for width says nothing of depth" in out
-    assert "depth 3, mup, weight_decay 0" in out
+    assert "depth 3, μP, weight_decay 0" in out
     for bad, sentence in (
         (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
         (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),

@@ -44,7 +44,7 @@ from mup_tpu.data.prepare import prepare
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder, patiently
 from mup_tpu.files import folder as files
-from mup_tpu.jobs import processes
+from mup_tpu.jobs import pools
 from mup_tpu.store import Store, is_search, load_curves, load_runs
 from mup_tpu.store.header import Header, create_header, read_header
 from mup_tpu.tuning.chooser import SearchLog
@@ -563,7 +563,7 @@ def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, ca
 @pytest.mark.slow
 def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, sweep, caplog, monkeypatch):
     """All workers together have as long as one."""
-    monkeypatch.setattr(processes, "_LAST_LOG_S", 2.0)
+    monkeypatch.setattr(pools, "_LAST_LOG_S", 2.0)
     url, ended = moto.url(), threading.Event()
     with server_of(without_logs(moto, ended)) as front, moto.reached(front):
         run_sweep(sweep, url, SweepOptions(), RunOptions(threads=1), Console(quiet=True))
