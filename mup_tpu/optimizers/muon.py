@@ -129,12 +129,14 @@ def orthogonalised(matrices: Sequence[Tensor], steps: int, dtype: str) -> list[T
     a, b, c = _COEFFICIENTS
     alike: dict[tuple[int, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
-        alike.setdefault(tuple(sorted(matrix.shape[-2:])), []).append(i)
+        *outer, rows, columns = matrix.shape
+        alike.setdefault((*outer, *sorted((rows, columns))), []).append(i)
     results = [*matrices]
     for places in alike.values():
         wide = [_wide(matrices[i]) for i in places]
-        x = torch.cat([matrix.flatten(0, -3) if matrix.dim() > 2 else matrix[None] for matrix in wide])
-        x = x.to(torch.bfloat16) if dtype == "bfloat16" else x
+        # Members stay the first axis, so that chips have whole members of a batch and exchange nothing.
+        stacked = torch.stack(wide, -3)
+        x = stacked.to(torch.bfloat16 if dtype == "bfloat16" else stacked.dtype).flatten(0, -3)
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
         # Not `clamp`: XLA's propagation of shardings ends the process at it if batches are split.
         x = x / norm.maximum(torch.full_like(norm, _LEAST_NORM))
@@ -142,9 +144,8 @@ def orthogonalised(matrices: Sequence[Tensor], steps: int, dtype: str) -> list[T
             square = x @ x.mT
             polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
             x = torch.baddbmm(x, polynomial, x, beta=a)
-        counts = [math.prod(matrix.shape[:-2]) for matrix in wide]
-        for i, matrix, part in zip(places, wide, x.split(counts), strict=True):
-            results[i] = _wide(part.view(matrix.shape), matrices[i].shape)
+        for i, part in zip(places, x.view(stacked.shape).unbind(-3), strict=True):
+            results[i] = _wide(part, matrices[i].shape)
     return results
 
 
