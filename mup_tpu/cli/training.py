@@ -52,8 +52,8 @@ def train(
         options: Source and length of the trial, and its report.
     """
     for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
-        if value and run.device != "xla":
-            raise ConfigError(f"{option} needs --device xla, not {run.device}")
+        if value and run.device not in ("tpu", "xla"):
+            raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
     if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
         raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
     if options.continue_to is not None and kept.checkpoints is None:
