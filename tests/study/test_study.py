@@ -280,15 +280,18 @@ def test_losses_of_a_function_that_failed_stop_no_trial_of_the_mended_one(tmp_pa
 
 
 def test_halving_compares_trials_of_one_scale_and_one_rule_alone(tmp_path):
-    """Losses are in proportion to the learning rate; only trials of one group differ by it alone."""
+    """Losses are in proportion to the learning rate; only trials of one group differ by it alone.
+
+    One worker runs the trial with the least loss of all first, and in each group the one with the less.
+    """
     study = Study(
         tmp_path,
-        scale=[{"width": 64, "f": 1.0}, {"width": 128, "f": 9.0}],
+        scale=[{"width": 64, "f": 9.0}, {"width": 128, "f": 1.0}],
         tune={"lr": [1.0, 3.0]},
         compare={"rule": [1, 5]},
         seeds=2,
     )
-    study.run(trainers.behind_its_group, workers=2, halving=True, console=QUIET)
+    study.run(trainers.behind_its_group, workers=1, halving=True, console=QUIET)
     runs = load_runs(tmp_path)
     assert runs.groupby("lr")["status"].unique().map(list).to_dict() == {1.0: ["finished"], 3.0: ["stopped"]}
 
