@@ -172,7 +172,7 @@ def test_every_factor_reaches_both_forms_of_every_update_rule(rule, form, trial)
         else:
             numbers = stacked.step_numbers(range(step, step + 1))[0]
             stack = {n: g[None] for n, g in given.items()}
-            stacked.update(ours, stack, torch.ones(1), state, stacked.factors_KP3, numbers)
+            stacked.update(ours, stack, torch.ones(1), state, stacked.factors_RP3, numbers)
     # Products of stacked matrices may sum in another order, which in Muon's bfloat16 is half a per cent.
     rounding = 0.01 * STEPS * max(peaks) if form == "stack" and "muon" in rule else 0.0
     for n, p in theirs.items():
@@ -212,7 +212,7 @@ def test_parameters_that_a_rule_does_not_take_are_adamws_with_its_state_and_rate
     stacked = StackedOptimizer([trial], parameters, [scalings], lambda t: t)
     ones = {n: torch.ones_like(p) for n, p in zeros.items()}
     numbers = stacked.step_numbers(range(1))[0]
-    stacked.update(zeros, ones, torch.ones(1), state, stacked.factors_KP3, numbers)
+    stacked.update(zeros, ones, torch.ones(1), state, stacked.factors_RP3, numbers)
     for n, p in zeros.items():
         rate = trial.optimizer.learning_rate * scalings[n].learning_rate
         expected = -3 * rate if n in hidden else -0.5 * rate / (1 + trial.optimizer.eps * scalings[n].eps)
