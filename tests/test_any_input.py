@@ -297,6 +297,8 @@ def use_table(table):
 @example(TABLE.assign(width=[64.0] * 3 + [2.0**512] * 3).drop(columns="wall_time_s"))
 @example(TABLE.assign(wall_time_s=[1.0] * 3 + [2.0**129] * 3))
 @example(TABLE.assign(width=[64.0] * 3 + [2.0**512] * 3, wall_time_s=[1.0] * 3 + [2.0**900] * 3))
+@example(pd.concat([TABLE, TABLE[["lr"]]], axis=1))
+@example(TABLE.rename(columns={"steps": 0}))
 def test_a_table(table):
     result_or_sentence(lambda: use_table(check_table(table)))
 

@@ -102,7 +102,14 @@ def _read(path: str | Path) -> pd.DataFrame:
         raise TableError(
             f"{path} is no table, and stands beside one; give results folders alone, or tables alone"
         )
-    return read(path)
+    return _named_once(read(path))
+
+
+def _named_once(table: pd.DataFrame) -> pd.DataFrame:
+    names = pd.Index([str(name) for name in table.columns])
+    if not names.is_unique:
+        raise TableError(f"table has two columns {names[names.duplicated()][0]!r}")
+    return table.set_axis(names, axis="columns")
 
 
 def _load_stored(
@@ -172,7 +179,7 @@ def check_table(
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
     notes: list[Reason] = []
-    table, fixed = table.reset_index(drop=True), STORED_FIXED
+    table, fixed = _named_once(table).reset_index(drop=True), STORED_FIXED
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
         table, shaped = as_rows(table, columns)
         table, named = with_settings(table, columns)

@@ -33,11 +33,7 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
     Raises:
         TableError: an optimum has neither an interval nor a known spacing of its grid, or is not above 0.
     """
-    if (
-        any(means(column) == "loss" for column in table)
-        or columns.loss in table
-        or not table.columns.is_unique
-    ):
+    if any(means(column) == "loss" for column in table) or columns.loss in table:
         return None
     plain = {plain_name(column): str(column) for column in table}
     of_rates = {column: match for key, column in plain.items() if (match := _BEST.fullmatch(key))}

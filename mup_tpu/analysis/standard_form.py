@@ -297,10 +297,10 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
 
 
 def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
-    """Check that the needed columns and the named ones are there, each once and for one thing.
+    """Check that the needed columns and the named ones are there, each for one thing.
 
     Raises:
-        TableError: one is missing, occurs twice, or was named for two things.
+        TableError: one is missing, or was named for two things.
     """
     needed = (columns.scale, columns.hyperparameter, columns.loss)
     missing = [column for column in needed if column not in table]
@@ -322,8 +322,6 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
         raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
     if len(set(needed)) < len(needed):
         raise TableError(f"scale, hyperparameter and loss must be three columns, not {', '.join(needed)}")
-    if not table.columns.is_unique:
-        raise TableError(f"table has two columns {table.columns[table.columns.duplicated()][0]!r}")
 
 
 def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]) -> None:

@@ -322,7 +322,6 @@ def test_states_that_are_not_known_are_listed_with_how_to_map_them():
         (runs(), Columns(scale="lr"), "must be three columns, not lr, lr, loss"),
         (runs(seed=[None] + [0] * 11), Columns(), "seed is empty in row 0"),
         (runs(parametrization=["mup"] * 11 + [None]), Columns(), "parametrization is empty in row 11"),
-        (pd.concat([runs(), runs()[["loss"]]], axis=1), Columns(), "two columns 'loss'"),
         (
             runs(width=["wide"] * 12),
             Columns(),
@@ -335,6 +334,14 @@ def test_states_that_are_not_known_are_listed_with_how_to_map_them():
 def test_columns_that_are_not_what_they_should_be_are_named(frame, columns, sentence):
     with pytest.raises(TableError, match=sentence):
         check_table(frame, columns)
+
+
+@pytest.mark.parametrize("without", ["", "loss", "width", "lr"])
+def test_a_name_of_two_columns_is_refused_whatever_it_names(without):
+    frame = runs(status="finished", trial_id="a", wall_time_s=1.0, other=0).drop(columns=without or [])
+    for name in frame:
+        with pytest.raises(TableError, match=f"table has two columns '{name}'"):
+            check_table(pd.concat([frame, frame[[name]]], axis=1))
 
 
 def test_a_cost_that_is_no_number_is_noted_and_not_used():

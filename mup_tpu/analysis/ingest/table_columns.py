@@ -196,7 +196,7 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
     """Return the likeliest column of this meaning; columns that vary come first."""
     ranked = sorted((rank, i) for i, name in enumerate(table) if (rank := _rank(name, what)) is not None)
     candidates = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
-    if not candidates or not table.columns.is_unique:
+    if not candidates:
         return None
     if part == "scale":
         candidates = [(rank, name) for rank, name in candidates if distinct(table[name]) > 1] or candidates
@@ -228,8 +228,6 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     Raises:
         TableError: either of two columns may be meant.
     """
-    if not table.columns.is_unique:
-        return None
     ranks = {
         str(name): rank for name in table if (rank := _rank(name, "lr")) and not table[name].isna().all()
     }

@@ -136,7 +136,9 @@ def _excel(path: str | Path) -> pd.DataFrame:
     if len(filled) != 1:
         names = ", ".join(map(str, filled)) or "none"
         raise ValueError(f"it has {len(filled)} sheets with rows ({names}), not one: save one as CSV")
-    return next(iter(filled.values()))
+    ((name, sheet),) = filled.items()
+    _check_names(pd.read_excel(path, sheet_name=name, header=None, nrows=1))
+    return sheet
 
 
 def _markdown(text: str) -> pd.DataFrame:
@@ -150,6 +152,7 @@ def _markdown(text: str) -> pd.DataFrame:
         if "|" in line
     ]
     head, _, *others = rows
+    _check_names(pd.DataFrame([head]))
     whole = "\n".join("\t".join(row) for row in [head, *others] if len(row) == len(head))
     return pd.read_csv(io.StringIO(whole), sep="\t")  # which also tells numbers from text
 
@@ -168,7 +171,16 @@ def _delimited(content: bytes) -> pd.DataFrame:
     table = _with_cells_as_columns(rows)
     if len(table.columns) > 1 and all(as_number(name) is not None for name in table.columns):
         raise ValueError("its first line holds numbers, not names of columns")
+    _check_names(pd.read_csv(io.BytesIO(head), sep=delimiter, header=None))
     return table
+
+
+def _check_names(heading: pd.DataFrame) -> None:
+    # pandas calls the second of two columns x "x.1", which nothing reads.
+    names = heading.iloc[0].dropna().astype(str)
+    doubled = names[names.duplicated() & (names != "")]
+    if len(doubled):
+        raise ValueError(f"it has two columns {doubled.iloc[0]!r}")
 
 
 def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:

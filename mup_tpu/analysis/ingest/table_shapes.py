@@ -54,7 +54,7 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     Raises:
         TableError: it holds curves, and the names of their runs lack width or learning rate.
     """
-    if not table.columns.is_unique or any(means(name) == "loss" for name in table) or columns.loss in table:
+    if any(means(name) == "loss" for name in table) or columns.loss in table:
         return table, []
     if (by_step := _metrics_in_rows(table)) is not None:
         return by_step, []
@@ -193,8 +193,6 @@ def meaning_at_end(text: str) -> str:
 
 def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
     """Add the settings that only the names of runs have as columns; return the table and notes on them."""
-    if not table.columns.is_unique:  # refused later, with their names
-        return table, []
     known = {means(name) for name in table} - {""}
     known |= {what for what, axis in AXES.items() if getattr(columns, axis) in table}
     known |= {"parametrization"} if columns.parametrization in table else set()

@@ -324,7 +324,7 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
     A standard deviation needs the number of runs, in a column beside it.
     """
     loss, error = columns.loss, columns.loss_error
-    if loss not in table or error in table or not table.columns.is_unique:
+    if loss not in table or error in table:
         return table, columns, []
     cells, parts = table[loss], {}
     if cells.dtype.kind not in "iufb":

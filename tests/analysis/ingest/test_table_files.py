@@ -89,6 +89,9 @@ def test_pandas_files_of_any_name_are_read(tmp_path, name):
         ("runs", b"width,lr", "is not of a kind that is read"),
         ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
         ("runs.csv", b"64,0.1,2\n", "its first line holds numbers, not names of columns"),
+        ("runs.csv", b"lr,width,loss,lr\n0.1,64,2,0.2\n", "cannot be read: it has two columns 'lr'"),
+        ("runs.csv", b"lr,width,loss, lr\n0.1,64,2,0.2\n", "table has two columns 'lr'"),
+        ("runs.md", b"| lr | loss | loss |\n|--|--|--|\n| 0.1 | 2 | 3 |\n", "it has two columns 'loss'"),
         (
             "runs.csv.gz",
             gzip.compress(CSV.encode(), mtime=0)[:40],
@@ -152,6 +155,9 @@ def test_a_workbook_is_read_with_its_package_or_refused_in_a_sentence(tmp_path):
             read_file(tmp_path / "runs.xlsx")
     else:
         pd.testing.assert_frame_equal(read_file(tmp_path / "runs.xlsx"), TABLE)
+        pd.concat([TABLE, TABLE[["lr"]]], axis=1).to_excel(tmp_path / "runs.xlsx", index=False)
+        with pytest.raises(TableError, match="it has two columns 'lr'"):
+            read_file(tmp_path / "runs.xlsx")
 
 
 @pytest.mark.parametrize(
