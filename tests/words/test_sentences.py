@@ -58,16 +58,13 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
         ),
         (Reason.of("few scales", needed=3, known=2), "a verdict needs 3 widths, and there are 2"),
         (
-            Reason.of("scatter", tau=0.123, count=4, settles=True),
-            "the optima scatter by 0.12 octaves between widths, which seeds do not reduce: a fourth width "
-            "would "
-            "settle the verdict",
+            Reason.of("another scale", count=4, settles=True),
+            "seeds alone do not make the interval of α narrow enough: a fourth width would settle the "
+            "verdict",
         ),
         (
-            Reason.of("scatter", tau=0.123, count=9, settles=False),
-            "the optima scatter by 0.12 octaves between widths, which seeds do not reduce: the 9th width "
-            "is the "
-            "next step",
+            Reason.of("another scale", count=9, settles=False),
+            "seeds alone do not make the interval of α narrow enough: the 9th width is the next step",
         ),
         (
             Reason.of("over budget", costs=COSTS, cost=500.0, left=49.0),
