@@ -87,19 +87,18 @@ def test_text_from_a_table_is_not_markup(tmp_path):
     assert "How the runs were made" not in page and "git commit" not in page, "a table does not say"
 
 
-def test_a_verdict_ends_in_what_to_do(quickstart):
+def test_a_verdict_ends_in_what_to_do():
     """Advice on the smallest width's optimum at the largest, with its cost."""
-    analysis, _ = quickstart
+    analysis = analyze(load_table(RESULTS / "nanogpt_mup"))
     advice = {result.compared: details(result, analysis)[0] for result in analysis.results}
     mup = next(result for result in analysis.results if result.compared == "mup")
-    if_open = {"TRANSFERS": "use", "INCONCLUSIVE": "if you use"}[mup.verdict.decision]
     value, regret = power(mup.optima[0].x, ".1f"), mup.headline_regret
     assert advice["mup"] == (
-        f"{if_open} learning rate {value}, the optimum of width 64, at width 384: the expected cost is "
+        f"use learning rate {value}, the optimum of width 64, at width 512: the expected cost is "
         f"{regret.value:.3f} nat, at most {regret.high:.3f} nat"
     )
     assert advice["sp"].startswith("do not use learning rate 2^-")
-    assert ", the optimum of width 64, at width 384: the optimum there is 2^-7." in advice["sp"]
+    assert ", the optimum of width 64, at width 512: the optimum there is 2^-11." in advice["sp"]
 
 
 def test_an_open_verdict_advises_nothing():
@@ -186,12 +185,12 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     (tmp_path / "check").mkdir()
     measured.query("parametrization == 'mup'").to_parquet(tmp_path / "check" / "coord_check.parquet")
     sweeps = tmp_path / "sweeps"
-    for rule in ("mup", "sp"):
+    for rule in ("mup", "lost_multipliers"):
         shutil.copytree(RESULTS / "ablations" / rule, sweeps / rule)
     folders = {
         RESULTS / "tune_small": ("a search of",),
         tmp_path / "check": ("as depth grows",),
-        sweeps: ("2 verdicts: ", "1 DRIFTS", "μP", "-0.63 (-0.86 to -0.33)"),
+        sweeps: ("2 verdicts: ", "1 DRIFTS", "μP", "-0.86 (-1.38 to -0.31)"),
     }
     for folder, sentences in folders.items():
         out = tmp_path / f"{folder.name}.html"
