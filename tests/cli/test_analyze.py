@@ -90,7 +90,7 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
     code, _, _ = outcome("analyze", folder.parent, "--report", "--out", page)
     text = page.read_text(encoding="utf-8")
     assert code == 0 and "\n## Width\n" in text and " | 64–256 |" in text and "](sweeps.png)" in text
-    assert {p.name for p in page.parent.iterdir()} == {"README.md", "sweeps.png", "sweeps.svg", "sweeps.csv"}
+    assert {p.name for p in page.parent.iterdir()} == {"README.md", "sweeps.png", "sweeps.svg"}
     code, _, _ = outcome("analyze", "--report", folder)
     assert code == 0 and note in html.unescape((folder / "report.html").read_text(encoding="utf-8"))
     code, out, _ = outcome("analyze", "--next", folder)
