@@ -128,7 +128,7 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
     assert found[1:] == []
     assert replay_python.parents[1].resolve() in installed.resolve().parents
     assert "analyze" in run(replay_python.parent / "mup-tpu", "--help")
-    assert "DRIFTS" in run(replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "quickstart")
+    assert "DRIFTS" in run(replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "nanogpt_mup")
     command = [replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "muon_transfer"]
     assert "spent so far" in run(*command, "--next", "--report", "--out", "x.html")
     assert (tmp_path / "x.html").stat().st_size > 100_000

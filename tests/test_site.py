@@ -34,7 +34,8 @@ def test_the_snippet_for_python_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "docs/reference/python.md", "exec"), {})
-    assert "SP: DRIFTS" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "μP: TRANSFERS" in out and "SP: DRIFTS" in out and "at width 1024" in out
     assert (tmp_path / "transfer.png").exists()
 
 

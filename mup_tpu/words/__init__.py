@@ -16,6 +16,6 @@ def summary(result: TransferAnalysis | Predictions) -> str:
     Examples:
         >>> from mup_tpu.analysis import predict
         >>> print(summary(predict("results/lr_transfer", "width=1024")).split(";")[0])
-        mup: learning rate 2^-5.16 = 0.028 at width 1024 (1 octave beyond width 512)
+        μP: learning rate 2^-5.16 = 0.028 at width 1024 (1 octave beyond width 512)
     """
     return predictions.summary(result) if isinstance(result, Predictions) else verdicts.summary(result)

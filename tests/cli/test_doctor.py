@@ -107,7 +107,7 @@ main(sys.argv[1:])
         (["--version"], 0, "mup-tpu "),
         (["doctor"], 0, "MUP_TPU_CACHE is not set, and this user has no home folder"),
         (["ask", "/nowhere"], 2, "error: results folder /nowhere holds no study"),
-        (["analyze", RESULTS / "quickstart"], 0, "SP: DRIFTS"),
+        (["analyze", RESULTS / "nanogpt_mup"], 0, "SP: DRIFTS"),
         (["train", "--steps", "1"], 2, "error: MUP_TPU_CACHE is not set, and this user has no home folder"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
