@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import matplotlib
@@ -256,21 +256,26 @@ def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
 
     def of(kind: str, rule: str, source: str = "") -> str:
         found = pool(sweeps[sweeps["source"].str.contains(source)]) if source else pooled
-        row = found[(found["growing"] == kind) & (found["rule"] == rule)].iloc[0]
-        return f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        return _exponent(found[(found["growing"] == kind) & (found["rule"] == rule)].iloc[0])
+
+    def falls(rule: str) -> str:
+        row = sweeps[(sweeps["sweep"] == "hyperball_width") & (sweeps["rule"] == rule)].iloc[0]
+        return f"{(row['to'] / row['from']) ** -row['alpha']:.1f}"
 
     return (
         "- **Width.** μP's best rate stays, over three sources. SP's falls; sources differ more than their\n"
         "  errors.\n"
         "- **Tokens, at fixed size and batch.** Step Law's rate stays,\n"
         f"  {of('tokens', 'SP', 'steplaw')}; their law's 0.307 is along a batch that grows too. Over longer\n"
-        "  spans Muon's, MuonH's and AdamH's fall.\n"
+        "  spans Muon's and MuonH's fall; AdamH's is open.\n"
         "- **Batch, at fixed tokens.** It rises, by less than a root, in both sources:\n"
         f"  {of('batch size', 'SP', 'steplaw')} and {of('batch size', 'SP', 'martin-marek')}.\n"
-        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's and MuonH's fall.\n"
-        "- **Depth**, 4 layers to 512: AdamH's stays; Adam's, MuonH's and, most, Muon's fall.\n"
-        "- **Hyperball**, without a factor. From width 128 to 2048 AdamH's rate falls 1.6 times, MuonH's\n"
-        "  1.8 (the authors say 1.4; their figure ends at 1024); Adam's and Muon's fall twice as much.\n"
+        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's and MuonH's fall,\n"
+        "  within intervals that hold 0.\n"
+        "- **Depth**, 4 layers to 512: Adam's falls, Muon's most; intervals of AdamH and MuonH hold 0.\n"
+        "- **Hyperball**, without a factor. From width 128 to 2048 the best rate falls\n"
+        f"  {falls('AdamH')} times for AdamH and {falls('MuonH')} for MuonH (the authors say 1.4), within\n"
+        f"  intervals that hold 0; {falls('Adam')} times for Adam and {falls('Muon')} for Muon.\n"
     )
 
 
@@ -285,7 +290,7 @@ way of growing.
 (random effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no
 law: they are no random sample, and sweeps that share runs are not independent.
 `python scripts/public_tables.py --tables FOLDER` makes this page, and [pooled.csv](pooled.csv), which has
-single sweeps and ours too, in a minute of two cores. Repositories are under MIT, Apache 2.0 (marin) or no
+single sweeps and ours too, in minutes of one core. Repositories are under MIT, Apache 2.0 (marin) or no
 licence (Gemstone).
 """
 _SOURCES = """\
@@ -303,10 +308,15 @@ def _table(rows: pd.DataFrame, names: list[str], last: str = "") -> str:
     cells = []
     for row in rows.to_dict("records"):
         known = row["high"] - row["low"] < 4
-        alpha = f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})" if known else "not known"
+        alpha = _exponent(row) if known else "not known"
         first = [f"{row[n]:,g}" if isinstance(row[n], int | float) else str(row[n]) for n in names]
         cells.append([*first, alpha, *([row[last]] if last else [])])
     return _markdown([*names, "α (95 %)", *([last] if last else [])], cells)
+
+
+def _exponent(row: Mapping[str, float] | pd.Series) -> str:
+    alpha, low, high = (f"{round(row[name], 2) + 0.0:.2f}" for name in ("alpha", "low", "high"))  # not -0.00
+    return f"{alpha} ({low} to {high})"
 
 
 def _markdown(headings: list[str], rows: list[list[str]]) -> str:
