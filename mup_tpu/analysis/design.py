@@ -179,8 +179,8 @@ def _another_scale(ask: _Open) -> Batch | None:
     cells = new_scale(ask.evidence.estimates, ask.evidence.drift)
     count = len(ask.evidence.estimates) + 1
     reason = Reason.of("another scale", count=count, settles=settles)
-    found = ask.batch(cells, reason)
-    return replace(found, to_verdict=found.cost) if settles else found
+    batch = ask.batch(cells, reason)
+    return replace(batch, to_verdict=batch.cost) if settles else batch
 
 
 def _seeds(ask: _Open) -> Batch:

@@ -147,15 +147,15 @@ def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ())
     Returns:
         Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter.
     """
-    held = pairs = 0
+    falling = pairs = 0
     for small, large in pairwise(curves):
         _, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
         both = np.isfinite(small.mean_G[i])
-        held += int((large.mean_G[j][both] < small.mean_G[i][both]).sum())
+        falling += int((large.mean_G[j][both] < small.mean_G[i][both]).sum())
         pairs += int(both.sum())
     known = [(a, b) for a, b in pairwise(optima) if a.is_known and b.is_known]
     optima_held = sum(b.loss < a.loss for a, b in known)
-    return WiderIsBetter(held, pairs, _trend(curves), optima_held, len(known))
+    return WiderIsBetter(falling, pairs, _trend(curves), optima_held, len(known))
 
 
 def _trend(curves: Sequence[LossCurve]) -> float:

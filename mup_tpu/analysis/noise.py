@@ -96,10 +96,10 @@ def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
     """
     finite = [c for c in curves if np.isfinite(c.mean_G).sum() >= _PARAMETERS]
     rises = [np.sort(c.mean_G[np.isfinite(c.mean_G)] - c.mean_G.min())[_PARAMETERS - 1] for c in finite]
-    usual = float(np.median(rises)) if rises else 0.0
-    if usual <= 0:
+    typical = float(np.median(rises)) if rises else 0.0
+    if typical <= 0:
         return 0.0, 1
-    sigma_N = usual * _NOISES
+    sigma_N = typical * _NOISES
     log_N = np.zeros(len(sigma_N))
     for curve in finite:
         for n, sigma in enumerate(sigma_N):

@@ -107,9 +107,9 @@ class Predictions:
         Raises:
             KeyError: there is none.
         """
-        for found in self.predictions:
-            if found.compared == compared and target in (None, found.target):
-                return found
+        for rule in self.predictions:
+            if rule.compared == compared and target in (None, rule.target):
+                return rule
         raise KeyError((compared, target))
 
     def to_frame(self) -> pd.DataFrame:
@@ -144,7 +144,7 @@ class Predictions:
             "scale": self.scale,
             "hyperparameter": self.hyperparameter,
             "epsilon": self.analysis.epsilon,
-            "predictions": [found.to_dict() for found in self.predictions],
+            "predictions": [rule.to_dict() for rule in self.predictions],
         }
 
 
@@ -187,7 +187,7 @@ def predict_analysis(
     Raises:
         TableError: no rule has two scales with a known optimum.
     """
-    found: list[RulePrediction] = []
+    made: list[RulePrediction] = []
     notes, trends = list[Reason](), dict[str, Trend]()
     for result in analysis.results:
         claimed = claims(result.compared, kind_of(analysis.scale)) if claim is None else claim
@@ -199,14 +199,14 @@ def predict_analysis(
             continue
         trends[result.compared] = trend
         unclaimed = priors_of(analysis.scale)
-        found += [_predict(result, trend, unclaimed, target, analysis.epsilon, seed) for target in targets]
-    if not found:
+        made += [_predict(result, trend, unclaimed, target, analysis.epsilon, seed) for target in targets]
+    if not made:
         most = max(sum(o.is_bracketed for o in result.optima) for result in analysis.results)
         raise TableError(
             f"no rule can be predicted: {LEAST} {columns.label(analysis.scale)}s with an optimum inside the "
             f"grid are needed, and the best rule has {most}"
         )
-    return Predictions(analysis, tuple(targets), tuple(found), trends, tuple(notes))
+    return Predictions(analysis, tuple(targets), tuple(made), trends, tuple(notes))
 
 
 def _predict(

@@ -69,17 +69,17 @@ def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
             rows=len(ids),
             fingerprint=fingerprint(ids),
             scales=tuple(sorted(table.runs["scale"].unique().tolist())),
-            compared=found.compared,
+            compared=rule.compared,
             scale_column=predictions.scale,
             hyperparameter=predictions.hyperparameter,
-            scale=found.scale,
-            x=found.x,
-            half=found.half,
-            interval=found.interval,
-            expected_cost=found.taking.expected if math.isfinite(found.taking.expected) else None,
-            loss=(found.loss.loss, found.loss.low, found.loss.high) if found.loss else None,
+            scale=rule.scale,
+            x=rule.x,
+            half=rule.half,
+            interval=rule.interval,
+            expected_cost=rule.taking.expected if math.isfinite(rule.taking.expected) else None,
+            loss=(rule.loss.loss, rule.loss.low, rule.loss.high) if rule.loss else None,
         )
-        for found in predictions.predictions
+        for rule in predictions.predictions
     ]
 
 
@@ -104,9 +104,9 @@ def score(kept: Iterable[KeptPrediction], analysis: TransferAnalysis) -> list[Sc
         if p.hyperparameter != analysis.hyperparameter or p.scale_column != analysis.scale:
             continue
         optima = results[p.compared].optima if p.compared in results else ()
-        found = next((o for o in optima if math.isclose(o.scale, p.scale, rel_tol=1e-6)), None)
-        if found is None or p.scale in p.scales or not math.isfinite(found.loss):
+        optimum = next((o for o in optima if math.isclose(o.scale, p.scale, rel_tol=1e-6)), None)
+        if optimum is None or p.scale in p.scales or not math.isfinite(optimum.loss):
             continue
-        known = (found.x, found.se) if found.is_bracketed else (math.nan, math.nan)
-        scores.append(Score(p, *known, loss=found.loss))
+        known = (optimum.x, optimum.se) if optimum.is_bracketed else (math.nan, math.nan)
+        scores.append(Score(p, *known, loss=optimum.loss))
     return scores

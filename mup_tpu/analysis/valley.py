@@ -216,8 +216,8 @@ def _fit_window(
     x_W, y_W = x_G[window], mean_G[window]
     rise_W = y_W - y_W.min()
     others_W = rise_W[rise_W > 0]
-    usual = float(np.median(others_W)) if len(others_W) else 1.0
-    variance_W = error_G[window] ** 2 + (share_G[window] * rise_W * (1 + rise_W / (_STEEP * usual))) ** 2
+    typical = float(np.median(others_W)) if len(others_W) else 1.0
+    variance_W = error_G[window] ** 2 + (share_G[window] * rise_W * (1 + rise_W / (_STEEP * typical))) ** 2
     variance_W = np.maximum(variance_W, 1e-12 * max(float(np.abs(y_W).max()), 1e-300) ** 2)
     ends = max(bounds[0], x_G[0] - BEYOND), min(bounds[1], x_G[-1] + BEYOND)
     at_X = np.linspace(*ends, max(3, round((ends[1] - ends[0]) / _COARSE) + 1))

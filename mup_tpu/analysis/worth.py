@@ -124,12 +124,12 @@ def worth(estimates: Sequence[Estimate], headline: Regret | None) -> Worth:
 
 def with_penalties(rules: Sequence[Worth]) -> list[Worth]:
     """Return the rules of one table with R(∞), against the lowest irreducible loss of the others."""
-    found = []
-    for i, own in enumerate(rules):
+    penalised = []
+    for i, rule in enumerate(rules):
         others = [r.irreducible for k, r in enumerate(rules) if k != i and r.irreducible.is_known]
         best = min(others, key=lambda limit: limit.value, default=UNKNOWN)
-        found.append(replace(own, penalty=own.irreducible.plus(best.times(-1.0))))
-    return found
+        penalised.append(replace(rule, penalty=rule.irreducible.plus(best.times(-1.0))))
+    return penalised
 
 
 def approach(
