@@ -120,7 +120,14 @@ def _check_module(text: str, points: Check, lr: float, is_compared: bool, json: 
         from mup_tpu.parametrize import coord_check, lint
 
         build = load(text, "module")
-        batch, loss = (load(f"{text.partition(':')[0]}:{name}", "module") for name in ("batch", "loss"))
+        module = text.partition(":")[0]
+        try:
+            batch, loss = (load(f"{module}:{name}", "module") for name in ("batch", "loss"))
+        except ConfigError:
+            raise ConfigError(
+                f"module {module} lacks batch, a value or a function that returns one, or "
+                "loss(module, batch): a check trains with both"
+            ) from None
     sizes = [int(size) for size in points.scale.values]
     options: dict[str, Any] = {
         "widths": sizes, "lr": lr, "steps": points.steps, "seeds": points.num_seeds, "seconds": points.seconds

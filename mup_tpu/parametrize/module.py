@@ -32,7 +32,7 @@ class FactorTable(pd.DataFrame):
     """Table that prints all of its rows and columns."""
 
     def __repr__(self) -> str:
-        return self.to_string(float_format="{:.4g}".format)
+        return self.to_string(float_format="{:.4g}".format, na_rep="–")
 
 
 @dataclass(frozen=True)
