@@ -205,12 +205,12 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
     done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     sentence = "mup_tpu.parametrize needs torch, which is not installed: pip install '.[train]'"
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
-    # Ray is looked for only where there is an address to ask.
+    # An address is asked without ray.
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:6379"}
     doctor = [replay_python.parent / "mup-tpu", "doctor"]
     found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
     assert found.returncode == 0, found.stderr
-    assert "127.0.0.1:6379, not asked, as ray is not installed" in found.stdout
+    assert "no Ray cluster answers at address '127.0.0.1:6379'" in found.stdout
     assert "- torch is not installed: training needs it, pip install '.[train]'" in found.stdout
 
 
