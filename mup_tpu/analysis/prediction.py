@@ -13,7 +13,6 @@ import scipy
 
 from mup_tpu.analysis.expected_loss import expected_loss
 from mup_tpu.analysis.load import Runs, run_table
-from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.targets import Target, read_targets
@@ -151,7 +150,7 @@ class Predictions:
 def predict(
     table: Runs,
     at: str | Sequence[str],
-    epsilon: float = EPSILON,
+    epsilon: float | None = None,
     seed: int = 0,
     claim: bool | None = None,
 ) -> Predictions:
@@ -165,7 +164,7 @@ def predict(
     Args:
         table: runs, as for `analyze`.
         at: targets, NAME=VALUE: the table's scale, or a column that follows from it, such as params.
-        epsilon: largest regret that does not matter, nat per token.
+        epsilon: largest regret that does not matter, as for `analyze`.
         seed: seed of the draws; the same table and seed give the same numbers.
         claim: whether every rule claims to keep the optimum along the scale; None for the claims of rules
         that the package knows by their name.

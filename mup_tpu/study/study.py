@@ -12,7 +12,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +23,7 @@ from mup_tpu import words
 from mup_tpu.analysis import analyze, load_table, predict
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.prediction import Predictions
+from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import SequenceOptions, parse_number, require_above_zero, unknown_key
 from mup_tpu.config.fields import require_count
@@ -303,24 +304,38 @@ class Study:
                 leases.forget(lease.trial.id)
         return lease.trial
 
-    def verdict(self) -> TransferAnalysis:
+    def verdict(self, epsilon: float | None = None, unit: str = "nat") -> TransferAnalysis:
         """Return the analysis of stored trials; printed, it says each verdict in a sentence.
+
+        Args:
+            epsilon: largest regret that does not matter, in the unit; by default 0.01 nat, and in another
+                unit 2 % of what the scales differ by at their best.
+            unit: unit of the losses, as people read it: "nat" per token, "MSE".
 
         Raises:
             StoreError: nothing is stored yet.
             TableError: the stored trials cannot be analysed.
         """
-        return PrintedAnalysis(**_fields_of(analyze(load_table(self.folder))))
+        return PrintedAnalysis(**_fields_of(analyze(self._table(unit), epsilon)))
 
-    def predict(self, **target: float) -> Predictions:
+    def predict(self, epsilon: float | None = None, unit: str = "nat", **target: float) -> Predictions:
         """Predict optimum, cost and loss at a scale that was not run: `predict(width=8192)`.
+
+        Args:
+            epsilon: as for `verdict`.
+            unit: as for `verdict`.
+            target: value of the scale.
 
         Raises:
             StoreError: nothing is stored yet.
             TableError: the target is not along the scale, or two scales have no known optimum.
         """
-        made = predict(self.folder, [f"{name}={value}" for name, value in target.items()])
+        made = predict(self._table(unit), [f"{name}={value}" for name, value in target.items()], epsilon)
         return PrintedPredictions(**_fields_of(made))
+
+    def _table(self, unit: str) -> RunTable:
+        table = load_table(self.folder)
+        return replace(table, columns=replace(table.columns, unit=unit))
 
     def plot(self, name: str = "transfer") -> Figure:
         """Draw a figure of stored trials.

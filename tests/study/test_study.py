@@ -21,7 +21,7 @@ import mup_tpu
 from mup_tpu import Study, octaves
 from mup_tpu.analysis import load_table
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.study import Report, Trial
@@ -84,6 +84,18 @@ def test_a_function_gets_its_verdicts_and_its_figures(whole):
         assert shown._repr_html_().count("<tr") > 2
     with pytest.raises(ConfigError, match="plot 'nothing' is not one of transfer"):
         study.plot("nothing")
+
+
+def test_a_loss_of_another_unit_has_its_own_epsilon(whole):
+    study = valley_study(whole)
+    assert "nat" in str(study.verdict())
+    for shown in (study.verdict(unit="MSE"), study.verdict(epsilon=0.5, unit="MSE")):
+        assert " MSE at width 1024" in str(shown) and " nat " not in str(shown)
+    assert study.verdict(unit="MSE").epsilon != study.verdict().epsilon == 0.01
+    assert study.verdict(epsilon=0.5, unit="MSE").epsilon == 0.5
+    assert study.predict(epsilon=0.5, unit="MSE", width=8192).analysis.epsilon == 0.5
+    with pytest.raises(TableError, match="epsilon 0"):
+        study.verdict(epsilon=0)
 
 
 def test_rows_hold_the_values_under_their_own_names(whole):
