@@ -38,7 +38,7 @@ def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, swe
     assert code == 0, err
     assert "warning: steps 12 became 20" in out
     assert "width 64, μP" in out
-    assert "width 64, sp" in out
+    assert "width 64, SP" in out
     assert len(load_runs(tmp_path / "found_transfer")) == 2
 
 
