@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Device, Execution, Repeated, Step, why_no_gpu
+from mup_tpu.devices.base import Device, Execution, Repeated, Step, chunk_of, why_no_gpu
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, as_traced, inductor, without_advice_on_tf32
 from mup_tpu.errors import ConfigError
-
-_LONGEST_CHUNK = 100
-_CHUNK_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class CudaDevice(Device):
     recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
     def longest_chunk(self, batch_bytes: int) -> int:
-        """Return the most steps of a chunk: 100, about a second; fewer above 64 MiB of tokens."""
-        return max(1, min(_LONGEST_CHUNK, _CHUNK_BYTES // batch_bytes))
+        return chunk_of(batch_bytes)
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Place a stack, padded with its last item to `length`: graphs have one shape."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Device, Execution, Repeated, Step
+from mup_tpu.devices.base import Device, Execution, Repeated, Step, chunk_of, padded
 from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.graphs import trace
 from mup_tpu.devices.peak import GENERATIONS
@@ -27,8 +27,6 @@ from mup_tpu.errors import ConfigError, reason
 from mup_tpu.internals.torch import tree_flatten
 
 ON_CPU = "tpu:CPU"
-_CHUNK = 100  # most steps of a chunk
-_CHUNK_BYTES = 64 * 2**20  # most bytes of a chunk's batches
 _USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
 
 _COUNTS = {"compilations": 0, "compile_s": 0.0, "executions": 0, "transfers_to_host": 0, "fallbacks": 0}
@@ -46,13 +44,11 @@ class TpuDevice(Device):
     compiles: bool = True
 
     def longest_chunk(self, batch_bytes: int) -> int:
-        """Return the steps of a chunk: 100, handed over as fast as one; fewer if batches are large."""
-        return min(_CHUNK, max(1, _CHUNK_BYTES // batch_bytes))
+        return chunk_of(batch_bytes)
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Place items (S, ...), padded with zeros to `length` items."""
-        if missing := length - len(stack):
-            stack = torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])])
+        stack = padded(stack, length)
         if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
             stack = stack.int()
         return stack.to(self.torch_device)
@@ -107,7 +103,7 @@ class Chunks:
 
 
 def _without_changes(traced: Callable[..., Any], tensors: list[list[Tensor]]) -> Callable[..., Any]:
-    """Return a traced step that gives new tensors and its result, instead of changing its first tensors."""
+    """Return the traced step as a pure function: new values of its first tensors, then its result."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def pure(*given: Tensor) -> tuple[Tensor, ...]:

@@ -23,7 +23,17 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mup_tpu.devices.base import ONE_DEVICE, Device, Execution, MeshShape, Repeated, Step, choose_mesh
+from mup_tpu.devices.base import (
+    ONE_DEVICE,
+    Device,
+    Execution,
+    MeshShape,
+    Repeated,
+    Step,
+    choose_mesh,
+    chunk_of,
+    padded,
+)  # fmt: skip
 from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.peak import GENERATIONS, tpu_device_files, tpu_generation
 from mup_tpu.errors import ConfigError, reason
@@ -31,10 +41,6 @@ from mup_tpu.files import cache_root
 from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 from mup_tpu.tpu import private
 from mup_tpu.tpu.xla_loop import XlaLoop
-
-_CHUNK = 100  # most steps of a chunk
-
-_CHUNK_BYTES = 64 * 2**20  # most bytes of a chunk's batches, on the host and on each device
 
 _USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
 
@@ -113,13 +119,11 @@ class XlaDevice(Device):
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def longest_chunk(self, batch_bytes: int) -> int:
-        """Return the steps of a chunk: 100, handed over as fast as one; fewer if batches are large."""
-        return min(_CHUNK, max(1, _CHUNK_BYTES // batch_bytes))
+        return chunk_of(batch_bytes)
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Place items (S, ...), spread over an axis of the mesh, padded with zeros to `length` items."""
-        if missing := length - len(stack):
-            stack = torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])])
+        stack = padded(stack, length)
         if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
             stack = stack.int()
         return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
