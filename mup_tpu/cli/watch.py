@@ -19,7 +19,7 @@ from mup_tpu.errors import MupTpuError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mup_tpu.analysis.transfer import TransferAnalysis
+    from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 
 _RECENT = 20  # rows whose times give the time left
 _RUNNING, _FAILURES = 8, 4  # lines shown of each
@@ -177,7 +177,7 @@ class Watched:
             parts += [f"best loss so far: {best:.4f}"] if math.isfinite(best) else []
             parts += [f"no optimum yet: {self.why_not}"]
         else:
-            parts += [self._optima_table(result.compared) for result in self.analysis.results]
+            parts += [self._optima_table(result) for result in self.analysis.results]
             parts += [verdicts.verdict(result, self.analysis) for result in self.analysis.results]
         failed = self.runs[self.runs["status"] == "failed"]
         reasons = failed["reason"].dropna().astype(str).value_counts()
@@ -188,27 +188,26 @@ class Watched:
         lines = [f"running: {trial}: {doing}" for trial, doing in self.running[:_RUNNING]]
         return lines + ([f"and {more} more"] if (more := len(self.running) - _RUNNING) > 0 else [])
 
-    def _optima_table(self, compared: str) -> Table:
+    def _optima_table(self, result: TransferResult) -> Table:
         from mup_tpu.config.columns import label
         from mup_tpu.words.names import name
         from mup_tpu.words.tables import optima_table
 
         assert self.analysis is not None
-        (result,) = (r for r in self.analysis.results if r.compared == compared)
         table = optima_table(result, self.analysis.columns, "")
         optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
         rows = []
         for row, optimum in zip(table.rows, optima, strict=True):
             curve = next((c for c in result.curves if c.scale == optimum.scale), None)
             runs = "-" if curve is None else str(int(curve.count_G.sum()))
-            first = self._first.get((compared, optimum.scale), math.nan)
+            first = self._first.get((result.compared, optimum.scale), math.nan)
             width = optimum.high - optimum.low
             narrows = f"{first:.2f} → {width:.2f}" if math.isfinite(width) else "-"
             best = f"2^{optimum.best_x:.1f}" if math.isfinite(optimum.best_x) else "-"
             at = f"2^{optimum.x:.2f}" if optimum.is_bracketed else "-"
             rows.append((row[0], runs, best, at, *row[2:4], narrows))
         headings = (*table.headings[:1], "runs", "best run", *table.headings[1:4], "width, octaves")
-        rule, tuned = name(compared, self.analysis.compares), label(self.analysis.hyperparameter)
+        rule, tuned = name(result.compared, self.analysis.compares), label(self.analysis.hyperparameter)
         return Table(headings, rows, f"{rule}: best {tuned}")
 
 

@@ -35,10 +35,8 @@ from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.target import Goal, Values, goal_of, params_of, rate_by_law, read_target
-from mup_tpu.words.plans import at_words, cost_words, plan_lines
+from mup_tpu.words.plans import WORTH, at_words, cost_words, plan_lines
 
-# Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
-WORTH = 0.1
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
 # H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
 LAUNCH_S = 0.17e-3

@@ -21,6 +21,7 @@ from mup_tpu.config.toml import parse_value, read_toml
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.models import training_flops
+from mup_tpu.words.plans import short
 
 # Compute-optimal tokens of a parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)
 TOKENS_A_PARAMETER = 20
@@ -268,7 +269,7 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
         if not 0.75 < made / of["params"] < 1.33:
             raise ConfigError(
                 f"target: params {given['params']} contradict width {width:g} and depth {depth:g}, which "
-                f"have {_short(made)}: give params alone, or width and depth"
+                f"have {short(made)}: give params alone, or width and depth"
             )
         if {"width", "depth"} - of.keys():
             how = "" if {"width", "depth"} & of.keys() else f", width about {_ASPECT} × depth as GPT-3's 1.3B"
@@ -286,20 +287,20 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     if {"tokens", "steps", "batch"} <= of.keys() and abs(of["steps"] * of["batch"] / of["tokens"] - 1) > 0.02:
         raise ConfigError(
             f"target: tokens {given['tokens']} contradict steps {given['steps']} of batch {given['batch']}, "
-            f"which are {_short(of['steps'] * of['batch'])}: give two of them"
+            f"which are {short(of['steps'] * of['batch'])}: give two of them"
         )
     tokens = of.get("tokens") or of.get("steps", 0) * of.get("batch", 0)
     if not tokens:
         tokens = TOKENS_A_PARAMETER * params
         derived.append(
-            f"tokens {_short(tokens)}: {TOKENS_A_PARAMETER} a parameter, compute-optimal (Hoffmann et al. "
+            f"tokens {short(tokens)}: {TOKENS_A_PARAMETER} a parameter, compute-optimal (Hoffmann et al. "
             "2022)"
         )
     batch = of.get("batch") or (tokens / of["steps"] if "steps" in of else 0)
     if not batch:
         batch = 2.0 ** round(math.log2(batch_by_law(tokens)))
         derived.append(
-            f"batch {_short(batch)} tokens: 0.58·tokens^0.571 to a power of 2 (Step Law, Li et al. 2025)"
+            f"batch {short(batch)} tokens: 0.58·tokens^0.571 to a power of 2 (Step Law, Li et al. 2025)"
         )
     values = {"width": int(width), "depth": int(depth), "batch": int(batch)}
     values["steps"] = max(1, round(tokens / batch))
@@ -355,10 +356,3 @@ def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:
     if base is None:
         return goal_of_a_transformer(given)
     return goal_of_a_study(given, base.scale, dict(base.settings))
-
-
-def _short(value: float) -> str:
-    for power, prefix in ((9, "B"), (6, "M"), (3, "k")):
-        if value >= 10**power:
-            return f"{value / 10**power:.3g}{prefix}"
-    return f"{value:g}"

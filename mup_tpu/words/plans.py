@@ -11,11 +11,12 @@ from mup_tpu.analysis.planned import PlannedOptimum
 from mup_tpu.config import columns
 from mup_tpu.config.columns import write
 from mup_tpu.config.values import write_time
+from mup_tpu.words.names import name as rule_name
 from mup_tpu.words.names import plain, power
 from mup_tpu.words.reasons import because
 
-WORTH = 0.1  # nat for e times the compute, as `tuning.plan.WORTH`
-_NAMES = {"mup": "μP", "sp": "SP", "completep": "CompleteP"}
+# Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
+WORTH = 0.1
 
 
 def label(name: str) -> str:
@@ -63,7 +64,7 @@ def looks_words(looks: Sequence[Cell], is_first: bool, tuned: str) -> str:
 def plan_lines(plan: Any) -> list[str]:
     """Return steps, costs and expectations of a `tuning.plan.Plan`, a line each."""
     goal, is_time, steps = plan.goal, plan.is_time, plan.steps
-    rule = _NAMES.get(plan.rule, plan.rule)
+    rule = rule_name(plan.rule)
     names = [name for name in goal.values if name not in ("params", "tokens")]
     lines = [
         f"target: {at_words(goal.values, names)}; one run costs {cost_words(plan.target_cost, is_time)}; "
@@ -103,7 +104,7 @@ def plan_lines(plan: Any) -> list[str]:
         )
     lines.append(f"without: the smallest proxy's best, copied, expected regret {plan.copied:.4f} nat")
     lines += [
-        f"under {_NAMES.get(name, name)} the same runs would leave {value:.4f} nat: its optimum moves more"
+        f"under {rule_name(name)} the same runs would leave {value:.4f} nat: its optimum moves more"
         for name, value in plan.others.items()
     ]
     lines.append(f"the largest proxy that pays: {at_words(steps[-1].values, changing)}; {plan.largest}")
@@ -127,7 +128,7 @@ def planned_optimum(made: PlannedOptimum) -> list[str]:
     """Return the optimum at a plan's target, with what each size adds, a line each."""
     (low, high), (half_low, half_high) = made.interval, made.half
     at = ", ".join(f"{label(name)} {short(size)}" for name, size in made.sizes.items())
-    rule = f"{_NAMES.get(made.rule, made.rule)}: " if made.rule else ""
+    rule = f"{rule_name(made.rule)}: " if made.rule else ""
     lines = [
         f"{rule}{label(made.hyperparameter)} {power(made.x, '.2f')} at the target ({at}); 95 % {plain(low)} "
         f"to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}",
