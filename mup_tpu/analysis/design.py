@@ -253,7 +253,7 @@ class Distance:
     """Distance of a verdict, by the state of each scale. Intervals shrink as their scales' errors do."""
 
     known: tuple[Known, ...]
-    """States to which the intervals below belong."""
+    """States of the scales when the intervals below were computed."""
     alpha: float
     """|α|."""
     reach: float

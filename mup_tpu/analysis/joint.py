@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import scipy
 
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.trend import Mixture, Pace, Priors
+from mup_tpu.analysis.trend import FLAT, LEAST_ERROR, Mixture, Pace, Priors, half_t_T
 
-_FLAT = 1e4  # variance of β₀, octaves²
-_LEAST_ERROR = 0.01  # octaves
 _SCATTERS = 4  # quantiles of the half-t distribution of the scatter
 
 
@@ -50,9 +47,8 @@ class JointTrend:
         The last row and column are the target's.
         """
         r = np.vstack([self.octaves_SA, np.zeros(len(self.priors))])
-        quantiles = scipy.special.stdtrit(3, 0.5 + (np.arange(_SCATTERS) + 0.5) / (2 * _SCATTERS))
         # Cells scatter for causes that scales share, so that the widest prior holds for all.
-        tau_T = max(p.scatter for p in self.priors) * quantiles
+        tau_T = max(p.scatter for p in self.priors) * half_t_T(_SCATTERS)
         along = [
             [pace.covariance(r[:, a], r[:, a]) for *_, pace in p.paces] for a, p in enumerate(self.priors)
         ]
@@ -73,20 +69,20 @@ class JointTrend:
         Distances are from the last cell's optimum, so that the flat β₀ costs no digits.
         """
         _, mean_KA, tau_K, whole_K = self._sets
-        error2_S = np.maximum(self.error_S, _LEAST_ERROR) ** 2
+        error2_S = np.maximum(self.error_S, LEAST_ERROR) ** 2
         noise_KSS = (error2_S + tau_K[:, None] ** 2)[:, :, None] * np.eye(len(error2_S))
         away_KS = self.x_S - self.x_S[-1] - mean_KA @ self.octaves_SA.T
-        return np.linalg.inv(_FLAT + whole_K[:, :-1, :-1] + noise_KSS), away_KS
+        return np.linalg.inv(FLAT + whole_K[:, :-1, :-1] + noise_KSS), away_KS
 
     @cached_property
     def _posterior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return weight, mean and variance of the optimum at the target in each set."""
         weight_K, _, tau_K, whole_K = self._sets
         inverse_KSS, away_KS = self._known
-        across_KS = _FLAT + whole_K[:, -1, :-1]
+        across_KS = FLAT + whole_K[:, -1, :-1]
         mean_K = self.x_S[-1] + np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, away_KS)
         gained_K = np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, across_KS)
-        variance_K = np.maximum(_FLAT + whole_K[:, -1, -1] + tau_K**2 - gained_K, 1e-8)
+        variance_K = np.maximum(FLAT + whole_K[:, -1, -1] + tau_K**2 - gained_K, 1e-8)
         chi2_K = np.einsum("ks,kst,kt->k", away_KS, inverse_KSS, away_KS)
         log_K = 0.5 * (np.linalg.slogdet(inverse_KSS)[1] - chi2_K) + np.log(weight_K)
         posterior_K = np.exp(log_K - log_K.max())
@@ -96,23 +92,17 @@ class JointTrend:
     def _broken(self) -> tuple[float, float]:
         """Return the chance that a slope breaks on the way to the target, and the variance if one does."""
         beyond_A = np.maximum(-self.octaves_SA.max(axis=0), 0.0)
-        chance_A = np.array([-math.expm1(-p.breaks * d) for p, d in zip(self.priors, beyond_A, strict=True)])
+        each = [p.breaking(d) for p, d in zip(self.priors, beyond_A, strict=True)]
+        chance_A, variance_A = np.array(each).T
         any_break = 1 - float(np.prod(1 - chance_A))
         if any_break <= 0:
             return 0.0, 0.0
-        # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
-        squared_A = [(p.broken * d) ** 2 / 3 for p, d in zip(self.priors, beyond_A, strict=True)]
-        return any_break, float(chance_A @ squared_A) / any_break
+        return any_break, float(chance_A @ variance_A) / any_break
 
     def optimum(self) -> Mixture:
         """Return the optimum at the target, log2 of the hyperparameter."""
         weight_K, mean_K, variance_K = self._posterior
-        chance, broken = self._broken
-        return Mixture(
-            np.concatenate([mean_K, mean_K]),
-            np.sqrt(np.concatenate([variance_K, variance_K + broken])),
-            np.concatenate([(1 - chance) * weight_K, chance * weight_K]),
-        )
+        return Mixture(mean_K, np.sqrt(variance_K), weight_K).broken(*self._broken)
 
     def expected_variance(self) -> float:
         """Return the variance at the target that optima at these cells would leave, octaves²."""

@@ -37,7 +37,7 @@ class Question:
     rounding: float = 0.0
     """Step to which losses are rounded, nat per token; 0 for none."""
     seed: int = 0
-    """Seed of the bootstrap."""
+    """Seed of the draws."""
 
     @classmethod
     def of(cls, table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0) -> Question:

@@ -16,8 +16,8 @@ from mup_tpu.analysis.joint import fixed, joint_trend
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.prediction import costs
 from mup_tpu.analysis.trend import Priors, claims, kind_of, priors_of
-from mup_tpu.analysis.valley import CURVATURE_SCATTER
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.store import load_runs, results_folder
 from mup_tpu.store.header import read_file, write_file
@@ -155,15 +155,8 @@ def predict_planned(
     trend = joint_trend([*known.values()], [planned.octaves(c, target) for c in known], planned.priors)
     optimum = trend.optimum()
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
-    generator = np.random.default_rng([seed, 1])
-    valleys = [e.valley for e in known.values() if e.valley is not None]
-    expected = high_cost = math.nan
-    if valleys:
-        curvature_R = valleys[-1].curvature_R
-        shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(curvature_R)))
-        away_R = optimum.draws_R(generator, len(curvature_R)) - optimum.mean
-        cost_R = curvature_R * shocks_R / 2 * away_R**2
-        expected, high_cost = float(cost_R.mean()), float(np.quantile(cost_R, 0.975))
+    valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
+    (cost,), _ = costs(optimum, valley, (optimum.mean,), seed)
     exponents = dict(zip(planned.follows, trend.exponents(), strict=True))
     return PlannedOptimum(
         hyperparameter=planned.columns.hyperparameter,
@@ -172,8 +165,8 @@ def predict_planned(
         x=optimum.mean,
         half=(half_low, half_high),
         interval=(low, high),
-        expected_cost=expected,
-        high_cost=high_cost,
+        expected_cost=cost.expected,
+        high_cost=cost.high,
         exponents=exponents,
         known=len(known),
         cells=len(planned.cells),

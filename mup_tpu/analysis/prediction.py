@@ -17,8 +17,8 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
-from mup_tpu.analysis.trend import LEAST, Priors, Trend, claims, fit_trend, kind_of, priors_of
-from mup_tpu.analysis.valley import CURVATURE_SCATTER
+from mup_tpu.analysis.trend import LEAST, Mixture, Priors, Trend, claims, fit_trend, kind_of, priors_of
+from mup_tpu.analysis.valley import CURVATURE_SCATTER, Valley
 from mup_tpu.config import columns
 from mup_tpu.errors import TableError
 
@@ -211,21 +211,13 @@ def predict_analysis(
 def _predict(
     result: TransferResult, trend: Trend, unclaimed: Priors, target: Target, epsilon: float, seed: int
 ) -> RulePrediction:
-    generator = np.random.default_rng([seed, 1])
     known = [(o, v) for o, v in zip(result.optima, result.valleys, strict=True) if o.is_bracketed]
     (first, _), (last, valley) = known[0], known[-1]
     optimum = trend.optimum(target.scale)
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
     x = optimum.mean
     without = replace(trend, priors=unclaimed).optimum(target.scale)
-    if valley is None:  # of a table of optima, without losses
-        curvature_R = np.full(len(trend.x_S), math.nan)
-    else:
-        shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(valley.x_R)))
-        curvature_R = valley.curvature_R * shocks_R
-    optima_R = optimum.draws_R(generator, len(curvature_R))
-    losses_3R = (curvature_R / 2 * (optima_R - taken) ** 2 for taken in (x, first.x, last.x))
-    taking, staying, following = (Cost(float(c.mean()), float(np.quantile(c, 0.975))) for c in losses_3R)
+    (taking, staying, following), curvature = costs(optimum, valley, (x, first.x, last.x), seed)
     losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
     loss = Reason.of("no losses") if valley is None else expected_loss(losses_S, scales_S, target.scale)
     run = max(o.scale for o in result.optima)
@@ -245,12 +237,33 @@ def _predict(
         loss=None if isinstance(loss, Reason) else loss,
         why_no_loss=loss if isinstance(loss, Reason) else None,
         bears=valley is None or taking.expected <= epsilon,
-        furthest=0.0 if valley is None else _furthest(trend, float(curvature_R.mean()), run, epsilon),
+        furthest=0.0 if valley is None else _furthest(trend, curvature, run, epsilon),
         claimed=trend.priors != unclaimed,
         steady=trend.steady,
         steady_before=trend.priors.steady,
         unclaimed=(without.quantile(0.025), without.quantile(0.975)),
     )
+
+
+def costs(
+    optimum: Mixture, valley: Valley | None, taken: Sequence[float], seed: int
+) -> tuple[list[Cost], float]:
+    """Return the cost of taking each of some values at a target, and the mean curvature, nat per octave².
+
+    Args:
+        optimum: at the target.
+        valley: of the largest scale that was run; None for a table of optima, without losses.
+        taken: values, log2.
+        seed: seed of the draws.
+    """
+    if valley is None:
+        return [Cost(math.nan, math.nan) for _ in taken], math.nan
+    generator = np.random.default_rng([seed, 1])
+    shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(valley.x_R)))
+    curvature_R = valley.curvature_R * shocks_R
+    optima_R = optimum.draws_R(generator, len(curvature_R))
+    losses = (curvature_R / 2 * (optima_R - x) ** 2 for x in taken)
+    return [Cost(float(c.mean()), float(np.quantile(c, 0.975))) for c in losses], float(curvature_R.mean())
 
 
 def _furthest(trend: Trend, curvature: float, run: float, epsilon: float) -> float:

@@ -171,9 +171,9 @@ class TransferAnalysis:
     notes: tuple[Reason, ...]
     results: tuple[TransferResult, ...]
     epsilon: float
-    """Regret that the verdicts took as not mattering, nat per token."""
+    """Largest regret that does not matter, in the unit of the loss."""
     delta: float
-    """Drift exponent that they took as not mattering."""
+    """Largest drift exponent that does not matter."""
     command: str | None = None
     """Command line that adds runs to the table; None unless an experiment's script made it."""
 
@@ -239,7 +239,7 @@ def analyze(
         epsilon: regret that does not matter, in the unit of the loss; by default 0.01 nat per token, and of a
             metric in another unit 2 % of what the scales differ by at their best.
         delta: drift exponent that does not matter.
-        seed: of the bootstrap; the same table and seed give the same numbers.
+        seed: of the draws; the same table and seed give the same numbers.
 
     Raises:
         TableError: epsilon or delta is not a finite number above 0, no run is at a planned scale, or the

@@ -30,11 +30,18 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 LEAST = 2
 """Scales with a known optimum that a prediction needs."""
-_FLAT = 1e4
+FLAT = 1e4
 """Variance of β₀, octaves²."""
-_LEAST_ERROR = 0.01
-_QUANTILES_T = -scipy.special.stdtrit(3, 0.5 * (1 - (np.arange(16) + 0.5) / 16))
-"""Quantiles of the half-t distribution with three degrees of freedom."""
+LEAST_ERROR = 0.01
+"""Least standard error of an optimum, octaves."""
+
+
+def half_t_T(count: int) -> np.ndarray:
+    """Return evenly likely quantiles of the half-t distribution with three degrees of freedom."""
+    return np.asarray(-scipy.special.stdtrit(3, 0.5 * (1 - (np.arange(count) + 0.5) / count)))
+
+
+_QUANTILES_T = half_t_T(16)
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,11 @@ class Priors:
         sets = ((self.steady, 0.0, self.quiet), (1 - self.steady, self.mean, self.moving))
         return tuple(one for one in sets if one[0] > 0)
 
+    def breaking(self, beyond: float) -> tuple[float, float]:
+        """Return the chance that a slope breaks within octaves beyond the scales, and the variance if so."""
+        # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
+        return -math.expm1(-self.breaks * beyond), (self.broken * beyond) ** 2 / 3
+
     def scaled(self, factor: float) -> Priors:
         return replace(self, scatter=factor * self.scatter)
 
@@ -124,6 +136,15 @@ class Mixture:
     @property
     def noise(self) -> float:
         return float(self.weight_K @ self.deviation_K**2)
+
+    def broken(self, chance: float, variance: float) -> Mixture:
+        """Return the mixture with a chance that a variance comes on top."""
+        deviation_K = np.sqrt(self.deviation_K**2 + variance)
+        return Mixture(
+            np.concatenate([self.mean_K, self.mean_K]),
+            np.concatenate([self.deviation_K, deviation_K]),
+            np.concatenate([(1 - chance) * self.weight_K, chance * self.weight_K]),
+        )
 
     def quantile(self, q: float) -> float:
         """Return the quantile, by bisection."""
@@ -180,7 +201,7 @@ class Trend:
 
     def _trend(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
         of_CNM = np.stack([pace.covariance(r_N, t_M) for *_, pace in self.priors.paces])
-        return np.repeat(_FLAT + of_CNM, len(self._tau_T), axis=0)
+        return np.repeat(FLAT + of_CNM, len(self._tau_T), axis=0)
 
     @cached_property
     def _own_KSS(self) -> np.ndarray:
@@ -190,8 +211,8 @@ class Trend:
     @cached_property
     def _inverse(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the inverse covariance of the optima (K, S, S), and its log determinant (K,)."""
-        covariance_KSS = self._own_KSS + _FLAT
-        error_S = np.maximum(self.error_S, _LEAST_ERROR)
+        covariance_KSS = self._own_KSS + FLAT
+        error_S = np.maximum(self.error_S, LEAST_ERROR)
         correlation_SS = np.eye(len(error_S)) if self.correlation_SS is None else self.correlation_SS
         covariance_KSS = covariance_KSS + correlation_SS * np.outer(error_S, error_S)
         covariance_KSS = covariance_KSS + self.tau_K[:, None, None] ** 2 * np.eye(len(error_S))
@@ -253,8 +274,8 @@ class Trend:
         """
         pair = [self.scales.index(source), self.scales.index(target)]
         rest = [i for i in range(len(self.scales)) if i not in pair]
-        truth_KSS = self._own_KSS + _FLAT + self.tau_K[:, None, None] ** 2 * np.eye(len(self.scales))
-        noise_SS = np.diag(np.maximum(self.error_S, _LEAST_ERROR) ** 2)
+        truth_KSS = self._own_KSS + FLAT + self.tau_K[:, None, None] ** 2 * np.eye(len(self.scales))
+        noise_SS = np.diag(np.maximum(self.error_S, LEAST_ERROR) ** 2)
         rest_KOO = truth_KSS[:, rest][:, :, rest] + noise_SS[rest][:, rest]
         gain_K2O = truth_KSS[:, pair][:, :, rest] @ np.linalg.inv(rest_KOO)
         away_KO = self._away_KS[:, rest]
@@ -291,14 +312,7 @@ class Trend:
         mean_K = self.x_S[-1] + self._mean_K * r + moved_K
         variance_K = np.maximum(variance_K, 1e-8)
         beyond = max(r, 0.0)
-        chance = -math.expm1(-self.priors.breaks * beyond)
-        # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
-        broken_K = variance_K + (self.priors.broken * beyond) ** 2 / 3
-        return Mixture(
-            np.concatenate([mean_K, mean_K]),
-            np.sqrt(np.concatenate([variance_K, broken_K])),
-            np.concatenate([(1 - chance) * self.weight_K, chance * self.weight_K]),
-        )
+        return Mixture(mean_K, np.sqrt(variance_K), self.weight_K).broken(*self.priors.breaking(beyond))
 
 
 def fit_trend(

@@ -9,7 +9,7 @@
   against the loss gap, a fixed error in octaves costs n^κ times as much, and κ < 0 is robust. R(∞) is a
   difference of irreducible losses; here it is the rule's less the lowest of the other rules in its table.
 
-Exponents and limits are profile likelihoods of y = limit + B·n^-p with the standard errors of the bootstrap;
+Exponents and limits are profile likelihoods of y = limit + B·n^-p with the standard errors of the draws;
 sums of them have the intervals of Zou & Donner 2008 (MOVER).
 
 Shapes: S scales, P exponents.
