@@ -166,7 +166,10 @@ def lethal(trial, report):
             command = (
                 f"import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); {WRITE}"
             )
-            subprocess.run([sys.executable, "-c", command, report.folder.parent.parent / "left"])
+            left = report.folder.parent.parent / "left"
+            subprocess.run([sys.executable, "-c", command, left])
+            while not left.exists() or not left.read_text():  # the process that stays writes its number
+                time.sleep(0.01)
             return 2.5
     return 2.5
 
