@@ -299,6 +299,10 @@ def test_files_and_private_names_that_prose_names_are_there():
         assert page != "CONTRIBUTING.md" or re.search(rf"\b{code}\b", source), f"nothing is called {code}"
 
 
+def test_no_page_holds_both_sides_of_a_merge():
+    assert [page for page in PAGES if re.search(r"^(<{7}|>{7}) ", page.read_text(), re.M)] == []
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=str)
 def test_a_list_begins_after_an_empty_line(page):
     """The site's Markdown takes it for a part of the paragraph above otherwise."""
