@@ -366,3 +366,17 @@ def test_every_rule_has_its_place_on_the_page_of_rules():
     text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
     for table in (PARAMETRIZATIONS, BATCH_RULES, TOKEN_RULES, DECAY_RULES):
         assert [name for name in table if f"`{name}`" not in text] == []
+
+
+def test_every_station_of_the_two_walks_is_in_a_file_that_it_links_to():
+    page = ROOT / "docs" / "architecture.md"
+    walks = page.read_text(encoding="utf-8").partition("## Two walks")[2].partition("\n## ")[0]
+    stations = re.split(r"^\d\. ", walks, flags=re.M)[1:]
+    assert len(stations) == 10
+    for station in stations:
+        station = station.partition("\n\n")[0]
+        linked = re.findall(r"\]\((\.\./mup_tpu/[\w/]+\.py)\)", station)
+        source = "".join((page.parent / path).read_text(encoding="utf-8") for path in linked)
+        for code in re.findall(r"`([A-Za-z]\w+(?:\.\w+)*)`", station):
+            for name in code.split("."):
+                assert re.search(rf"(def|class) {name}\b|^    {name}:", source, re.M), (station, name)
