@@ -13,9 +13,7 @@ from mup_tpu.config import DataConfig
 from mup_tpu.config.options import Folder
 
 
-def prepare(
-    out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4096, workers: int = 0
-) -> None:
+def prepare(out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4096) -> None:
     """Write a corpus as tokenised shards that training streams.
 
     `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill,
@@ -25,11 +23,10 @@ def prepare(
         out: Folder or fsspec URL to write to (gs://, s3://).
         data: Text, tokenizer and sequence length; batch size and data seed are not used.
         shard_samples: Largest number of sequences in a shard.
-        workers: Processes that make shards; 0 takes one for each core.
     """
     from mup_tpu.data.prepare import prepare as prepare_shards
 
-    index = prepare_shards(data, out, shard_samples, workers)
+    index = prepare_shards(data, out, shard_samples)
     console = Console()
     for name, split in (("training", index.train), ("held-out", index.validation)):
         size = sum(shard.size for shard in split.shards) / 2**20

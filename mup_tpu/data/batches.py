@@ -11,18 +11,15 @@ Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, input
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,7 +29,6 @@ from mup_tpu.data.shards import ShardFolder
 from mup_tpu.data.tokenizer import Tokenizer
 from mup_tpu.errors import ConfigError, DataError
 
-A = TypeVar("A")
 T = TypeVar("T")
 
 # Shards whose samples are permuted together. Another number would change the order of all batches.
@@ -222,59 +218,38 @@ def _permutation(size: int, *key: int) -> np.ndarray:
 
 
 class _Reader:
-    """Shards that threads read ahead."""
+    """Shards that threads read ahead, a few at a time."""
 
     def __init__(self, read: Callable[[int], np.ndarray], threads: int) -> None:
-        self._threads = Threads(read, threads, "shards")
+        self._read, self._slots = read, threading.Semaphore(threads)
         self.kept: dict[int, Future[np.ndarray]] = {}
 
     def keep(self, shards: Iterable[int]) -> None:
         """Start to read new shards, in this order, and drop all shards that are not named."""
-        wanted = dict.fromkeys(shards)
-        for shard in [shard for shard in self.kept if shard not in wanted]:
-            self.kept.pop(shard).cancel()
-        for shard in wanted:
-            if shard not in self.kept:
-                self.kept[shard] = self._threads.submit(shard)
+        self.kept = {shard: self.kept.get(shard) or self._start(shard) for shard in dict.fromkeys(shards)}
+
+    def _start(self, shard: int) -> Future[np.ndarray]:
+        def run() -> None:
+            with self._slots:
+                _settle(future, lambda: self._read(shard))
+
+        future = Future[np.ndarray]()
+        # No executor: at its exit Python would wait for a thread that still tries a lost server.
+        threading.Thread(target=run, name="shards", daemon=True).start()
+        return future
 
     def get(self, shard: int) -> np.ndarray:
         return self.kept[shard].result()
 
 
-class Threads(Generic[A, T]):
-    """Threads that call a function; they end with this object.
-
-    An executor will not do: at its exit Python would wait for a thread that still tries a lost server.
-    """
-
-    def __init__(self, make: Callable[[A], T], count: int, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[A, Future[T]] | None] = queue.SimpleQueue()
-        for _ in range(count):
-            threading.Thread(target=_serve, args=(self._calls, make), name=name, daemon=True).start()
-        self._ends = [weakref.finalize(self, self._calls.put, None) for _ in range(count)]
-
-    def submit(self, argument: A) -> Future[T]:
-        future = Future[T]()
-        self._calls.put((argument, future))
-        return future
-
-    def close(self) -> None:
-        for end in self._ends:
-            end()
+def _settle(future: Future[T], make: Callable[[], T]) -> None:
+    try:
+        future.set_result(make())
+    except Exception as error:
+        future.set_exception(error)
 
 
-def _serve(calls: queue.SimpleQueue[tuple[A, Future[T]] | None], make: Callable[[A], T]) -> None:
-    while (call := calls.get()) is not None:
-        argument, future = call
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(make(argument))
-        except Exception as error:
-            future.set_exception(error)
-
-
-@contextmanager
+@contextlib.contextmanager
 def prefetch(
     make_batch: Callable[[int], T],
     start: int,
@@ -288,23 +263,35 @@ def prefetch(
     `gives_up` returns true, the iterator ends without waiting for a batch; the thread, which may wait for a
     server, is left to itself.
     """
-    thread, steps = Threads(make_batch, 1, "prefetch"), iter(range(start, stop))
-    ahead = deque(map(thread.submit, islice(steps, depth + 1)))
+    made: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+    room, is_over = threading.Semaphore(depth + 1), threading.Event()
+
+    def run() -> None:
+        for step in range(start, stop):
+            room.acquire()
+            if is_over.is_set():
+                return
+            future = Future[T]()
+            _settle(future, lambda step=step: make_batch(step))
+            made.put(future)
 
     def batches() -> Iterator[T]:
-        while ahead:
-            while not wait([ahead[0]], _POLL_S).done:
-                if gives_up():
+        for _ in range(start, stop):
+            batch: Future[T] | None = None
+            while batch is None:
+                with contextlib.suppress(queue.Empty):
+                    batch = made.get(timeout=_POLL_S)
+                if batch is None and gives_up():
                     return
-            batch = ahead.popleft().result()
-            ahead.extend(map(thread.submit, islice(steps, 1)))
-            yield batch
+            room.release()
+            yield batch.result()
 
+    thread = threading.Thread(target=run, name="prefetch", daemon=True)
+    thread.start()
     try:
         yield batches()
     finally:
-        for future in ahead:
-            future.cancel()
-        thread.close()
-        while not gives_up() and wait(ahead, _POLL_S).not_done:
-            continue
+        is_over.set()
+        room.release()
+        while thread.is_alive() and not gives_up():
+            thread.join(_POLL_S)

@@ -7,7 +7,8 @@
     validation-000000.tar     held-out samples
 
 This module has the index and the reader, `prepare.py` the writer. Files may come from anybody: the result of
-a read is the tokens of the index, or an error of one sentence, and unpacking allocates no more than was read.
+a read is the tokens of the index, or an error of one sentence. A shard is read by the places at which the
+writer puts its tokens, so that nothing in it is parsed.
 
 Shapes: T tokens.
 """
@@ -21,10 +22,7 @@ import json
 import logging
 import os
 import random
-import tarfile
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +52,7 @@ DEADLINE_S = 300.0  # seconds after which a read is not tried again
 
 _UNSIZED = 2**23  # assumed bytes of a file without a size in the index, for its deadline
 
-_TAR_BLOCK = 512
+TAR_BLOCK = 512
 _FROM_0, _FROM_1 = ({"about": About(least=least)} for least in (0, 1))
 
 _log = logging.getLogger(__name__)
@@ -124,10 +122,10 @@ class ShardIndex:
         require_valid(self)
         if self.vocab_size > 2**32 or self.separator >= self.vocab_size:
             raise ValueError(f"vocab_size {self.vocab_size} with separator {self.separator}")
+        size = sample_bytes(self.sequence_length, self.vocab_size)
         for split in (self.train, self.validation):
-            least = sample_bytes(self.sequence_length, self.vocab_size) * split.samples_per_shard
             for shard in split.shards:
-                if shard.size < least:
+                if shard.size < size * split.samples_per_shard:
                     raise ValueError(
                         f"shard {shard.name} has {shard.size} bytes, too few for {split.samples_per_shard} "
                         f"samples of sequence_length {self.sequence_length}"
@@ -158,10 +156,20 @@ class ShardIndex:
             raise DataError(f"{where} is not the index of prepared shards: {what}") from None
 
 
+def npy_header(length: int, vocab_size: int) -> bytes:
+    """Return the header of a NumPy file of tokens, which all samples share."""
+    head = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(token_type(vocab_size))
+    header = {"descr": descr, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(head, header)
+    return head.getvalue()
+
+
 def sample_bytes(sequence_length: int, vocab_size: int) -> int:
-    """Return the least size of a sample in its tar file: a header, and the tokens in whole blocks."""
+    """Return the size of a sample in its tar file: a header, and the NumPy file in whole blocks."""
     tokens = (sequence_length + 1) * token_type(vocab_size).itemsize
-    return _TAR_BLOCK + -(-tokens // _TAR_BLOCK) * _TAR_BLOCK
+    file = len(npy_header(sequence_length + 1, vocab_size)) + tokens
+    return TAR_BLOCK + -(-file // TAR_BLOCK) * TAR_BLOCK
 
 
 class ShardFolder:
@@ -180,7 +188,6 @@ class ShardFolder:
                 }
             self._fs, root = file_system(self.url, **options)
         self._root = root.rstrip("/")
-        self._unpacking = threading.Lock()
         try:
             self.index = ShardIndex.from_json(self._read(INDEX), f"{self.url}/{INDEX}")
         except FileNotFoundError:
@@ -191,9 +198,8 @@ class ShardFolder:
         self.tokenizer = self._load_tokenizer()
 
     def _load_tokenizer(self) -> Tokenizer:
-        sha256, content = self.index.tokenizer_sha256, None
-        if sha256 is not None:
-            content = self._read_checked(TOKENIZER_FILE, sha256)
+        sha256 = self.index.tokenizer_sha256
+        content = None if sha256 is None else self._read_checked(TOKENIZER_FILE, sha256)
         try:
             tokenizer = load_tokenizer(None if content is None else content.decode(), self.index.separator)
         except Exception as error:  # the library has no class for its errors
@@ -215,14 +221,12 @@ class ShardFolder:
         index = self.index
         split = index.train if shard in index.train.shards else index.validation
         content = self._read_checked(shard.name, shard.sha256, shard.size)
-        # Unpacking holds the interpreter's lock: several threads are no faster, and would delay training.
-        with self._unpacking:
-            try:
-                return unpack(content, split.samples_per_shard, index.sequence_length + 1, index.vocab_size)
-            except ValueError as error:
-                raise DataError(
-                    f"shard {self.url}/{shard.name} does not match its index: {error}; prepare again"
-                ) from None
+        try:
+            return unpack(content, split.samples_per_shard, index.sequence_length + 1, index.vocab_size)
+        except ValueError as error:
+            raise DataError(
+                f"shard {self.url}/{shard.name} does not match its index: {error}; prepare again"
+            ) from None
 
     def _read_checked(self, name: str, sha256: str, size: int | None = None) -> bytes:
         try:
@@ -285,57 +289,19 @@ def _check_local(path: str, size: int | None) -> None:
 
 
 def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:
-    """Return the sequences in a tar file (samples, length); takes no more memory than `content` has.
+    """Return the sequences in a tar file (samples, length).
 
     Raises:
-        ValueError: the content is no plain tar file of such arrays, or a token is outside the vocabulary.
+        ValueError: it does not hold such arrays where `prepare` puts them, or a token is outside the
+            vocabulary.
     """
-    kind = token_type(vocab_size)
-    head = io.BytesIO()
-    header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (length,)}
-    np.lib.format.write_array_header_1_0(head, header)
-    tokens, size = [], length * kind.itemsize
-    try:
-        for name, member in _members(content):
-            # All headers have the same bytes; NumPy would take long to parse each.
-            if member[:-size] != head.getvalue():
-                _check_header(name, member, kind, length)
-            tokens.append(member[-size:])
-            if len(tokens) > samples:
-                raise ValueError(f"it holds more than {samples} samples")
-    except (tarfile.TarError, OSError, OverflowError, UnicodeError) as error:
-        raise ValueError(f"it is no plain tar file ({error})") from None
-    if len(tokens) < samples:
-        raise ValueError(f"it holds {len(tokens)} samples, not {samples}")
-    sequences = np.frombuffer(b"".join(tokens), kind).reshape(samples, length)
+    kind, head = token_type(vocab_size), np.frombuffer(npy_header(length, vocab_size), np.uint8)
+    size = sample_bytes(length - 1, vocab_size)
+    files = np.frombuffer(content, np.uint8, samples * size).reshape(samples, size)[:, TAR_BLOCK:]
+    if (files[:, : len(head)] != head).any():
+        raise ValueError(f"it does not hold {samples} arrays of {length} tokens as {kind}")
+    tokens = files[:, len(head) : len(head) + length * kind.itemsize]
+    sequences = np.ascontiguousarray(tokens).view(kind)
     if sequences.max() >= vocab_size:
         raise ValueError(f"it holds token {sequences.max()}, outside a vocabulary of {vocab_size}")
     return sequences
-
-
-def _members(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of every file in a tar file; ValueError for one that is no plain KEY.npy."""
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:  # "r:": never decompressed
-        for member in tar:
-            start, stop = member.offset_data, member.offset_data + member.size
-            if not member.isreg() or member.issparse() or not member.name.endswith(".npy"):
-                raise ValueError(f"{member.name[:50]!r} in it is no plain file KEY.npy")
-            if not start <= stop <= len(content):
-                raise ValueError(f"{member.name[:50]!r} in it is cut off")
-            yield member.name, content[start:stop]
-
-
-def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> None:
-    """Check header and token count of an array's bytes; ValueError where they contradict the index."""
-    file = io.BytesIO(content)
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("another version of the format")
-        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # NumPy parses a header as Python: many kinds of error
-        why = str(error).partition("\n")[0][:100]
-        raise ValueError(f"{name[:50]!r} in it is no array ({why})") from None
-    if (shape, dtype, fortran_order) != ((length,), kind, False):
-        raise ValueError(f"{name[:50]!r} in it is {dtype} {shape}, not {kind} {(length,)}"[:300])
-    if len(content) - file.tell() != length * kind.itemsize:
-        raise ValueError(f"{name[:50]!r} in it has another size than its header says")

@@ -67,7 +67,7 @@ class Cluster:
         pages = [page.read_text().split("\n\n") for page in sorted((ROOT / "docs").glob("*.md"))]
         self.head.write("text.jsonl", "\n".join(json.dumps({"text": t}) for page in pages for t in page))
         shards = ["--corpus", "/tmp/home/text.jsonl", "--sequence-length", "32", "--out", "s3://hosts/shards"]
-        self.end("prepare", self.driver("prepare", "data", "prepare", *shards, "--workers", "1"))
+        self.end("prepare", self.driver("prepare", "data", "prepare", *shards))
 
     def _make_bucket(self) -> bool:
         with contextlib.suppress(OSError):

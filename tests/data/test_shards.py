@@ -28,7 +28,7 @@ def config(corpus):
 @pytest.fixture(scope="module")
 def prepared(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
-    return folder, prepare(config, str(folder), shard_samples=600, workers=2, progress=False)
+    return folder, prepare(config, str(folder), shard_samples=600, progress=False)
 
 
 def contents(folder):
@@ -77,7 +77,7 @@ def test_plain_webdataset_reads_them_and_sha256sum_checks_them(prepared):
 
 def test_the_same_bytes_from_one_process_to_a_url(prepared, config):
     folder, _ = prepared
-    prepare(config, "memory://shards/here", shard_samples=600, workers=1, progress=False)
+    prepare(config, "memory://shards/here", shard_samples=600, progress=False)
     files = fsspec.filesystem("memory").find("/shards/here")
     assert {path.rsplit("/", 1)[1]: fsspec.filesystem("memory").cat(path) for path in files} == contents(
         folder
@@ -89,7 +89,7 @@ def test_a_killed_call_goes_on_and_ends_with_the_same_bytes(prepared, config, tm
     out = tmp_path / "out"
     command = [
         sys.executable, "-m", "mup_tpu", "data", "prepare", "--out", str(out), "--corpus", config.corpus,
-        "--sequence-length", "64", "--validation-fraction", "0.2", "--shard-samples", "600", "--workers", "2",
+        "--sequence-length", "64", "--validation-fraction", "0.2", "--shard-samples", "600",
     ]  # fmt: skip
     for _ in range(5):  # on a crowded machine it may end before it is killed
         shutil.rmtree(out, ignore_errors=True)
@@ -143,9 +143,9 @@ def test_tokenising_goes_on_after_a_kill(config, tmp_path, monkeypatch):
 def test_another_corpus_is_not_mixed_in_and_the_same_is_not_written_again(prepared, config):
     folder, index = prepared
     before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
-    assert prepare(config, str(folder), shard_samples=600, workers=1, progress=False) == index
+    assert prepare(config, str(folder), shard_samples=600, progress=False) == index
     with pytest.raises(DataError, match="holds other shards .*give these a folder of their own"):
-        prepare(config, str(folder), shard_samples=500, workers=1, progress=False)
+        prepare(config, str(folder), shard_samples=500, progress=False)
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
 
 

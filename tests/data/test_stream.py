@@ -29,7 +29,7 @@ from mup_tpu.store import load_runs
 def shards(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     config = DataConfig(corpus=str(corpus), sequence_length=32, validation_fraction=0.2)
-    prepare(config, str(folder), shard_samples=1500, workers=1, progress=False)
+    prepare(config, str(folder), shard_samples=1500, progress=False)
     return folder
 
 
@@ -79,7 +79,7 @@ def test_batches_of_today_are_those_of_stored_results(world, digest, tmp_path):
     for i in range(40):
         (tmp_path / f"{i}.txt").write_text(" ".join(str(i * j) for j in range(200)))
     text = DataConfig(corpus=str(tmp_path), sequence_length=16, validation_fraction=0.2)
-    prepare(text, "memory://fixed", shard_samples=40, workers=1, progress=False)
+    prepare(text, "memory://fixed", shard_samples=40, progress=False)
     dataset = load(DataConfig(corpus="memory://fixed", sequence_length=16, batch_size=8), world=world)
     batches = np.concatenate([dataset.train_batch(step) for step in range(60)])
     assert hashlib.sha256(batches.tobytes()).hexdigest()[:12] == digest
@@ -284,7 +284,7 @@ def test_a_damaged_or_missing_shard_is_named(damage, where, config, shards, tmp_
 
 def test_shards_are_read_from_any_fsspec_url_with_their_tokenizer(corpus):
     config = DataConfig(corpus=str(corpus), tokenizer="bpe", vocab_size=600, sequence_length=16)
-    prepare(config, "memory://bpe", shard_samples=900, workers=1, progress=False)
+    prepare(config, "memory://bpe", shard_samples=900, progress=False)
     dataset = load(DataConfig(corpus="memory://bpe", sequence_length=16, batch_size=4))
     assert dataset.vocab_size == 600
     text = dataset.tokenizer.decode(dataset.train_batch(0)[0])

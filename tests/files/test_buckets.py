@@ -176,13 +176,13 @@ def objects(folder: Folder) -> dict[str, bytes]:
 def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(s3, corpus, tmp_path):
     """Byte for byte those of a disk; a call after one that was killed makes what is missing."""
     text = DataConfig(corpus=str(corpus), sequence_length=32, validation_fraction=0.2)
-    prepare(text, str(tmp_path), shard_samples=1500, workers=1, progress=False)
+    prepare(text, str(tmp_path), shard_samples=1500, progress=False)
     bucket, disk = Folder(s3.url()), Folder(tmp_path)
-    index = prepare(text, str(bucket), shard_samples=1500, workers=2, progress=False)
+    index = prepare(text, str(bucket), shard_samples=1500, progress=False)
     assert objects(bucket) == objects(disk)
     bucket.write("preparing.json", bucket.read("index.json"))
     bucket.remove("index.json", "train-000001.tar.sha256", "validation-000000.tar")
-    assert prepare(text, str(bucket), shard_samples=1500, workers=1, progress=False) == index
+    assert prepare(text, str(bucket), shard_samples=1500, progress=False) == index
     assert objects(bucket) == objects(disk)
     config = DataConfig(corpus=str(disk), sequence_length=32, batch_size=24)
     streamed, local = load(DataConfig(**vars(config) | {"corpus": str(bucket)})), load(config)
