@@ -88,11 +88,7 @@ class _Transformer(nn.Module):
         self._through = parts.through
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        attention_factor: Tensor,
-        residual_factor: Tensor | None,
-        added: list[Tensor],
+        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None, added: list[Tensor]
     ) -> Tensor:
         t = tokens_BT.shape[-1]
         # Rows of one matrix from here on, except in attention: TPUs copy between the layouts of products,

@@ -117,11 +117,7 @@ class _Model(nn.Module):
         self._head_size, self._through = config.actual_head_size, parts.through
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        attention_factor: Tensor,
-        residual_factor: Tensor | None,
-        added: list[Tensor],
+        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None, added: list[Tensor]
     ) -> Tensor:
         # Rows of one matrix from here on, except in attention, as in `gpt2_network`.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)

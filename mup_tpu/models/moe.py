@@ -56,10 +56,7 @@ class MoE(Llama):
             (config.experts_per_token + config.shared_experts) * size,
             config.num_experts * size,
         )
-        vectors = {
-            "loop": llama.vectors["loop"] + 8 * of_token,
-            "vmap": llama.vectors["vmap"] + 14 * of_all,
-        }
+        vectors = {"loop": llama.vectors["loop"] + 8 * of_token, "vmap": llama.vectors["vmap"] + 14 * of_all}
         cuda_vectors = {
             "bf16": llama.cuda_vectors["bf16"] + 1.5 * of_all,
             "float32": llama.cuda_vectors["float32"] + 3.3 * of_all,

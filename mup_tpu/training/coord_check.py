@@ -81,12 +81,7 @@ class Cell:
 
 
 def measure_cells(
-    cells: Sequence[Cell],
-    steps: int,
-    table: pd.DataFrame,
-    measured: Set[Any],
-    say: Progress,
-    seconds: float,
+    cells: Sequence[Cell], steps: int, table: pd.DataFrame, measured: Set[Any], say: Progress, seconds: float
 ) -> Iterator[pd.DataFrame]:
     """Train cells, yielding all measurements so far after each.
 

@@ -70,10 +70,7 @@ def test_batches_are_a_function_of_seed_and_step_alone(config, shards):
     assert not np.array_equal(seeded.train_batch(0), in_order[0])
 
 
-@pytest.mark.parametrize(
-    ("world", "digest"),
-    [(World(), "3985eeecfb7a"), (World(2, 1), "70cf8059aed6")],
-)
+@pytest.mark.parametrize(("world", "digest"), [(World(), "3985eeecfb7a"), (World(2, 1), "70cf8059aed6")])
 def test_batches_of_today_are_those_of_stored_results(world, digest, tmp_path):
     """Text, tokens and order are made here, so that the bytes are the same everywhere."""
     for i in range(40):

@@ -107,8 +107,7 @@ def on_cpu(corpus):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "architecture"),
-    [*PROGRAMS, pytest.param("trials", "gpt2 with muon", marks=pytest.mark.nightly)],
+    ("mesh", "architecture"), [*PROGRAMS, pytest.param("trials", "gpt2 with muon", marks=pytest.mark.nightly)]
 )
 def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(
     run, mesh, architecture
