@@ -9,7 +9,6 @@ Shapes: B sequences, T tokens, N = B·T, D width, H heads, G key-value heads, d 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import Forms
-from mup_tpu.models.kernels.attention import ATTENTION, AttentionFunction
+from mup_tpu.models.kernels.attention import ATTENTION
 from mup_tpu.models.kernels.pointwise import (
     OnePassRMSNorm,
     RMSNorm,
@@ -31,32 +30,22 @@ from mup_tpu.models.kernels.scans import through_blocks
 from mup_tpu.models.layers import Linear, Scale, ScaledNetwork, embedding, join_stream
 from mup_tpu.models.llama import mlp_width
 
-
-@dataclass(frozen=True)
-class Parts:
-    """Parts of the blocks: each function in one of its forms."""
-
-    mlp: Callable[[ModelConfig, Parts], nn.Module]
-    """A block's MLP, called with x_ND, the tokens of a sequence, and a list for terms added to the loss."""
-    attention: AttentionFunction
-    norm: type[RMSNorm]
-    swiglu: Callable[[Tensor, Tensor], Tensor]
-    through: Callable[..., Tensor]
-    """The residual stream through all layers."""
+MakeMlp = Callable[[ModelConfig, Forms], nn.Module]
+"""Makes a block's MLP, called with x_ND, the tokens of a sequence, and a list for terms added to the loss."""
 
 
 class _Attention(nn.Module):
     """Causal self-attention of H heads over G key-value heads."""
 
-    def __init__(self, config: ModelConfig, parts: Parts) -> None:
+    def __init__(self, config: ModelConfig, forms: Forms) -> None:
         super().__init__()
         d = self.head_size = config.actual_head_size
         outputs = config.width // config.query_group_size
         self.q_proj, self.k_proj = Linear(config.width, config.width), Linear(config.width, outputs)
         self.v_proj, self.o_proj = Linear(config.width, outputs), Linear(config.width, config.width)
-        self.q_norm = parts.norm(d) if config.qk_norm else None
-        self.k_norm = parts.norm(d) if config.qk_norm else None
-        self._attention = parts.attention
+        self.q_norm = _norm(d, forms) if config.qk_norm else None
+        self.k_norm = _norm(d, forms) if config.qk_norm else None
+        self._attention = ATTENTION[forms.attention]
 
     def forward(self, x_ND: Tensor, rotary: Rotary, attention_factor: Tensor) -> Tensor:
         query_NHd, key_NGd, value_NGd = (
@@ -72,11 +61,11 @@ class _Attention(nn.Module):
 class Mlp(nn.Module):
     """SwiGLU: a layer, a gate on its outputs, and a layer back to the stream."""
 
-    def __init__(self, width: int, between: int, parts: Parts) -> None:
+    def __init__(self, width: int, between: int, forms: Forms) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = Linear(width, between), Linear(width, between)
         self.down_proj = Linear(between, width)
-        self._swiglu = parts.swiglu
+        self._swiglu = swiglu_of(forms)
 
     def forward(self, x_ND: Tensor, *_: Any) -> Tensor:
         return self.down_proj(self._swiglu(self.gate_proj(x_ND), self.up_proj(x_ND)))
@@ -85,11 +74,11 @@ class Mlp(nn.Module):
 class _Layer(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, config: ModelConfig, parts: Parts) -> None:
+    def __init__(self, config: ModelConfig, forms: Forms, mlp: MakeMlp) -> None:
         super().__init__()
-        self.self_attn, self.mlp = _Attention(config, parts), parts.mlp(config, parts)
-        self.input_layernorm = parts.norm(config.width)
-        self.post_attention_layernorm = parts.norm(config.width)
+        self.self_attn, self.mlp = _Attention(config, forms), mlp(config, forms)
+        self.input_layernorm = _norm(config.width, forms)
+        self.post_attention_layernorm = _norm(config.width, forms)
 
     def forward(
         self,
@@ -108,13 +97,13 @@ class _Layer(nn.Module):
 class _Model(nn.Module):
     """Llama without its readout."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, parts: Parts) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, forms: Forms, mlp: MakeMlp) -> None:
         super().__init__()
         self.embed_tokens = embedding(vocab_size, config.width)
         self.embed_scale = Scale()
-        self.layers = nn.ModuleList(_Layer(config, parts) for _ in range(config.depth))
-        self.norm = parts.norm(config.width)
-        self._head_size, self._through = config.actual_head_size, parts.through
+        self.layers = nn.ModuleList(_Layer(config, forms, mlp) for _ in range(config.depth))
+        self.norm = _norm(config.width, forms)
+        self._head_size, self._scan = config.actual_head_size, forms.scan
 
     def forward(
         self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None, added: list[Tensor]
@@ -122,29 +111,29 @@ class _Model(nn.Module):
         # Rows of one matrix from here on, except in attention, as in `gpt2_network`.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
         turns = rotary(tokens_BT.shape[-1], self._head_size, x_ND)
-        return self.norm(self._through(self.layers, x_ND, turns, attention_factor, residual_factor, added))
+        rest = (turns, attention_factor, residual_factor, added)
+        return self.norm(through_blocks(self._scan, self.layers, x_ND, *rest))
 
 
-def dense(config: ModelConfig, parts: Parts) -> nn.Module:
-    return Mlp(config.width, mlp_width(config.width), parts)
+def _norm(width: int, forms: Forms) -> RMSNorm:
+    return OnePassRMSNorm(width) if forms.vmapped else RMSNorm(width)
+
+
+def swiglu_of(forms: Forms) -> Callable[[Tensor, Tensor], Tensor]:
+    return one_pass_swiglu if forms.vmapped else swiglu
+
+
+def dense(config: ModelConfig, forms: Forms) -> nn.Module:
+    return Mlp(config.width, mlp_width(config.width), forms)
 
 
 def build(
-    config: ModelConfig,
-    vocab_size: int,
-    sequence_length: int,
-    forms: Forms,
-    mlp: Callable[[ModelConfig, Parts], nn.Module] = dense,
+    config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms, mlp: MakeMlp = dense
 ) -> ScaledNetwork:
     """Build the module without weights (meta device), to be called through `torch.func.functional_call`.
 
     It takes sequences of any length: positions are rotary.
     """
-    attention, through = ATTENTION[forms.attention], through_blocks(forms.scan)
-    if forms.vmapped:
-        parts = Parts(mlp, attention, OnePassRMSNorm, one_pass_swiglu, through)
-    else:
-        parts = Parts(mlp, attention, RMSNorm, swiglu, through)
     with torch.device("meta"):
-        model = _Model(config, vocab_size, parts)
+        model = _Model(config, vocab_size, forms, mlp)
         return ScaledNetwork("model", model, model.embed_tokens.weight, config.tied, forms.scaled_branches)

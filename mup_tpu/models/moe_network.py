@@ -9,7 +9,6 @@ I width of an expert between its layers, J = 2·I.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from mup_tpu.config import ModelConfig
 from mup_tpu.models import llama_network
 from mup_tpu.models.base import Forms
 from mup_tpu.models.layers import Linear, Scale, ScaledNetwork
-from mup_tpu.models.llama_network import Mlp, Parts
+from mup_tpu.models.llama_network import Mlp, swiglu_of
 
 
 class _Experts(nn.Module):
@@ -30,12 +29,12 @@ class _Experts(nn.Module):
     of 0 drop the others: the same function, E/k times the arithmetic.
     """
 
-    def __init__(self, config: ModelConfig, parts: Parts, gathered: bool) -> None:
+    def __init__(self, config: ModelConfig, forms: Forms) -> None:
         super().__init__()
         experts, d, between = config.num_experts, config.width, config.expert_width
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * between, d))
         self.down_proj = nn.Parameter(torch.empty(experts, d, between))
-        self._swiglu, self._gathered = parts.swiglu, gathered
+        self._swiglu, self._gathered = swiglu_of(forms), forms.gathered
 
     def forward(self, x_ND: Tensor, weights_NE: Tensor) -> Tensor:
         if self._gathered:
@@ -59,11 +58,11 @@ class _Experts(nn.Module):
 class _Mixture(nn.Module):
     """Router, experts, and optionally shared experts with a gate, as one MLP."""
 
-    def __init__(self, config: ModelConfig, parts: Parts, gathered: bool) -> None:
+    def __init__(self, config: ModelConfig, forms: Forms) -> None:
         super().__init__()
-        self.gate, self.experts = Linear(config.width, config.num_experts), _Experts(config, parts, gathered)
+        self.gate, self.experts = Linear(config.width, config.num_experts), _Experts(config, forms)
         shared = config.shared_experts * config.expert_width
-        self.shared_expert = Mlp(config.width, shared, parts) if shared else None
+        self.shared_expert = Mlp(config.width, shared, forms) if shared else None
         self.shared_expert_gate = Linear(config.width, 1) if shared else None
         self.balance = Scale()
         self._chosen = config.experts_per_token
@@ -91,6 +90,5 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
 
     Blocks are never one loop of XLA's compiler: it would lose the terms that they add to the loss.
     """
-    mixture = functools.partial(_Mixture, gathered=forms.gathered)
     unscanned = dataclasses.replace(forms, scan=None)
-    return llama_network.build(config, vocab_size, sequence_length, unscanned, mixture)
+    return llama_network.build(config, vocab_size, sequence_length, unscanned, _Mixture)

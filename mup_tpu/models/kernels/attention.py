@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,9 +57,9 @@ def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 def _folded(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     query_BHTd = (query_BHTd * factor).to(key_BHTd.dtype)
-    if kernel_for(query_BHTd) is None:
+    if not kernel_for(query_BHTd):
         return _matmul(qkv_BTX, head_size, factor)
-    out_BHTd = fused_attention(query_BHTd, key_BHTd, value_BHTd, head_size**-0.5)
+    out_BHTd, *_ = _Fused.apply(query_BHTd, key_BHTd, value_BHTd, head_size**-0.5)
     return out_BHTd.transpose(1, 2).flatten(-2)
 
 
@@ -146,103 +145,47 @@ def _rows(t: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, t)) for start in range(0, t, block)]
 
 
-# Torch's `scaled_dot_product_attention` has no batching rule: vmap would call it once a member. From here on
-# one is added to torch's private kernels (`torch.ops.aten._scaled_dot_product_*`, torch 2.9 to 2.15), forward
-# and backward, which folds the members into the batch axis: B has the sequences of all members.
+# Torch's `scaled_dot_product_attention` has no batching rule for its backward: vmap would call it once a
+# member. From here on torch's private kernels (`torch.ops.aten._scaled_dot_product_*`, torch 2.9 to 2.15) get
+# one, forward and backward: members are folded into the batch axis, B has the sequences of all.
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A fused kernel of causal attention, and its gradient."""
-
-    forward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, ...]]
-    """Query, key and value (B, H, T, d) and the factor on logits -> output, and tensors for backward."""
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    """Gradient of the output, query, key, value, factor and forward's results -> gradients of the inputs."""
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
-    out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(
-        query, key, value, 0.0, True, False, scale=scale
-    )
-    return out, lse, seed, offset
-
-
-def _flash_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, *kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, seed, offset = kept
-    t = query.shape[-2]
-    return aten._scaled_dot_product_flash_attention_backward(
-        gradient, query, key, value, out, lse, None, None, t, t, 0.0, True, seed, offset, scale=scale
-    )
-
-
-def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
-    return aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, True, scale=scale)
-
-
-def _efficient_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, *kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, seed, offset = kept
-    to_query, to_key, to_value, _ = aten._scaled_dot_product_efficient_attention_backward(
-        gradient, query, key, value, None, out, lse, seed, offset, 0.0, [True, True, True, False], True,
-        scale=scale,
-    )  # fmt: skip
-    return to_query, to_key, to_value
-
-
-def _for_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
-    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)
-
-
-def _for_cpu_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, *kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, *kept, 0.0, True, scale=scale
-    )
-
-
-_FLASH = Kernel(_flash, _flash_backward)
-_EFFICIENT = Kernel(_efficient, _efficient_backward)
-_CPU = Kernel(_for_cpu, _for_cpu_backward)
-
-
-def kernel_for(query_BHTd: Tensor) -> Kernel | None:
-    """Return the kernel for such queries, or None.
+def kernel_for(query_BHTd: Tensor) -> str:
+    """Return the kernel for such queries, "flash", "efficient" or "cpu"; "" for none.
 
     Flash attention takes bf16, from compute capability 8.0 on; before, no kernel does. The memory-efficient
     one takes float32.
     """
     kind, dtype = query_BHTd.device.type, query_BHTd.dtype
-    if kind == "cpu":
-        return _CPU
+    if kind == "cpu":  # tests alone: members take turns there
+        return "cpu"
     if kind != "cuda" or not has_kernel(query_BHTd.shape[-1]):
-        return None
+        return ""
     if dtype == torch.bfloat16 and torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0):
-        return _FLASH
-    return _EFFICIENT if dtype == torch.float32 else None
+        return "flash"
+    return "efficient" if dtype == torch.float32 else ""
 
 
 def has_kernel(head_size: int) -> bool:
     return head_size % 8 == 0 and head_size <= 256
 
 
-def fused_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, scale: float) -> Tensor:
-    """Compute output_BHTd of causal attention, fused under vmap too; `kernel_for` must have one."""
-    return _Fused.apply(query_BHTd, key_BHTd, value_BHTd, scale)[0]
-
-
 class _Fused(torch.autograd.Function):
-    """The forward kernel."""
+    """The forward kernel: output, and what backward needs."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
-        kernel = kernel_for(query)
-        assert kernel is not None
-        return tuple(kernel.forward(query, key, value, scale))
+        qkv, kernel = (query, key, value), kernel_for(query)
+        if kernel == "flash":
+            out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+                *qkv, 0.0, True, False, scale=scale
+            )
+            return out, lse, seed, offset
+        if kernel == "efficient":
+            return tuple(
+                aten._scaled_dot_product_efficient_attention(*qkv, None, True, 0.0, True, scale=scale)
+            )
+        return tuple(aten._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, True, scale=scale))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -266,10 +209,26 @@ class _FusedBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, scale: float, *kept: Tensor) -> tuple[Tensor, ...]:
-        query, key, value, *rest = kept
-        kernel = kernel_for(query)
-        assert kernel is not None
-        return tuple(kernel.backward(gradient.contiguous(), query, key, value, scale, *rest))
+        query, gradient, kernel = kept[0], gradient.contiguous(), kernel_for(kept[0])
+        if kernel == "cpu":
+            return tuple(
+                aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    gradient, *kept, 0.0, True, scale=scale
+                )
+            )
+        *of_forward, seed, offset = kept
+        if kernel == "flash":
+            lengths = (None, None, query.shape[-2], query.shape[-2])
+            return tuple(
+                aten._scaled_dot_product_flash_attention_backward(
+                    gradient, *of_forward, *lengths, 0.0, True, seed, offset, scale=scale
+                )
+            )
+        *qkv, out, lse = of_forward
+        gradients = aten._scaled_dot_product_efficient_attention_backward(
+            gradient, *qkv, None, out, lse, seed, offset, 0.0, [True, True, True, False], True, scale=scale
+        )
+        return tuple(gradients[:3])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

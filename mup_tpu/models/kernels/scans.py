@@ -14,7 +14,6 @@ Shapes: L blocks, K members, N tokens, D width.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,25 +50,18 @@ class _Call:
             return functional_call(self.block, dict(zip(self.names, parameters, strict=True)), arguments)
 
 
-def through_blocks(scan: Callable[..., Any] | None) -> Callable[..., Tensor]:
-    """Return a function of the blocks, the residual stream and more arguments: the stream after all blocks.
+def through_blocks(
+    scan: Callable[..., Any] | None, blocks: nn.ModuleList, x_ND: Tensor, *rest: Any
+) -> Tensor:
+    """Return the residual stream after all blocks, which take `rest` too.
 
-    It calls block after block, or has all of them as one loop of a device's compiler (`Device.scan`).
+    With `scan` (`Device.scan`) they are one loop, within `torch.func.functional_call` and `torch.func.vmap`:
+    they have one structure, and tensors in `rest` have no gradient.
     """
-    return _in_turn if scan is None else functools.partial(_as_one_loop, scan)
-
-
-def _in_turn(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
-    for block in blocks:
-        x_ND = block(x_ND, *rest)
-    return x_ND
-
-
-def _as_one_loop(scan: Callable[..., Any], blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
-    """Call the blocks as one loop, within `torch.func.functional_call` and `torch.func.vmap`.
-
-    Blocks have one structure; tensors in `rest` have no gradient.
-    """
+    if scan is None:
+        for block in blocks:
+            x_ND = block(x_ND, *rest)
+        return x_ND
     flat, structure = tree_flatten(rest)
     shared = [value for value in flat if isinstance(value, Tensor)]
     kind = x_ND.device.type
