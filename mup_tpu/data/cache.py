@@ -104,7 +104,6 @@ def verify(config: DataConfig) -> int:
 
 
 def is_tokenised(config: DataConfig) -> bool:
-    """Return whether the cache has the tokens of a corpus, without a check of their content."""
     name = _known(config)
     return name is not None and token_folder(name).exists()
 
@@ -199,7 +198,6 @@ def _tokenise_chunk(
 
 
 def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
-    """Make a cache folder of tokenised chunks, and rename it into place."""
     dtype = token_type(tokenizer.vocab_size)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with partial(folder, folder=True) as made:

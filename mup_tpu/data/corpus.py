@@ -187,7 +187,6 @@ def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterato
 
 
 def _file_texts(files: list[Path], column: str) -> Iterator[str]:
-    """Read texts of local files of one format with `datasets`, when they are needed."""
     from datasets import load_dataset
 
     builder = _BUILDERS[files[0].suffix]
@@ -218,7 +217,6 @@ def _hub_texts(corpus: str, column: str, max_documents: int) -> Iterator[tuple[s
 
 
 def _texts(rows: Any, column: str, where: str) -> Iterator[str]:
-    """Yield the texts of a column, one a row, without blank ones."""
     for batch in rows.iter(batch_size=256):
         if column not in batch:
             raise DataError(f"{where} has no column {column!r}; its columns are {', '.join(batch)}")

@@ -142,7 +142,6 @@ class Device(ABC):
         return one_by_one(step)
 
     def read(self, tensor: Tensor) -> Tensor:
-        """Return a tensor's values on the CPU, whole; waits for them."""
         return tensor.detach().cpu()
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,7 +57,6 @@ class CudaRecorder:
         return GraphMemory()
 
     def warm_up(self, act: Callable[[], None]) -> None:
-        """Call the function on the stream of captures, in the graphs' memory."""
         torch.cuda.empty_cache()  # which torch does not do by itself while memory is taken from a pool
         with self._aside(), self._memory.taken():
             act()

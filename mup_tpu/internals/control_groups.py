@@ -36,7 +36,6 @@ def cores(process: Path = SELF) -> int:
 
 
 def _groups(process: Path, controller: str) -> Iterator[tuple[Path, str]]:
-    """Yield the folders of a process's groups and of all above them, each with its type of file system."""
     try:
         lines = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]

@@ -59,7 +59,6 @@ class _WithoutWorkingFolder(list[str]):
     """Folders that Ray puts on the path of workers, without the driver's working folder."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Add the folder of the driver's script, then the working folder."""
         super().extend(folder for folder in folders if folder != os.getcwd() or is_needed(folder))
 
 
@@ -71,5 +70,4 @@ def safe_job() -> JobConfig:
 
 
 def actor_id(actor: Any) -> str:
-    """Return the id of an actor, as the actor itself finds it in its runtime context."""
     return str(actor._actor_id.hex())

@@ -90,7 +90,6 @@ def changed_by(node: Node) -> list[Node]:
 
 
 def compiler_error() -> type[RuntimeError]:
-    """Return the base class of the errors by which `torch.compile` refuses a function."""
     from torch._dynamo.exc import TorchDynamoException
 
     base: type[RuntimeError] = TorchDynamoException

@@ -69,7 +69,6 @@ class Declaration:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """Return shapes and heads, equal for all members of a pack."""
         return (*self.shapes.items(), self.heads)
 
     @property
@@ -161,28 +160,23 @@ class Architecture(ABC):
     members agree.)"""
 
     @abstractmethod
-    def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Declare the embedding tables, by name."""
+    def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]: ...
 
     @abstractmethod
-    def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]:
-        """Declare the parameters of a block, by their names in it."""
+    def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]: ...
 
     @abstractmethod
-    def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Declare the parameters of a norm, by their names in it."""
+    def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]: ...
 
     @abstractmethod
     def query(self, config: ModelConfig) -> str:
         """Name the module of a block whose parameters scale the queries."""
 
     @abstractmethod
-    def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Return the numbers that a layer keeps, as measured."""
+    def activations(self, config: ModelConfig) -> ActivationMemory: ...
 
     @abstractmethod
-    def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """Build a model of the stock class of transformers, of the same shape."""
+    def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any: ...
 
     def network(
         self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()

@@ -141,7 +141,6 @@ def take_chips_of_slice() -> dict[str, Any] | None:
 
 
 def _has_neighbours(host: dict[str, Any]) -> bool:
-    """Return whether a host belongs to a slice of several hosts."""
     labels = host["Labels"]
     if labels.get(WORKER_ID, "0") != "0":
         return True
@@ -270,7 +269,6 @@ class SliceActor:
             time.sleep(1.0)
 
     def _start_hosts(self) -> None:
-        """Start a new actor on each host, with libtpu's environment for a slice."""
         for host in self._hosts:
             ray.kill(host)
         hostnames = ",".join(self._addresses)

@@ -47,7 +47,6 @@ class TpuDevice(Device):
         return chunk_of(batch_bytes)
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Place items (S, ...), padded with zeros to `length` items."""
         stack = padded(stack, length)
         if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
             stack = stack.int()

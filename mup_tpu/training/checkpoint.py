@@ -104,7 +104,6 @@ def save(
 
 
 def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
-    """Write one checkpoint; an earlier one of this step loses its marker first."""
     folder.remove(f"{name}/{_META}")
     with folder.writing(f"{name}/{_TENSORS}") as file:
         file.touch()  # fails by itself where the folder is gone or may not be written

@@ -130,7 +130,6 @@ def _measurements(
 
 
 def _rms(tensors: Iterable[Tensor]) -> float:
-    """Return the root mean square of tensors of one size taken together."""
     squares = [t.double().square().mean() for t in tensors]
     return float(torch.stack(squares).mean().sqrt())
 

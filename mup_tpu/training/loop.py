@@ -236,7 +236,6 @@ class PackRun:
         return chunks if any(self.pack.live) else []
 
     def _batches(self, chunks: Sequence[range]) -> contextlib.AbstractContextManager[Iterator[torch.Tensor]]:
-        """Make the batches of each chunk in a thread, on the device."""
         room = max(map(len, chunks), default=1)
 
         def make(i: int) -> torch.Tensor:
@@ -248,7 +247,6 @@ class PackRun:
         return prefetch(make, 0, len(chunks), gives_up=lambda: self._preempted)
 
     def _read_losses(self, unread: list[tuple[torch.Tensor, int]]) -> tuple[int, int]:
-        """Read the losses of the last steps, and end members that diverged; return steps and live members."""
         # Read one by one: on XLA, joining them would be another program.
         losses = [self.pack.read(losses_SR)[:count] for losses_SR, count in unread]
         unread.clear()

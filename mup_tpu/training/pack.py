@@ -58,7 +58,6 @@ def plain_step_s(declaration: Declaration, vocab_size: int, tokens: int) -> floa
 
 
 def compilation_pays(declaration: Declaration, vocab_size: int, tokens: int, steps: int) -> bool:
-    """Return whether that number of steps saves more time than their compilation takes."""
     return _SAVED * steps * plain_step_s(declaration, vocab_size, tokens) > _COMPILATION_S
 
 
@@ -126,7 +125,6 @@ class Pack:
         return {"parameters": self.parameters, **self.state}
 
     def _stack(self, members: Sequence[int], tensors: State) -> None:
-        """Place these members' stacked `_tensors`, and set up the step over them."""
         self.members = list(members)
         # Copies of the last member fill the mesh; they train, and results leave them out.
         self._rows = self.members + [self.members[-1]] * (-len(self.members) % self.device.mesh.trial)
@@ -156,7 +154,6 @@ class Pack:
         return self._running.compile or self.device.torch_device.type in BY_XLA
 
     def _place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Place stacked tensors on the device, filled up to R rows with copies of the last."""
         placed = {}
         for name, tensor in tensors.items():
             missing = len(self._rows) - len(tensor)
@@ -237,7 +234,6 @@ class Pack:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], members: Sequence[int], steps_done: int) -> None:
-        """Go on from the `tensors` of these members after `steps_done` steps."""
         self.steps_done = steps_done
         by_kind = {k: {n: tensors[f"{k}/{n}"] for n in names} for k, names in self._tensors.items()}
         self._stack(members, by_kind)

@@ -1,6 +1,5 @@
-"""GPT-2: stock at the base width, mup's readout at others, exports that need none of our code."""
+"""GPT-2 beside what all networks share (test_networks.py): mup's readout, initial weights, counts."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -8,21 +7,15 @@ import sys
 import mup
 import pytest
 import torch
-from torch.func import functional_call
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.models import (
-    Forms,
-    architecture_of,
     declare,
     forward_factors,
-    forward_scaling,
     parameter_scalings,
     training_flops,
 )
-from mup_tpu.models.weights import export_stock, init_parameters
-from mup_tpu.rules.parametrization import ForwardScaling, Parametrization
+from mup_tpu.models.weights import init_parameters
 
 VOCAB, T = 40, 16
 
@@ -31,63 +24,6 @@ def fresh_weights(config: ModelConfig, seed: int = 0, vocab_size: int = VOCAB) -
     parameters = declare(config, vocab_size, T).parameters
     scalings = parameter_scalings(Trial(model=config), vocab_size, T)
     return init_parameters(parameters, scalings, config.init_std, seed)
-
-
-def weights(config: ModelConfig, seed: int = 0, spread: float = 1.0) -> dict[str, torch.Tensor]:
-    """Fresh weights; biases and norms moved off 0 and 1, so that a factor folded wrongly shows."""
-    generator = torch.Generator().manual_seed(1)
-    return {
-        name: p + 0.1 * spread * torch.randn(p.shape, generator=generator)
-        if p.dim() == 1
-        else p * (1 + 4 * spread)
-        for name, p in fresh_weights(config, seed).items()
-    }
-
-
-def logits(
-    config: ModelConfig, parameters: dict[str, torch.Tensor], forms: Forms | None = None
-) -> torch.Tensor:
-    residual = forward_scaling(Trial(model=config)).residual
-    forms = dataclasses.replace(forms or Forms(), scaled_branches=residual != 1)
-    network = architecture_of(config).network(config, VOCAB, T, forms)
-    values = forward_factors(Trial(model=config))
-    buffers = {name: torch.tensor(values[name]) for name, _ in network.named_buffers()}
-    return functional_call(network, parameters | buffers, (tokens(),), tie_weights=True)
-
-
-def tokens() -> torch.Tensor:
-    return torch.randint(0, VOCAB, (3, T), generator=torch.Generator().manual_seed(0))
-
-
-CONFIGS = [
-    ModelConfig(width=64, base_width=32, head_size=16, alpha_in=1.7, alpha_out=0.6, alpha_attn=1.3),
-    ModelConfig(width=128, base_width=32, head_size=16, growing_dimension="head_size", alpha_in=0.5),
-    ModelConfig(width=64, base_width=32, head_size=16, tied=False, alpha_in=2.0, alpha_attn=0.8),
-    ModelConfig(width=96, base_width=32, head_size=8, parametrization="sp", alpha_out=3.0),
-    ModelConfig(
-        width=64,
-        base_width=32,
-        head_size=16,
-        depth=4,
-        base_depth=1,
-        parametrization="completep",
-        alpha_in=1.2,
-    ),
-    ModelConfig(
-        width=64, base_width=32, head_size=16, depth=4, base_depth=1, parametrization="completedp", tied=False
-    ),
-]
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_exported_checkpoint_has_our_logits_in_the_class_of_transformers(config, tmp_path):
-    """`tests/cli/test_train.py` loads exports in a process without mup_tpu."""
-    export_stock(Trial(model=config), weights(config), VOCAB, T, 0, tmp_path)
-    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1, "others can read some files only"
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(model) is GPT2LMHeadModel and "auto_map" not in model.config.to_dict()
-    stock = model(tokens()).logits.detach()
-    torch.testing.assert_close(stock, logits(config, weights(config)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.nightly
@@ -107,32 +43,12 @@ def test_an_export_imports_no_torch_xla_and_leaves_the_choice_of_others_as_it_is
     assert (tmp_path / "config.json").exists()
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_attention_by_products_equals_fused(config):
-    parameters = weights(config)
-    products = logits(config, parameters, Forms(attention="matmul"))
-    torch.testing.assert_close(products, logits(config, parameters), rtol=1e-5, atol=1e-5)
-
-
-def test_base_width_with_unit_alphas_is_stock_gpt2():
-    config = ModelConfig(width=32, base_width=32, head_size=16)
-    parameters = weights(config)
-    stock = GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCAB, n_positions=T, n_embd=32, n_layer=2, n_head=2,
-                   resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-    )  # fmt: skip
-    assert {name: tuple(p.shape) for name, p in stock.named_parameters()} == declare(config, VOCAB, T).shapes
-    stock.load_state_dict(parameters, strict=False)
-    stock.tie_weights()
-    torch.testing.assert_close(stock(tokens()).logits, logits(config, parameters), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_equal_mups_readout(width, tied):
     """MuReadout / MuSharedReadout over the same hidden states, with mup's own base shapes."""
     config = ModelConfig(width=width, base_width=32, head_size=16, tied=tied, alpha_out=1.5)
-    parameters = weights(config)
+    parameters = fresh_weights(config)
     hidden = torch.randn(2, 5, width)
 
     def readout(w: int) -> torch.nn.Module:
@@ -193,20 +109,9 @@ def test_parameter_counts_match_the_closed_form():
     assert declared.total - declared.non_embedding == (VOCAB + T) * 64
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_the_network_has_the_declared_parameters_in_the_declared_order(config):
-    network = architecture_of(config).network(config, VOCAB, T)
-    declared = declare(config, VOCAB, T)
-    assert [(n, tuple(p.shape)) for n, p in network.named_parameters()] == list(declared.shapes.items())
-    for module in declared.probes.values():
-        network.get_submodule(module)
-    scaled = architecture_of(config).network(config, VOCAB, T, Forms(scaled_branches=True))
-    assert {name for name, _ in scaled.named_buffers()} == forward_factors(Trial(model=config)).keys()
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_fused_matrices_are_declared_as_what_they_are_made_of(config):
+def test_fused_matrices_are_declared_as_what_they_are_made_of():
     """transformers splits c_attn's last axis into queries, keys and values, in this order."""
+    config = ModelConfig(width=64, base_width=32, head_size=16)
     fused = [p for p in declare(config, VOCAB, T).parameters.values() if p.slices]
     assert len(fused) == 2 * config.depth
     for parameter in fused:
@@ -214,33 +119,6 @@ def test_fused_matrices_are_declared_as_what_they_are_made_of(config):
         assert list(parameter.slices) == ["query", "key", "value"]
         for part, declared in zip(parts, parameter.slices.values(), strict=True):
             assert (declared.start, declared.stop) == (int(part[0]), int(part[-1]) + 1)
-
-
-def test_residual_factor_scales_every_branch_and_folds_into_the_export(monkeypatch, tmp_path):
-    """Against stock GPT-2 whose branches are scaled by hooks of this test."""
-    from mup_tpu import models
-    from mup_tpu.rules import parametrization
-
-    rule = Parametrization(
-        "a rule of this test", parametrization.PARAMETRIZATIONS["sp"].parameters,
-        forward=lambda growth: ForwardScaling(residual=growth.depth**-0.5),
-    )  # fmt: skip
-    monkeypatch.setitem(parametrization.PARAMETRIZATIONS, "halved", rule)  # type: ignore[arg-type]
-    config = ModelConfig(
-        width=32, base_width=32, head_size=16, depth=4, base_depth=1, parametrization="halved"
-    )
-    parameters = weights(config)
-    ours = logits(config, parameters)
-    stock = models.architecture_of(config).stock(config, VOCAB, T)
-    stock.load_state_dict(parameters, strict=False)
-    stock.tie_weights()
-    for block in stock.transformer.h:
-        for branch in (block.attn.c_proj, block.mlp.c_proj):
-            branch.register_forward_hook(lambda module, inputs, output: 0.5 * output)
-    torch.testing.assert_close(stock(tokens()).logits, ours, rtol=1e-5, atol=1e-5)
-    export_stock(Trial(model=config), parameters, VOCAB, T, 0, tmp_path)
-    exported = GPT2LMHeadModel.from_pretrained(tmp_path)
-    torch.testing.assert_close(exported(tokens()).logits, ours, rtol=1e-5, atol=1e-5)
 
 
 def test_arithmetic_is_a_float_at_any_size():

@@ -1,4 +1,4 @@
-"""Mixtures of experts beside what they share with Llama (test_llama.py): counts, routing, packs."""
+"""Mixtures of experts beside what they share with Llama (test_networks.py): counts, routing, packs."""
 
 import dataclasses
 

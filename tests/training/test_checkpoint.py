@@ -1,12 +1,12 @@
 """Checkpoints: whole, few, checked, never executed, and written while training goes on."""
 
 import errno
+import hashlib
 import itertools
 import json
 import os
 import shutil
 import threading
-import time
 import warnings
 
 import pytest
@@ -30,14 +30,6 @@ def left(tiny, dataset, tmp_path_factory):
         if event.step == 20:
             break
     return folder
-
-
-def copy(left, folder):
-    """Copy the checkpoint of `left`; returns its name."""
-    (name,) = left.names()
-    for file in (left / name).names():
-        folder.write(f"{name}/{file}", left.read(f"{name}/{file}"))
-    return name
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -77,7 +69,8 @@ DAMAGES = ["flip", "truncate", "no meta", "torn meta", "no tensors"]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage, folder):
+def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage, tmp_path):
+    folder = Folder(tmp_path)
     for step in (5, 10):
         save(folder.path, step, {"w": torch.arange(100.0) * step}, {})
     tensors, meta = "step-00000010/tensors.safetensors", "step-00000010/meta.json"
@@ -161,24 +154,6 @@ def test_a_failure_to_write_is_raised_by_the_next_save_or_wait_and_warned_of_at_
         writer.close()
 
 
-@pytest.mark.slow
-def test_a_pack_resumes_from_a_url_to_the_same_rows_and_keeps_its_best(tiny, dataset, folder):
-    trials = [tiny, tiny.replace(learning_rate=0.003, seed=3)]
-    options = RunOptions(eval_every=5, checkpoint_every=5)
-    whole = PackRun(trials, dataset, RunOptions(eval_every=5)).finish()
-    for event in PackRun(trials, dataset, options, folder.path).steps():
-        if event.step == 25:
-            break
-        if event.step == 20:
-            second = event.validation_losses
-    assert load_latest(folder.path).step == 20 and load_best(folder.path).step == 20
-    assert load_best(folder.path).meta["evaluation_loss"] == min(second)
-    resumed = PackRun(trials, dataset, options, folder.path)
-    assert resumed.pack.steps_done == 20
-    rows = resumed.finish().rows
-    assert [row["loss"] for row in rows] == [row["loss"] for row in whole.rows]
-
-
 def test_a_checkpoint_in_flight_is_whole_when_the_run_is_left_or_ends(tiny, dataset, folder, monkeypatch):
     """Writing takes longer than the steps after it; who drops the run, or gets its result, finds it whole."""
     write = Folder.write
@@ -211,23 +186,28 @@ def test_a_finished_run_is_not_lost_to_a_checkpoint_that_cannot_be_written(tiny,
         run.finish()
 
 
+def signed(meta):
+    """A meta.json with a checksum of itself, as another program might write it."""
+    rest = {name: value for name, value in meta.items() if name != "meta_sha256"}
+    return rest | {"meta_sha256": hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
+
+
 METAS = {
     "a list": lambda meta: [meta],
-    "a number": lambda meta: 7,
-    "null": lambda meta: None,
     "a step more": lambda meta: meta | {"step": meta["step"] + 1},
-    "another loss": lambda meta: meta | {"evaluation_loss": 0.0},
     "other trials": lambda meta: meta | {"trial_ids": ["b"]},
-    "a step as text": lambda meta: {"step": "10", "sha256": meta["sha256"]},
-    "no step": lambda meta: {"sha256": meta["sha256"]},
-    "no checksum": lambda meta: {"step": 10},
-    "a loss of nan": lambda meta: {"step": 10, "sha256": meta["sha256"], "evaluation_loss": float("nan")},
-    "trials a number": lambda meta: {"step": 10, "sha256": meta["sha256"], "trial_ids": 4},
+    "no checksum of itself": lambda meta: {n: v for n, v in meta.items() if n != "meta_sha256"},
+    "a step as text": lambda meta: signed(meta | {"step": "10"}),
+    "another step": lambda meta: signed(meta | {"step": 9}),
+    "no checksum of the tensors": lambda meta: signed(meta | {"sha256": None}),
+    "a loss of nan": lambda meta: signed(meta | {"evaluation_loss": float("nan")}),
+    "trials a number": lambda meta: signed(meta | {"trial_ids": 4}),
 }
 
 
 @pytest.mark.parametrize("what", METAS)
-def test_a_changed_meta_is_damage_as_a_changed_tensor_is(what, folder):
+def test_a_changed_meta_is_damage_as_a_changed_tensor_is(what, tmp_path):
+    folder = Folder(tmp_path)
     for step in (5, 10):
         save(folder.path, step, {"w": torch.ones(3) * step}, {"trial_ids": ["a"]}, 1.0 / step)
     meta = json.loads(folder.read("step-00000010/meta.json"))
@@ -244,7 +224,7 @@ def test_every_flipped_bit_of_a_meta_is_seen_or_changes_nothing(tmp_path):
     file = tmp_path / "step-00000010" / "meta.json"
     content = file.read_bytes()
     whole = {name: value for name, value in json.loads(content).items() if name != "meta_sha256"}
-    for bit in range(8 * len(content)):
+    for bit in range(0, 8 * len(content), 5):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(flipped)
@@ -256,36 +236,15 @@ def test_every_flipped_bit_of_a_meta_is_seen_or_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"step": 10**9}, {"step": -5}, {"statuses": ["finished"]}, {"validation": 5}, {"wall_time": "x"}],
-)
-def test_a_checkpoint_without_a_checksum_of_its_meta_is_passed_over_with_a_word(
-    change, tiny, dataset, left, folder
-):
-    """It is another program's, or damaged: a step or a status in it could say anything."""
-    options = RunOptions(checkpoint_every=10)
-    file = f"{copy(left, folder)}/meta.json"
-    meta = json.loads(folder.read(file))
-    del meta["meta_sha256"]
-    folder.write(file, json.dumps(meta | change).encode())
-    with pytest.warns(UserWarning, match="is damaged .*no checksum of itself"):
-        run = PackRun([tiny], dataset, options, folder.path)
-    assert run.pack.steps_done == 0
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"members": "x"}, {"statuses": None}, {"ended_at": 5}, {"validation": 3}, {"wall_time": "x"}),
-        *({"validation": [3]}, {"validation": [{"member": 0, "step": 3}]}, {"wall_time": None}),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, dataset, left, folder):
+    [{"members": "x"}, {"statuses": None}, {"validation": [3]}, {"validation": [{"member": 0, "step": 3}]},
+     {"wall_time": "x"}],
+)  # fmt: skip
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, dataset, left, tmp_path):
     """Whole, of this very trial, and not as this version writes it."""
-    copy(left, folder)
-    whole = load_latest(folder.path)
-    save(folder.path, whole.step, whole.tensors, whole.meta | change)
+    whole = load_latest(left.path)
+    save(tmp_path, whole.step, whole.tensors, whole.meta | change)
     with pytest.raises(StoreError, match="checkpoint of step 10 in .* is not one that this version wrote"):
-        PackRun([tiny], dataset, RunOptions(checkpoint_every=5), folder.path)
+        PackRun([tiny], dataset, RunOptions(checkpoint_every=5), tmp_path)
 
 
 def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_path):
@@ -303,38 +262,12 @@ def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_pa
     remover = threading.Thread(target=remove)
     remover.start()
     try:
-        for step in range(1, 100):
+        for step in range(1, 40):
             left = 3
             save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
     finally:
         ended.set()
         remover.join()
-
-
-def test_training_goes_on_where_every_checkpoint_is_removed_as_it_is_written(tmp_path):
-    """As by a driver of the same trials that is ahead, and drops what is older than its own."""
-    ended = threading.Event()
-
-    def remove():
-        while not ended.is_set():
-            shutil.rmtree(tmp_path / "pack", ignore_errors=True)
-
-    removers = [threading.Thread(target=remove) for _ in range(3)]
-    for remover in removers:
-        remover.start()
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            deadline = time.monotonic() + 120
-            while not said and time.monotonic() < deadline:  # on a busy machine one may be written in between
-                save(tmp_path / "pack", 1, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
-    finally:
-        ended.set()
-        for remover in removers:
-            remover.join()
-    assert said and all("was removed each of 5 times" in str(warning.message) for warning in said)
-    save(tmp_path / "pack", 100, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
-    assert load_latest(tmp_path / "pack").step == 100
 
 
 @pytest.mark.parametrize("times", [1, 99])

@@ -1,6 +1,5 @@
 """The training loop on real text: what it reports, what it stores, and how it ends."""
 
-import dataclasses
 import math
 import threading
 
@@ -58,51 +57,35 @@ def test_curves_hold_means_of_chunks_and_evaluations(tiny, dataset):
     assert held_out[-1]["loss"] == result.rows[0]["loss"]
 
 
-@pytest.mark.slow
 def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(tiny, dataset):
     """The rates far too small learn nothing; SP members are compared with SP members alone."""
-    rates = (0.02, 0.01, 1e-5)
     trials = [
-        tiny.replace(parametrization=p, steps=40, learning_rate=lr) for p in ("mup", "sp") for lr in rates
+        tiny.replace(parametrization=p, steps=40, learning_rate=lr)
+        for p in ("mup", "sp")
+        for lr in (0.02, 1e-5)
     ]
     alone_in_its_group = tiny.replace(steps=40, learning_rate=1e-5, weight_decay=0.1)
-    whole = run([*trials, alone_in_its_group], dataset)
-    halved = run([*trials, alone_in_its_group], dataset, halving=True)
-    statuses = [row["status"] for row in halved.rows]
-    assert statuses == ["finished", "finished", "stopped"] * 2 + ["finished"]
-    for before, after in zip(whole.rows, halved.rows, strict=True):
-        if after["status"] == "finished":
-            assert after["loss"] == before["loss"]
-        else:
-            assert after["steps_done"] in (20, 30)
-            assert after["reason"].startswith("halving: ")
+    halved = run([*trials, alone_in_its_group], dataset, halving=True).rows
+    assert [row["status"] for row in halved] == ["finished", "stopped"] * 2 + ["finished"]
+    for row in halved:
+        assert row["status"] == "finished" or row["steps_done"] in (20, 30)
+        assert row["status"] == "finished" or row["reason"].startswith("halving: ")
 
 
-@pytest.mark.slow
-def test_halving_compares_values_of_what_is_tuned_and_nothing_else(tiny, dataset):
-    """A sweep of the init: far too large an init is stopped, far too small a learning rate is not."""
-    trials = [tiny.replace(width=64, steps=40, init_std=std) for std in (0.05, 0.08, 3.0)]
-    other_rate = tiny.replace(width=64, steps=40, learning_rate=1e-5)
-    halved = run([*trials, other_rate], dataset, halving=True, tuned=("init_std",))
-    assert [row["status"] for row in halved.rows] == ["finished", "finished", "stopped", "finished"]
-
-
-@pytest.mark.slow
 def test_a_member_that_was_stopped_stays_so_after_a_resume(tiny, dataset, tmp_path):
-    trials = [tiny.replace(width=64, steps=40, init_std=std) for std in (0.05, 0.08, 3.0)]
-    options = RunOptions(halving=True, tuned=("init_std",), log_every=5)
-    whole = PackRun(trials, dataset, options).finish()
-    options = dataclasses.replace(options, checkpoint_every=5)
+    """Values of what is tuned are compared: far too large an init is stopped, too small a rate is not."""
+    trials = [tiny.replace(width=64, steps=40, init_std=std) for std in (0.05, 3.0)]
+    trials.append(tiny.replace(width=64, steps=40, learning_rate=1e-5))
+    options = RunOptions(halving=True, tuned=("init_std",), log_every=5, checkpoint_every=5)
     for event in PackRun(trials, dataset, options, tmp_path).steps():
-        if event.step > whole.rows[2]["steps_done"] + 5:
+        if isinstance(event, Report) and event.statuses[1] == "stopped" and event.step % 20:
             break
     resumed = PackRun(trials, dataset, options, tmp_path)
-    assert resumed.pack.steps_done >= whole.rows[2]["steps_done"]
-    assert list(resumed.pack.live) == [True, True, False], "it is trained on, unseen"
+    assert resumed.pack.steps_done >= 20
+    assert list(resumed.pack.live) == [True, False, True], "it is trained on, unseen"
     rows = resumed.finish().rows
-    told = ("status", "steps_done", "reason", "loss")
-    assert [[row[name] for name in told] for row in rows] == [[r[name] for name in told] for r in whole.rows]
-    assert rows[2]["status"] == "stopped"
+    assert [row["status"] for row in rows] == ["finished", "stopped", "finished"]
+    assert rows[1]["steps_done"] == 20 and rows[1]["reason"].startswith("halving: ")
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])

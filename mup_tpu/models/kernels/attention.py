@@ -28,7 +28,6 @@ _LARGE_BLOCK = 128  # rows of a recomputed block: the size of accelerators' matr
 
 
 def choose_form(vmapped: bool, sequence_length: int) -> str:
-    """Choose the fast form for members under vmap, or one at a time."""
     if vmapped:
         return "recomputed" if sequence_length > _LONG else "matmul"
     return "fused"
@@ -128,7 +127,6 @@ def _after(blocks: list[Tensor], tensor: Tensor) -> Tensor:
 
 
 def _causal_logits(query_BHRd: Tensor, key_BHTd: Tensor, rows: slice) -> Tensor:
-    """Compute logits_BHRS of a block of rows and the keys up to the last row, in float32 or more."""
     logits_BHRS = query_BHRd @ key_BHTd[..., : rows.stop, :].mT
     shape = logits_BHRS.shape[-2:]
     future_RS = torch.ones(shape, dtype=torch.bool, device=logits_BHRS.device).triu(1 + rows.start)
