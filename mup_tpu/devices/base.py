@@ -77,14 +77,6 @@ def choose_mesh(devices: int, members: int, batch_size: int) -> MeshShape:
 _CHUNK, _CHUNK_BYTES = 100, 64 * 2**20
 
 
-def chunk_of(batch_bytes: int) -> int:
-    """Return the steps of an accelerator's chunk: 100, as fast as one; fewer if batches are large.
-
-    A chunk's batches take 64 MiB at most, on the host and on the device.
-    """
-    return min(_CHUNK, max(1, _CHUNK_BYTES // batch_bytes))
-
-
 def padded(stack: Tensor, length: int) -> Tensor:
     """Return items (S, ...), with zeros after them up to `length` items."""
     missing = length - len(stack)
@@ -125,9 +117,10 @@ class Device(ABC):
     def longest_chunk(self, batch_bytes: int) -> int:
         """Return the most steps to hand over at once, by a batch's bytes; losses are read between chunks.
 
-        By default 1, so that an interrupt takes effect after each step.
+        An accelerator gets 100, as fast as one, of 64 MiB on the host and on the device; where operations run
+        at once, an interrupt takes effect after each step.
         """
-        return 1
+        return min(_CHUNK, max(1, _CHUNK_BYTES // batch_bytes)) if self.compiles else 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Place items (S, ...), each spread by its first dimension over an axis of the mesh.

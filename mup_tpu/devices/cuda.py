@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Device, Execution, Repeated, Step, chunk_of, why_no_gpu
+from mup_tpu.devices.base import Device, Execution, Repeated, Step, padded, why_no_gpu
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, as_traced, inductor, without_advice_on_tf32
 from mup_tpu.errors import ConfigError
 
@@ -25,13 +25,8 @@ class CudaDevice(Device):
     compiles: bool = True
     recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
-    def longest_chunk(self, batch_bytes: int) -> int:
-        return chunk_of(batch_bytes)
-
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Place a stack, padded with its last item to `length`: graphs have one shape."""
-        if missing := length - len(stack):
-            stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
+        stack = padded(stack, length)  # graphs have one shape
         return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:

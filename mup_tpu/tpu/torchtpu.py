@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Device, Execution, Repeated, Step, chunk_of, padded
+from mup_tpu.devices.base import Device, Execution, Repeated, Step, padded
 from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.graphs import trace
 from mup_tpu.devices.peak import GENERATIONS
@@ -42,9 +42,6 @@ class TpuDevice(Device):
     execution: Execution = "vmap"
     reads_cheaply: bool = False
     compiles: bool = True
-
-    def longest_chunk(self, batch_bytes: int) -> int:
-        return chunk_of(batch_bytes)
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         stack = padded(stack, length)

@@ -31,7 +31,6 @@ from mup_tpu.devices.base import (
     Repeated,
     Step,
     choose_mesh,
-    chunk_of,
     padded,
 )  # fmt: skip
 from mup_tpu.devices.cpu import CpuDevice
@@ -117,9 +116,6 @@ class XlaDevice(Device):
 
     def place_members(self, tensor: Tensor) -> Tensor:
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
-
-    def longest_chunk(self, batch_bytes: int) -> int:
-        return chunk_of(batch_bytes)
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Place items (S, ...), spread over an axis of the mesh, padded with zeros to `length` items."""

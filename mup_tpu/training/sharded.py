@@ -41,6 +41,7 @@ from mup_tpu.models import (
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
 from mup_tpu.training.members import (
+    InTurns,
     MemberOptimizer,
     backward_in_this_thread,
     member_loss,
@@ -65,7 +66,7 @@ class ShardedPack(Pack):
         from torch.distributed.fsdp import fully_shard
 
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
-        self.trials, self.live, self.members = [trial], [True], [0]
+        self.trials, self.live, self.members, self._execution = [trial], [True], [0], InTurns
         self.vocab_size, self.device, self.steps_done, self._micro_batches = vocab_size, device, 0, parts
         length, precision = trial.data.sequence_length, trial.train.precision
         self.declaration = declare(trial.model, vocab_size, length)
@@ -166,9 +167,6 @@ class ShardedPack(Pack):
             loss = self._loss({}, {}, part if len(part) else tokens_BT1[:1])
             losses.append(loss * (len(part) / count))
         return self._sum(*losses)[None] / len(tokens_NBT1)
-
-    def longest_chunk(self, batch_bytes: int) -> int:
-        return 1
 
     def agree(self, stops: bool) -> bool:
         flag = torch.tensor(float(stops), device=self.device.torch_device)

@@ -88,15 +88,6 @@ def test_fingerprint_names_the_text_and_its_tokens_not_its_place(corpus, tmp_pat
     assert fingerprint(DataConfig(corpus=str(corpus), data_seed=3, batch_size=2)) == fingerprint(config)
 
 
-def test_changed_text_changes_the_fingerprint(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("first " * 100)
-    before = fingerprint(DataConfig(corpus=str(file)))
-    file.write_text("other " * 100)
-    os.utime(file, ns=(0, 1))
-    assert fingerprint(DataConfig(corpus=str(file))) != before
-
-
 def test_two_builders_at_once_make_one_cache(corpus, own_cache):
     code = (
         "import sys; from mup_tpu.config import DataConfig; from mup_tpu.data import load\n"

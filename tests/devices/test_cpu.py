@@ -80,10 +80,8 @@ def v2(limit, used, cache=0, high="max"):
     [
         (V1, "4:memory:/job/step\n1:cpu:/",
          {"": v1(NO_LIMIT, 9), "job": v1(900, 300), "job/step": v1(700, 50)}, 600),
-        (V1, "4:cpu,memory:/job\n0::/", {"": v1(NO_LIMIT, 9), "job": v1(700, 300)}, 400),
         (V1, "4:memory:/job\n", {"": v1(1000, 900), "job": v1(NO_LIMIT, 300)}, 100),
         (V1, "4:memory:/job\n", {"job": v1(1000, 900, cache=800)}, 900),
-        (V1, "4:memory:/job\n", {"job": v1(100, 900)}, 0),
         # Slurm and systemd nest groups of version 2; the root has no files.
         (V2, "0::/system.slice/job_7/step_0\n",
          {"system.slice/job_7": v2(500, 100), "system.slice/job_7/step_0": v2("max", 100)}, 400),
@@ -95,8 +93,6 @@ def v2(limit, used, cache=0, high="max"):
         (V2.replace("{root}", "/docker"), "0::/docker\n", {"": v2(800, 300)}, 500),
         (V2.replace("{root}", "/docker"), "0::/docker/inner\n",
          {"": v2(800, 300), "inner": v2(200, 100)}, 100),
-        (V2.replace("{root}", "/docker"), "0::/elsewhere\n", {"": v2(800, 300)}, 500),
-        (V2, "0::/job\n", {"job": {"memory.max": 300}}, 300),
         (V2, "0::/../job\n", {"": v2(800, 300)}, float("inf")),
         (V2, "0::/job\n", {"job": v2("max", 100)}, float("inf")),
         ("", "", {}, float("inf")),
@@ -132,7 +128,6 @@ def quota(microseconds, period=100_000):
             2,
         ),
         (V2, "0::/job\n", {"job": {"cpu.max": "50000 100000"}}, 1),
-        (V2, "0::/job\n", {"job": {"cpu.max": "9900000 100000"}}, 8),
         (V2, "0::/job\n", {"job": {"cpu.max": "max 100000"}}, 8),
         ("", "", {}, 8),
     ],
@@ -179,7 +174,9 @@ main(["sweep", *sys.argv[2:]])
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
-@pytest.mark.parametrize(("megabytes", "is_enough"), [(500, False), (900, True)])
+@pytest.mark.parametrize(
+    ("megabytes", "is_enough"), [(500, False), pytest.param(900, True, marks=pytest.mark.nightly)]
+)
 def test_a_sweep_in_a_limited_group_trains_all_or_says_why_not(
     megabytes, is_enough, limited_group, tiny, tmp_path
 ):

@@ -297,7 +297,7 @@ def test_muon_s_matrix_products_stay_on_the_chip_of_their_trial(run, mesh, corpu
         assert losses == pytest.approx(expected, abs=5e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bf16_is_near_float32_and_multiplies_matrices_alone_in_bf16(run):
     exact, _, _ = run("trials")
     rough, _, folder = run("trials", "bf16")

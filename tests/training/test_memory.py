@@ -226,14 +226,6 @@ def test_a_pack_that_is_said_to_fit_trains_also_after_one_that_did_not(hollow_gp
     assert hollow_gpu("-c", IN_2_GIB, mib=2048).splitlines() == ["12 trials ran out of memory (C", "5 True"]
 
 
-def test_more_members_need_more_in_either_way_and_vmap_most():
-    trial = Trial().replace(width=256)
-    for execution in ("loop", "vmap"):
-        sizes = [estimate_pack_bytes(trial, 256, members, execution) for members in (1, 2, 3)]
-        assert sizes[1] - sizes[0] == sizes[2] - sizes[1] > 0
-    assert estimate_pack_bytes(trial, 256, 8, "vmap") > 2 * estimate_pack_bytes(trial, 256, 8, "loop")
-
-
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
 def test_muon_keeps_one_number_less_of_each_of_a_hidden_matrix_than_adamw(execution):
     trial, members = Trial().replace(width=256), 4
