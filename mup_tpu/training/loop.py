@@ -9,11 +9,10 @@ import contextlib
 import gc
 import logging
 import math
-import pickle
 import signal
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from mup_tpu.training.memory import check_fits, device_errors
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.process import handling
 from mup_tpu.training.record import Meter, PackResult, Records, Report, rungs, summary
-from mup_tpu.training.sharded import Processes, ShardedPack
+from mup_tpu.training.sharded import Processes, ShardedPack, follower
 from mup_tpu.training.trials import learning_rate, open_steps
 
 # SIGTERM takes effect between two chunks of steps, and comes 30 s before a machine is taken away.
@@ -338,8 +337,7 @@ def _is_due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def follow() -> None:
+def follow(environment: dict[str, str], trials: Sequence[Trial], *run: Any) -> None:
     """Train as another process of a split trial than its first, which `Processes` starts."""
-    trials, options, checkpoints = pickle.load(sys.stdin.buffer)
-    dataset = data.load(trials[0].data, progress=False)
-    PackRun(trials, dataset, options, checkpoints, writes=False).finish()
+    with follower(environment):
+        PackRun(trials, data.load(trials[0].data, progress=False), *run, writes=False).finish()

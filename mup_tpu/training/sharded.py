@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import multiprocessing
 import os
-import pickle
-import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import Device
-from mup_tpu.errors import ConfigError, DeviceFailed
+from mup_tpu.errors import ConfigError, DeviceFailed, reason
+from mup_tpu.internals.multiprocessing import ensure_server, fork
 from mup_tpu.models import (
     Forms,
     architecture_of,
@@ -257,69 +258,73 @@ class Processes:
             )
         if 0 < gpus < shards:
             raise ConfigError(f"split_over {shards} is not allowed: it must be at most the GPUs here, {gpus}")
-        self.rank = int(os.environ.get(_RANK, 0))
-        self._others: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-        self._folder = contextlib.ExitStack()
-        meeting = os.environ.get(f"{_RANK}_AT", "")
-        if self.rank:
-            Path(f"{meeting}-{self.rank}").touch()
+        self._rank, self._others = int(os.environ.get(_RANK, 0)), list[BaseProcess]()
+        self._meeting, self._folder = os.environ.get(f"{_RANK}_AT", ""), contextlib.ExitStack()
+        if self._rank:
+            Path(f"{self._meeting}-{self._rank}").touch()
         else:
-            meeting = self._folder.enter_context(tempfile.TemporaryDirectory()) + "/meeting"
-            self._start_others(pickle.dumps((trials, options, checkpoints)), shards, meeting)
+            self._meeting = self._folder.enter_context(tempfile.TemporaryDirectory()) + "/meeting"
+            self._start_others((trials, options, checkpoints), shards)
         if gpus:
-            torch.cuda.set_device(self.rank)
+            torch.cuda.set_device(self._rank)
         elif not options.threads:
             torch.set_num_threads(max(1, torch.get_num_threads() // shards))
         with _quiet():
             distributed.init_process_group(
-                "nccl" if gpus else "gloo", init_method=Path(meeting).as_uri(), rank=self.rank,
+                "nccl" if gpus else "gloo", init_method=Path(self._meeting).as_uri(), rank=self._rank,
                 world_size=shards, timeout=_PATIENCE,
             )  # fmt: skip
 
-    def _start_others(self, run: bytes, shards: int, meeting: str) -> None:
-        from mup_tpu.internals import with_parent
+    def _start_others(self, run: tuple[Any, ...], shards: int) -> None:
+        from mup_tpu.training.loop import follow
 
-        first = [sys.executable, "-ISu", with_parent.__file__] if sys.platform == "linux" else []
-        program = [*first, sys.executable, "-P", "-c", "from mup_tpu.training.loop import follow; follow()"]
+        ensure_server([follow.__module__])
         for rank in range(1, shards):
-            environment = {**os.environ, _RANK: str(rank), f"{_RANK}_AT": meeting}
-            errors = self._folder.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-            other = subprocess.Popen(
-                program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
-            )
-            self._others.append((other, errors))
-            assert other.stdin is not None
-            other.stdin.write(run)
-            other.stdin.close()
-        for rank, (other, _) in enumerate(self._others, 1):  # the group would wait for one that has failed
-            while not Path(f"{meeting}-{rank}").exists():
-                time.sleep(0.05)
-                if other.poll() is not None and (failure := self.failure()):
+            environment = {**os.environ, _RANK: str(rank), f"{_RANK}_AT": self._meeting}
+            self._others.append(fork(follow, (environment, *run)))
+        for rank, other in enumerate(self._others, 1):  # the group would wait for one that has failed
+            while not Path(f"{self._meeting}-{rank}").exists():
+                other.join(0.05)
+                if failure := other.exitcode and self.failure():
                     self.close()
                     raise failure
 
     def failure(self) -> DeviceFailed | None:
         """Return the error of another process that has ended; None if all of them run."""
-        for rank, (other, errors) in enumerate(self._others, 1):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                other.wait(5)
-            if other.poll():
-                errors.seek(0)
-                last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-                return DeviceFailed(f"process {rank + 1} of {len(self._others) + 1} failed ({last})")
+        for rank, other in enumerate(self._others, 1):
+            other.join(5)
+            if other.exitcode:
+                file = Path(f"{self._meeting}-{rank}.failed")
+                why = file.read_text() if file.exists() else f"exit code {other.exitcode}"
+                return DeviceFailed(f"process {rank + 1} of {len(self._others) + 1} failed ({why})")
         return None
 
     def close(self) -> None:
         """End the group, and the other processes."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
-        for other, _ in self._others:
-            try:
-                other.wait(30)
-            except subprocess.TimeoutExpired:
-                other.kill()
-                other.wait()
+        for other in self._others:
+            other.join(30)
+            other.kill()
+            other.join()
         self._folder.close()
+
+
+@contextlib.contextmanager
+def follower(environment: dict[str, str]) -> Iterator[None]:
+    """Make a process that `Processes` forked silent; it ends with the first, and leaves its error to it."""
+    os.environ.update(environment)  # the server's is older
+    driver, nowhere = multiprocessing.parent_process(), os.open(os.devnull, os.O_WRONLY)
+    assert driver is not None
+    threading.Thread(target=lambda: driver.join() or os._exit(1), daemon=True).start()
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the first process is gone
+            Path(f"{environment[f'{_RANK}_AT']}-{environment[_RANK]}.failed").write_text(reason(error))
+        raise
 
 
 @contextlib.contextmanager

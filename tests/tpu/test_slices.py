@@ -52,11 +52,18 @@ def cluster(fake_cluster):
 
 
 @pytest.fixture(scope="module")
-def two_slices(cluster):
-    """Two whole slices; their hosts joined out of order."""
-    for slice_name, number in (("two", 1), ("one", 0), ("two", 0)):
-        add_host(cluster, slice_name, number)
+def one_slice(cluster):
+    """A whole slice, whose second host joined first."""
+    add_host(cluster, "one", 0)
     cluster.wait_for_nodes()
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def two_slices(one_slice):
+    for number in (1, 0):
+        add_host(one_slice, "two", number)
+    one_slice.wait_for_nodes()
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +75,25 @@ def on_tpus(monkeypatch):
 def test_without_a_whole_slice_one_sentence_says_what_the_cluster_has(cluster):
     with pytest.raises(ConfigError, match="asks for a TPU slice .* has 1 TPU hosts and no slice with all"):
         slots(BY_SLICE)
+
+
+def check_places(job):
+    """A pack has both hosts of one slice, each with its number and all names."""
+    hosts = sorted(job.places(), key=lambda place: place[2])
+    assert len({node for node, *_ in hosts}) == 2
+    assert len({name for _, name, *_ in hosts}) == 1, "a pack straddles two slices"
+    assert [number for *_, number, _ in hosts] == ["0", "1"]
+    assert {len(names.split(",")) for *_, names in hosts} == {2}
+
+
+def test_a_pack_has_a_whole_slice(one_slice, tmp_path):
+    room = slots(BY_SLICE)
+    assert (room.count, room.arguments, room.execution) == (1, (SliceKind("v4", "2x2x2", 4),), "vmap")
+    job = Placed(tmp_path, "counts", then="", steps=3)
+    with RayActors(room, lambda: slots(BY_SLICE)) as pool:
+        *_, (_, last) = run_jobs([job], pool)
+    assert isinstance(last, Finished)
+    check_places(job)
 
 
 def wait_for_chips():
@@ -128,7 +154,8 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
     wait_for_chips()
 
 
-@pytest.mark.parametrize("falls", ["follower dies", pytest.param("hang", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("falls", ["follower dies", "hang"])
 def test_a_slice_with_a_host_that_hangs_or_dies_is_ended_and_one_where_a_job_fails_goes_on(
     falls, two_slices, tmp_path, patience, is_of_these_tests, caplog
 ):
@@ -147,10 +174,6 @@ def test_a_slice_with_a_host_that_hangs_or_dies_is_ended_and_one_where_a_job_fai
     assert len(jobs[1].pids()) == 2 and f"job {falls} is tried again (" in caplog.text
     assert {name for job in jobs for _, name, *_ in job.places()} == {"one", "two"}
     for job in (jobs[0], jobs[2]):
-        hosts = sorted(job.places(), key=lambda place: place[2])
-        assert len({node for node, *_ in hosts}) == 2
-        assert len({name for _, name, *_ in hosts}) == 1, "a pack straddles two slices"
-        assert [number for *_, number, _ in hosts] == ["0", "1"]
-        assert {len(names.split(",")) for *_, names in hosts} == {2}
+        check_places(job)
     wait_for_chips()
     assert not [p for p in processes("HostActor", is_of_these_tests) if p.status() == psutil.STATUS_STOPPED]
