@@ -154,10 +154,6 @@ class Device(ABC):
     def free_memory_bytes(self) -> int:
         """Return the free memory for a pack on each device; on a CPU, the share of this process's threads."""
 
-    @abstractmethod
-    def peak_memory_bytes(self) -> int:
-        """Return the most memory in use so far: of the process on a CPU, of the allocator elsewhere."""
-
 
 def one_by_one(step: Step) -> Repeated:
     def steps(changed: Any, fixed: Any, stacks: tuple[Tensor, ...], count: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,10 +34,6 @@ class CpuDevice(Device):
         _glibc("malloc_trim")(0)
         a_core = min(psutil.virtual_memory().available / (os.cpu_count() or 1), memory_left() / cores())
         return int(a_core * min(torch.get_num_threads(), cores()))
-
-    def peak_memory_bytes(self) -> int:
-        unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @functools.cache

@@ -41,9 +41,6 @@ class CudaDevice(Device):
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
 
-    def peak_memory_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self.torch_device)
-
 
 def create() -> CudaDevice:
     """Return the current CUDA device.

@@ -107,7 +107,9 @@ class Case:
 
     def compile(self, tpu: TpuType) -> Compiled:
         trials = [self.trial.replace(seed=seed) for seed in range(self.members(tpu.devices))]
-        return compile_pack(trials, _VOCAB_SIZE, tpu, self.mesh.format(n=tpu.devices))
+        return compile_program(
+            trace_pack(trials, _VOCAB_SIZE, tpu.devices, self.mesh.format(n=tpu.devices)), tpu
+        )
 
 
 _NARROW = Trial().replace(width=64, depth=2, sequence_length=128, batch_size=16, grad_clip=1.0)
@@ -146,21 +148,15 @@ def listed(collectives: Counter[str]) -> str:
     return counted(sorted(collectives.items())) or "nothing"
 
 
-def compile_pack(trials: Sequence[Trial], vocab_size: int, tpu: TpuType, mesh: str = "auto") -> Compiled:
-    """Compile a pack's training for a TPU that need not be here; `mesh` is as in `RunOptions`.
-
-    Raises:
-        ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses the program.
-    """
-    return compile_program(trace_pack(trials, vocab_size, tpu.devices, mesh), tpu)
-
-
 def trace_pack(
     trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", scan: bool | None = None
 ) -> str:
     """Return the program of a chunk of a pack's training, as torch_xla hands it over to XLA.
 
-    Takes the arguments of `compile_pack`; `scan` makes the blocks one loop, by default if they are many.
+    `mesh` is as in `RunOptions`; `scan` makes the blocks one loop, by default if they are many.
+
+    Raises:
+        ConfigError: torch_xla, jax or libtpu is missing, or torch_xla refuses the pack.
     """
     _check_installed()
     pack = {

@@ -65,10 +65,6 @@ class TpuDevice(Device):
             return CpuDevice().free_memory_bytes()
         return int(_USABLE * GENERATIONS[self.name.removeprefix("tpu:")].device_hbm_bytes)
 
-    def peak_memory_bytes(self) -> int:
-        # The host's: TorchTPU 0.2 has no public count of a chip's memory.
-        return CpuDevice().peak_memory_bytes()
-
 
 class Chunks:
     """A step that one program makes for each item of its stacks, as `Device.repeated` returns it."""

@@ -53,12 +53,10 @@ class PlacedBytes:
     def __init__(self) -> None:
         self._bytes: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         self._lock = threading.Lock()  # another thread places batches
-        self.peak = 0
 
     def add(self, tensor: Tensor, size: int) -> None:
         with self._lock:
             self._bytes[tensor] = size
-            self.peak = max(self.peak, sum(self._bytes.values()))
 
     def free(self) -> int:
         """Return the bytes left on each device; a TPU of unknown type has the least of all generations."""
@@ -219,10 +217,6 @@ class XlaDevice(Device):
         if self.name == "xla:CPU":
             return CpuDevice().free_memory_bytes() // self.count
         return _PLACED.free()
-
-    def peak_memory_bytes(self) -> int:
-        """Return the most bytes placed at once on each device; on the CPU client, the process's."""
-        return CpuDevice().peak_memory_bytes() if self.name == "xla:CPU" else _PLACED.peak
 
 
 def report() -> dict[str, float]:

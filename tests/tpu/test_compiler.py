@@ -8,11 +8,11 @@ import pytest
 
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
-from mup_tpu.devices.peak import TPU_TYPES, tpu_type
+from mup_tpu.devices.peak import tpu_type
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare
 from mup_tpu.tpu import compiler
-from mup_tpu.tpu.compiler import CASES, Compiled, compile_pack, compile_program, faults, trace_pack
+from mup_tpu.tpu.compiler import CASES, Compiled, compile_program, faults, trace_pack
 from mup_tpu.tpu.libtpu import donated_parameters
 from mup_tpu.training.members import state_slots
 
@@ -161,7 +161,7 @@ def test_a_type_that_is_not_known_is_a_sentence(capsys):
 def test_a_pack_that_does_not_fit_the_chips_is_a_sentence():
     pytest.importorskip("torch_xla")
     with pytest.raises(ConfigError, match="could not be made: .*mesh 'trial=3,data=1' has 3 places"):
-        compile_pack([Trial()], 256, TPU_TYPES["v4-8"], "trial=3,data=1")
+        trace_pack([Trial()], 256, 4, "trial=3,data=1")
 
 
 @pytest.mark.nightly

@@ -157,7 +157,6 @@ def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, c
     assert found["empty"] == int(0.95 * 32 * 2**30)
     on_each = found["placed"] * 4 / 3 / found["mesh"]  # three members, padded to four
     assert found["empty"] - found["free"] == pytest.approx(on_each, rel=0.1)
-    assert found["peak"] >= found["empty"] - found["free"]
     assert found["losses"] == pytest.approx([row["loss"] for row in on_cpu.rows], abs=5e-5)
     assert found["cache"].startswith(os.environ["MUP_TPU_CACHE"])
 

@@ -130,7 +130,7 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     rows = run.finish().rows
     placed = sum(t.nbytes for t in run.pack.tensors().values())
     return {
-        "name": run.device.name, "empty": empty, "free": free, "peak": run.device.peak_memory_bytes(),
+        "name": run.device.name, "empty": empty, "free": free,
         "placed": placed, "losses": [row["loss"] for row in rows], "mesh": run.device.mesh.trial,
         "cache": os.environ["XLA_PERSISTENT_CACHE_PATH"],
     }  # fmt: skip

@@ -7,9 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from torch import nn
-from torch.func import grad_and_value, vmap
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -19,7 +16,6 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
-from mup_tpu.training.members import member_loss
 from mup_tpu.training.pack import Pack, compilation_pays, plain_step_s
 from mup_tpu.training.trials import schedule_factor
 
@@ -28,17 +24,9 @@ DEVICE = get_device(os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
 """Where packs train: `pytest --device cuda` sets it."""
 
 TINY = Trial().replace(
-    width=32,
-    base_width=32,
-    head_size=16,
-    sequence_length=24,
-    batch_size=4,
-    steps=12,
-    warmup=0.2,
+    width=32, base_width=32, head_size=16, sequence_length=24, batch_size=4, steps=12, warmup=0.2,
     init_std=0.05,
-)
-
-
+)  # fmt: skip
 OWN = {"adamw": {}, "sgd": {"momentum": 0.9}, "muon": {}, "adamh": {}, "muonh": {}}
 """Hyperparameters that an update rule alone reads."""
 
@@ -346,36 +334,6 @@ def test_members_may_differ_in_the_residual_factor(execution, monkeypatch):
     torch.testing.assert_close(together[:, :1], without, **tolerance)
     torch.testing.assert_close(together[:, 1:], train([halved], execution)[1], **tolerance)
     assert (together[1:, 0] - together[1:, 1]).abs().min() > 1e-4, "the factor does something"
-
-
-TOKENS = 7
-
-
-class Penalised(nn.Module):
-    """Logits of each token by itself, with the squared weights as an added loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Parameter(torch.empty(TOKENS, TOKENS))
-
-    def forward(self, tokens_BT, added=None):
-        if added is not None:
-            added.append(3 * self.table.square().sum())
-        return self.table[tokens_BT]
-
-
-def test_terms_that_a_network_adds_are_in_the_gradient_and_not_in_the_value():
-    generator = torch.Generator().manual_seed(0)
-    tables = torch.randn(2, TOKENS, TOKENS, generator=generator, dtype=torch.float64)
-    tokens = torch.randint(0, TOKENS, (3, 6), generator=generator)
-    loss = member_loss(Penalised(), TOKENS, "float64", torch.device("cpu"))
-    gradients, values = vmap(grad_and_value(loss), in_dims=(0, None, None))({"table": tables}, {}, tokens)
-    for table, gradient, value in zip(tables, gradients["table"], values, strict=True):
-        alone = table.clone().requires_grad_()
-        plain = functional.cross_entropy(alone[tokens[:, :-1]].flatten(0, 1), tokens[:, 1:].flatten())
-        torch.testing.assert_close(value, plain.detach(), rtol=1e-12, atol=0.0)
-        (expected,) = torch.autograd.grad(plain + 3 * alone.square().sum(), alone)
-        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
 
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "gpu_peers.csv"
