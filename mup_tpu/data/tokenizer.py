@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,31 +16,12 @@ from mup_tpu.data.corpus import hub_answers, hub_endpoint, only_cached
 from mup_tpu.errors import DataError, reason
 
 
-class Tokenizer(Protocol):
-    """Interface of a tokenizer for the token cache and prepared shards."""
-
-    vocab_size: int
-    separator: int
-    """Token that ends each document."""
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode each text."""
-
-    def decode(self, tokens: np.ndarray) -> str:
-        """Decode tokens to text."""
-
-    def to_json(self) -> str | None:
-        """Return the content for `load_tokenizer` besides the separator, if any."""
-
-    def stock(self) -> Any:
-        """Return the same as a `tokenizers.Tokenizer`, which adds no tokens to a text."""
-
-
 class ByteTokenizer:
-    """UTF-8 bytes. Byte 0 is in no text and stands between documents."""
+    """UTF-8 bytes."""
 
     vocab_size = 256
     separator = 0
+    """Token that ends each document: byte 0 is in no text."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
@@ -50,7 +31,7 @@ class ByteTokenizer:
         return np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def to_json(self) -> None:
-        """Return None: the separator says all."""
+        """Return None, all that `load_tokenizer` needs beside the separator."""
 
     def stock(self) -> Any:
         """Return a byte-level BPE without merges: each byte is one token.
@@ -144,6 +125,9 @@ class SubwordTokenizer:
         tokenizer = Tokenizer.from_str(self.to_json())
         tokenizer.post_processor = None
         return tokenizer
+
+
+Tokenizer = ByteTokenizer | SubwordTokenizer
 
 
 def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokenizer:

@@ -125,18 +125,6 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
     assert found["backward_threads"] == ["MainThread"]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("mesh", ["trial=2,data=1", "trial=1,data=2"])
-def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(
-    run_program, mesh
-):
-    """A hundred steps; a view of all gradients joined, as losses once were, keeps these for each of them."""
-    found = run_program("unread", mesh, devices=2)
-    assert found["grown"] < 5 * found["gradients"]
-    assert found["compilations"] == 0
-    assert abs(found["executions"] - 20) <= 1  # counted late, as above
-
-
 @pytest.mark.slow
 def test_micro_batches_train_as_the_batch_does_whole(run_program, tmp_path):
     """Of a batch that two devices share, each of which takes its sequences one by one; they reduce once."""
@@ -168,20 +156,13 @@ def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(run_program
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("pjrt_device", "sentence"),
-    [
-        (None, "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU"),
-        ("TPU", "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU"),
-    ],
-)
-def test_a_command_without_a_tpu_ends_in_a_sentence(pjrt_device, sentence):
+def test_a_command_without_a_tpu_ends_in_a_sentence():
     pytest.importorskip("torch_xla")
-    environment = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
-    environment |= {"PJRT_DEVICE": pjrt_device} if pjrt_device else {}
     command = [sys.executable, "-m", "mup_tpu", "train", "--device", "xla"]
+    environment = os.environ | {"PJRT_DEVICE": "TPU"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 2 and "Traceback" not in result.stderr
+    sentence = "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU"
     assert sentence in result.stderr.replace("\n", " ")
 
 

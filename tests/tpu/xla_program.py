@@ -4,14 +4,12 @@ A process has one XLA client, but importing torch_xla takes as long as training.
 forks for each run that stdin asks for, in a line of JSON: environment, file for what it prints, arguments:
 
 MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER BLOCKS
-unread MESH
 tpu CORPUS
 micro MESH
 refused
 """
 
 import contextlib
-import gc
 import json
 import os
 import sys
@@ -22,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch_xla import runtime
 from torch_xla._internal import tpu
 
 from mup_tpu import data
-from mup_tpu.config import RunOptions, Trial
+from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.models.kernels.pointwise import OnePassLayerNorm, OnePassRMSNorm
@@ -69,32 +66,6 @@ def backward_threads() -> Iterator[list[str]]:
     )
     yield found
     hook.remove()
-
-
-def unread_losses(mesh: str) -> dict[str, float]:
-    """Memory of the process while the losses of 100 steps are kept unread, over gradients' size; in MiB."""
-    base = Trial().replace(
-        width=256, depth=1, base_width=64, head_size=32, sequence_length=16, batch_size=4, steps=200
-    )
-    device = get_device("xla").arrange(2, 4, mesh)
-    pack = Pack([base, base.replace(seed=1)], 256, device)
-    tokens_SBT1 = device.place_stack(torch.randint(0, 256, (5, 4, 17)), "data", 5)
-
-    def resident() -> float:
-        device.synchronize()
-        gc.collect()
-        return psutil.Process().memory_info().rss / 2**20
-
-    for _ in range(20):  # until the process keeps no more of what steps need
-        pack.read(pack.train(tokens_SBT1, 5))
-    before, counted = resident(), xla.report()
-    kept = [pack.train(tokens_SBT1, 5) for _ in range(20)]
-    grown = resident() - before
-    for losses_SK in kept:
-        pack.read(losses_SK)
-    after = xla.report()
-    gradients = sum(p.nbytes for p in pack.parameters.values()) / 2**20
-    return {"grown": grown, "gradients": gradients} | {name: after[name] - counted[name] for name in after}
 
 
 def in_parts(mesh: str) -> dict[str, Any]:
@@ -192,7 +163,7 @@ def main(
 
 def run(arguments: list[str]) -> None:
     """One run; it has a process to itself."""
-    kinds = {"unread": unread_losses, "micro": in_parts, "tpu": as_on_a_tpu, "refused": refused}
+    kinds = {"micro": in_parts, "tpu": as_on_a_tpu, "refused": refused}
     if arguments[0] in kinds:
         print(json.dumps(kinds[arguments[0]](*arguments[1:])))
     else:
