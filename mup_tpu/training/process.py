@@ -48,34 +48,16 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
         yield
         return
     handler.setFormatter(VisibleFormatter("%(asctime)s %(message)s"))
-    with (
-        _warnings_shown("mup_tpu"),
-        attached(handler, "mup_tpu", *(["py.warnings"] if capture_warnings else [])),
-    ):
+    logger, shows = logging.getLogger("mup_tpu"), logging.lastResort
+    with contextlib.ExitStack() as stack:
+        if shows is not None and not logger.handlers:
+            logger.addHandler(shows)  # first: the log's own handler may wait for the bucket
+            stack.callback(logger.removeHandler, shows)
+        stack.enter_context(attached(handler, "mup_tpu", *(["py.warnings"] if capture_warnings else [])))
         if capture_warnings:
             logging.captureWarnings(True)
-        try:
-            yield
-        finally:
-            if capture_warnings:
-                logging.captureWarnings(False)
-
-
-@contextlib.contextmanager
-def _warnings_shown(name: str) -> Iterator[None]:
-    """Print a logger's warnings to stderr if it has no handler yet.
-
-    This handler comes first: the log's own may wait for the bucket, and blocks other lines.
-    """
-    logger, shows = logging.getLogger(name), logging.lastResort
-    if shows is None or logger.handlers:
+            stack.callback(logging.captureWarnings, False)
         yield
-        return
-    logger.addHandler(shows)
-    try:
-        yield
-    finally:
-        logger.removeHandler(shows)
 
 
 @contextlib.contextmanager
@@ -84,9 +66,23 @@ def attached(
 ) -> Iterator[None]:
     """Hand lines of loggers, from level INFO on, to a handler, and close it at the end.
 
-    One message reports lines that it cannot write; they are lost, and `lost` hears of the first error.
+    One message, not a traceback a line as logging's, reports lines that it cannot write; they are lost, and
+    `lost` hears of the first error.
     """
-    handler.handleError = _say_once(lost)  # type: ignore[assignment, method-assign]
+    reported = False
+
+    def report(record: logging.LogRecord) -> None:
+        nonlocal reported
+        error = sys.exc_info()[1]
+        if reported or error is None:
+            return
+        reported = True
+        with contextlib.suppress(OSError):
+            print(f"warning: lines of the log are lost: {reason(error)}", file=sys.stderr)
+        if lost is not None and isinstance(error, OSError):
+            lost(error)
+
+    handler.handleError = report  # type: ignore[method-assign]
     attached_to = [logging.getLogger(name) for name in loggers]
     before = [(logger.level, logger.propagate) for logger in attached_to]
     for logger in attached_to:
@@ -102,22 +98,6 @@ def attached(
             logger.propagate = propagates
         with contextlib.suppress(OSError):  # lines that could not be written still cannot
             handler.close()
-
-
-def _say_once(lost: Callable[[OSError], None] | None) -> Callable[[logging.LogRecord], None]:
-    """Make an error handler of a log: one message in all, not a traceback a line as logging's."""
-    messages: list[str] = []
-
-    def say(record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if not messages and error is not None:
-            messages.append(reason(error))
-            with contextlib.suppress(OSError):
-                print(f"warning: lines of the log are lost: {messages[0]}", file=sys.stderr)
-            if lost is not None and isinstance(error, OSError):
-                lost(error)
-
-    return say
 
 
 class _FileHandler(logging.FileHandler):

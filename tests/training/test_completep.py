@@ -95,8 +95,10 @@ RULES = {
 """By parametrization: a parameter's group, and the factors on residual branches and logits."""
 
 
-@pytest.mark.parametrize("execution", ["loop", "vmap"])
-@pytest.mark.parametrize("parametrization", RULES)
+@pytest.mark.parametrize(
+    ("parametrization", "execution"),
+    [*((rule, "loop") for rule in RULES), ("completep", "vmap"), ("umup", "vmap")],
+)
 def test_steps_of_a_deep_model_are_those_of_the_paper_s_table(parametrization, execution):
     group, residual, logits = RULES[parametrization]
     trial = TRIAL.replace(parametrization=parametrization)

@@ -101,7 +101,6 @@ def test_peaks_of_known_devices():
     assert math.isnan(tpu_peak_flops(""))
 
 
-@pytest.mark.slow
 def test_the_peak_of_a_cpu_is_measured_once():
     cpu = get_device("cpu")
     assert peak_flops(cpu, "float32") > 1e9
