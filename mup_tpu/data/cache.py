@@ -143,7 +143,8 @@ def _build(config: DataConfig, progress: bool) -> str:
                 status.update(f"{what}: {done:,} training tokens")
             name = _fingerprint(config, tokenizer, texts.hexdigest())
             if not token_folder(name).exists():
-                _join(chunks, tokenizer, _name(config), token_folder(name))
+                path = Path(config.corpus)
+                _join(chunks, tokenizer, path.name if path.exists() else config.corpus, token_folder(name))
             Folder(cache_root() / "fingerprints").write(key, name.encode())
             shutil.rmtree(work)
             return name
@@ -285,7 +286,3 @@ def _content(files: list[Path]) -> str:
                 digest.update(opened.read(length))
         start += size
     return digest.hexdigest()
-
-
-def _name(config: DataConfig) -> str:
-    return Path(config.corpus).name if Path(config.corpus).exists() else config.corpus

@@ -77,7 +77,11 @@ def prepare(config: DataConfig, out: str, shard_samples: int = 4096, progress: b
         if content is not None:
             folder.write(TOKENIZER_FILE, content.encode())
 
-        order = {split: _order(plan, split, len(cache.tokens[split])) for split in SPLITS}
+        order = {}
+        for i, split in enumerate(SPLITS):
+            key = np.random.SeedSequence([int(plan.fingerprint, 16), i])
+            sequences = (len(cache.tokens[split]) - 1) // config.sequence_length
+            order[split] = np.random.Generator(np.random.Philox(key)).permutation(sequences)
 
         def make(split: str, number: int) -> Shard:
             name = f"{split}-{number:06}.tar"
@@ -144,11 +148,6 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[di
         },
     )
     return {split: count for split, (count, _) in layout.items()}, plan
-
-
-def _order(plan: ShardIndex, split: str, tokens: int) -> np.ndarray:
-    key = np.random.SeedSequence([int(plan.fingerprint, 16), SPLITS.index(split)])
-    return np.random.Generator(np.random.Philox(key)).permutation((tokens - 1) // plan.sequence_length)
 
 
 def _tar(tokens: np.ndarray, samples: range, order: np.ndarray, plan: ShardIndex) -> bytes:

@@ -12,6 +12,7 @@ X numbers of a step.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -323,14 +324,11 @@ class InTurns(Members):
         self._no_losses_R = first.new_full((len(first),), math.nan)
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
-        return torch.stack([self._step(tokens_SBT1[i], step, live) for i, step in enumerate(steps)])
-
-    def _step(self, tokens_BT1: Tensor, step: int, live: Sequence[int]) -> Tensor:
-        losses_R = self._no_losses_R.clone()
-        for r in live:
+        losses_SR = self._no_losses_R.repeat(len(steps), 1)
+        for (i, step), r in itertools.product(enumerate(steps), live):
             leaves, optimizer, losses = self._leaves[r], self._optimizers[r], []
             with self._weights_cast_once():
-                for part, share in micro_batches(tokens_BT1, self.micro_batches):
+                for part, share in micro_batches(tokens_SBT1[i], self.micro_batches):
                     loss = self._loss(leaves, self._buffers[r], part)
                     with backward_in_this_thread():
                         loss.backward(torch.full_like(loss, share))
@@ -339,8 +337,8 @@ class InTurns(Members):
             if optimizer.trial.optimizer.grad_clip:
                 torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
             optimizer.update(step)
-            losses_R[r] = torch.stack(losses).sum()
-        return losses_R
+            losses_SR[i, r] = torch.stack(losses).sum()
+        return losses_SR
 
     def _weights_cast_once(self) -> contextlib.AbstractContextManager[Any]:
         # Autocast, off here and on in the loss, keeps its bf16 copies of weights for the whole block.

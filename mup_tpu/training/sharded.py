@@ -137,27 +137,25 @@ class ShardedPack(Pack):
         return total
 
     def train(self, tokens_SBT1: Tensor, steps: int) -> Tensor:
-        losses = [self._step(tokens_SBT1[i]) for i in range(steps)]
-        return torch.stack(losses)[:, None]
-
-    def _step(self, tokens_BT1: Tensor) -> Tensor:
-        losses = []
-        for part, share in micro_batches(self.shard(tokens_BT1), self._micro_batches):
-            loss = self._loss({}, {}, part)
-            with backward_in_this_thread():
-                loss.backward(torch.full_like(loss, share))
-            losses.append(loss.detach() * share / self._world)
-        gradients = []
-        for name, p in self._shards.items():
-            gradients.append(p.grad.to_local())
-            self.parameters[name].grad, p.grad = gradients[-1], None
-        limit = self.trials[0].optimizer.grad_clip
-        if limit:
-            norm = self._sum(*(g.square().sum() for g in gradients)).sqrt()
-            torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
-        self._optimizer.update(self.steps_done)
-        self.steps_done += 1
-        return self._sum(*losses)
+        losses_S, limit = [], self.trials[0].optimizer.grad_clip
+        for tokens_BT1 in tokens_SBT1[:steps]:
+            losses = []
+            for part, share in micro_batches(self.shard(tokens_BT1), self._micro_batches):
+                loss = self._loss({}, {}, part)
+                with backward_in_this_thread():
+                    loss.backward(torch.full_like(loss, share))
+                losses.append(loss.detach() * share / self._world)
+            gradients = []
+            for name, p in self._shards.items():
+                gradients.append(p.grad.to_local())
+                self.parameters[name].grad, p.grad = gradients[-1], None
+            if limit:
+                norm = self._sum(*(g.square().sum() for g in gradients)).sqrt()
+                torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+            self._optimizer.update(self.steps_done)
+            self.steps_done += 1
+            losses_S.append(self._sum(*losses))
+        return torch.stack(losses_S)[:, None]
 
     @torch.no_grad()
     def evaluate(self, tokens_NBT1: Tensor) -> Tensor:

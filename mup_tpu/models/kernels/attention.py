@@ -233,10 +233,6 @@ class _FusedBackward(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        raise RuntimeError("fused attention is differentiable once")
-
-    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], gradient: Tensor, scale: float, *kept: Tensor) -> Any:
         dims = (in_dims[0], *in_dims[2:])
         folded = [_fold(x, dim, info.batch_size) for x, dim in zip((gradient, *kept), dims, strict=True)]
