@@ -183,44 +183,28 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
     whole: dict[SliceKind, dict[str, list[str]]] = {}
     problems = []
     for name, hosts in sorted(named.items()):
-        try:
-            kind, addresses = _slice_of(hosts)
-        except ValueError as error:
-            problems.append(f"slice {name!r} {error}")
+        described = {
+            (host["Labels"].get(POD_TYPE, ""), host["Labels"].get(TOPOLOGY, ""), host["Resources"]["TPU"])
+            for host in hosts
+        }
+        (pod_type, topology, chips), *others = described
+        numbers = {host["Labels"].get(WORKER_ID, ""): _address(host) for host in hosts}
+        count, rest = divmod(_chips_of(topology), chips)
+        if others or chips not in _BOUNDS or rest or "-" not in pod_type:
+            kinds = (
+                f"{kind or 'no type'} {shape or 'no topology'} with {n:g}" for kind, shape, n in described
+            )
+            problems.append(f"slice {name!r} has hosts of {', '.join(kinds)} chips")
+        elif count == 1:
+            problems.append(f"slice {name!r} is a single host")
+        elif sorted(numbers) != sorted(str(i) for i in range(int(count))):
+            present = ", ".join(sorted(numbers))
+            problems.append(f"slice {name!r} has hosts number {present}, and {topology} needs {count:g}")
         else:
+            kind = SliceKind(pod_type.rpartition("-")[0], topology, int(chips))
+            addresses = [numbers[str(i)] for i in range(kind.hosts)]
             whole.setdefault(kind, {})[name] = addresses
     return whole, problems
-
-
-def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
-    """Return the kind of the slice of these hosts, and their addresses in order.
-
-    Raises:
-        ValueError: they make up no slice that can be used.
-    """
-    for host in hosts:
-        for label, pattern in ((POD_TYPE, r".+-\d+"), (TOPOLOGY, r"\d+(x\d+)+"), (WORKER_ID, r"\d+")):
-            value = host["Labels"].get(label)
-            if value is None:
-                raise ValueError(f"has a host, {_address(host)}, without the label {label}")
-            if not re.fullmatch(pattern, value):
-                raise ValueError(f"has a host, {_address(host)}, whose label {label} is {value!r}")
-    described = {
-        (host["Labels"][POD_TYPE], host["Labels"][TOPOLOGY], host["Resources"]["TPU"]) for host in hosts
-    }
-    if len(described) > 1:
-        raise ValueError("has hosts that differ in type, topology or number of chips")
-    pod_type, topology, chips = described.pop()
-    if chips not in _BOUNDS or _chips_of(topology) % chips:
-        raise ValueError(f"has hosts of {chips:g} chips, which do not make up its topology {topology}")
-    kind = SliceKind(pod_type.rpartition("-")[0], topology, int(chips))
-    if kind.hosts == 1:
-        raise ValueError("is a single host")
-    hosts = sorted(hosts, key=lambda host: int(host["Labels"][WORKER_ID]))
-    numbers = [int(host["Labels"][WORKER_ID]) for host in hosts]
-    if numbers != list(range(kind.hosts)):
-        raise ValueError(f"has hosts number {', '.join(map(str, numbers))}, not all of {kind.hosts}")
-    return kind, list(map(_address, hosts))
 
 
 def _chips_of(topology: str) -> int:
