@@ -12,13 +12,13 @@ Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, input
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -109,7 +109,7 @@ class CachedDataset(TokenDataset):
         return sequences.astype(np.int64).reshape(n, b, t + 1)
 
 
-@lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)
 def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tuple[np.ndarray, int]:
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([data_seed, epoch])))
     return generator.permutation(blocks), int(generator.integers(sequence_length))
@@ -167,7 +167,7 @@ class ShardDataset(TokenDataset):
         }
         self._index = index
         self._train = _Reader(lambda i: folder.samples(index.train.shards[i]), readers)
-        self._held_out = lru_cache(lambda i: folder.samples(index.validation.shards[i]))
+        self._held_out = functools.lru_cache(lambda i: folder.samples(index.validation.shards[i]))
 
     def train_batch(self, step: int) -> np.ndarray:
         """Return the tokens (B / hosts, T + 1) of a step, int64; an epoch ends with the last whole batch."""
@@ -212,7 +212,7 @@ class ShardDataset(TokenDataset):
         return self._train.get(shards[shard])[row]
 
 
-@lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=16)
 def _permutation(size: int, *key: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(size)
 
@@ -231,7 +231,7 @@ class _Reader:
     def _start(self, shard: int) -> Future[np.ndarray]:
         def run() -> None:
             with self._slots:
-                _settle(future, lambda: self._read(shard))
+                _settle(future, functools.partial(self._read, shard))
 
         future = Future[np.ndarray]()
         # No executor: at its exit Python would wait for a thread that still tries a lost server.
@@ -272,7 +272,7 @@ def prefetch(
             if is_over.is_set():
                 return
             future = Future[T]()
-            _settle(future, lambda step=step: make_batch(step))
+            _settle(future, functools.partial(make_batch, step))
             made.put(future)
 
     def batches() -> Iterator[T]:

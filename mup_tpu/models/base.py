@@ -27,6 +27,8 @@ class ActivationMemory:
 
     vectors: Mapping[str, float]
     """Vectors a token and layer by execution: "loop" or "vmap"."""
+    passing: float
+    """Vectors of "loop" that are alive in two layers at most: those of the backward pass itself."""
     scores: Mapping[str, float]
     """Numbers a pair of tokens, head and layer, by execution."""
     logits: float

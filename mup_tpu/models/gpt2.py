@@ -11,9 +11,10 @@ from mup_tpu.models.base import ActivationMemory, Architecture, Parameter, Slice
 ACTIVATIONS = ActivationMemory(
     # 18 vectors are kept: inputs and outputs of both norms (4); queries, keys, values and products of
     # attention (5); a residual sum (1); the MLP's hidden layer after GELU, and before it or as GELU's slope
-    # (8). The rest was measured: gradients in the backward pass, and the allocator's share. Under vmap 34 are
-    # alive at once, and malloc holds half as much again.
+    # (8). The rest was measured at depths 2 and 8: gradients in the backward pass, and the allocator's share.
+    # Under vmap 34 are alive at once, and malloc holds half as much again.
     vectors={"loop": 34, "vmap": 57},
+    passing=16,
     # Under vmap logits, masked logits and softmax are alive at once (measured); in turns attention is fused.
     scores={"loop": 0, "vmap": 4},
     logits=4,  # logits, log-softmax, and the gradients of both

@@ -61,7 +61,8 @@ class MoE(Llama):
             "bf16": llama.cuda_vectors["bf16"] + 1.5 * of_all,
             "float32": llama.cuda_vectors["float32"] + 3.3 * of_all,
         }
-        return replace(llama, vectors=vectors, cuda_vectors=cuda_vectors)
+        passing = llama.passing + 8 * of_token
+        return replace(llama, vectors=vectors, passing=passing, cuda_vectors=cuda_vectors)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """Build a Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""

@@ -12,7 +12,6 @@ import math
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from os import PathLike
-from typing import Any
 
 import numpy as np
 import torch
@@ -337,7 +336,10 @@ def _is_due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def follow(environment: dict[str, str], trials: Sequence[Trial], *run: Any) -> None:
+def follow(
+    environment: dict[str, str], trials: Sequence[Trial], options: RunOptions, checkpoints: str | None
+) -> None:
     """Train as another process of a split trial than its first, which `Processes` starts."""
     with follower(environment):
-        PackRun(trials, data.load(trials[0].data, progress=False), *run, writes=False).finish()
+        dataset = data.load(trials[0].data, progress=False)
+        PackRun(trials, dataset, options, checkpoints, writes=False).finish()

@@ -314,7 +314,12 @@ def follower(environment: dict[str, str]) -> Iterator[None]:
     os.environ.update(environment)  # the server's is older
     driver, nowhere = multiprocessing.parent_process(), os.open(os.devnull, os.O_WRONLY)
     assert driver is not None
-    threading.Thread(target=lambda: driver.join() or os._exit(1), daemon=True).start()
+
+    def end_with_driver() -> None:
+        driver.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_driver, daemon=True).start()
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     try:
