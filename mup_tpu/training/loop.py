@@ -69,7 +69,7 @@ class PackRun:
             torch.set_num_threads(options.threads)
         self.options, self.dataset, self._writes = options, dataset, writes
         self.records = Records(trials, dataset)
-        self._processes = Processes(trials, options, checkpoints) if options.split_over > 1 else None
+        self._processes = Processes(trials, options, checkpoints, follow) if options.split_over > 1 else None
         batch_size, parts = trials[0].data.batch_size, options.micro_batches
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
         execution = self.device.execution if options.execution == "auto" else options.execution

@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from os import PathLike
@@ -231,14 +231,18 @@ class _Optimizer(MemberOptimizer):
 
 
 class Processes:
-    """The processes of a sharded trial: this one is the first, and starts the others.
+    """The processes of a sharded trial: this one is the first, and has the others call `follow`.
 
     Raises:
         ConfigError: the trials or the devices do not suit them.
     """
 
     def __init__(
-        self, trials: Sequence[Trial], options: RunOptions, checkpoints: str | PathLike[str] | None
+        self,
+        trials: Sequence[Trial],
+        options: RunOptions,
+        checkpoints: str | PathLike[str] | None,
+        follow: Callable[..., None],
     ) -> None:
         shards, trial = options.split_over, trials[0]
         gpus = torch.cuda.device_count() if options.device in ("auto", "cuda") else 0
@@ -262,7 +266,7 @@ class Processes:
             Path(f"{self._meeting}-{self._rank}").touch()
         else:
             self._meeting = self._folder.enter_context(tempfile.TemporaryDirectory()) + "/meeting"
-            self._start_others((trials, options, checkpoints), shards)
+            self._start_others(follow, (trials, options, checkpoints), shards)
         if gpus:
             torch.cuda.set_device(self._rank)
         elif not options.threads:
@@ -273,9 +277,7 @@ class Processes:
                 world_size=shards, timeout=_PATIENCE,
             )  # fmt: skip
 
-    def _start_others(self, run: tuple[Any, ...], shards: int) -> None:
-        from mup_tpu.training.loop import follow
-
+    def _start_others(self, follow: Callable[..., None], run: tuple[Any, ...], shards: int) -> None:
         ensure_server([follow.__module__])
         for rank in range(1, shards):
             environment = {**os.environ, _RANK: str(rank), f"{_RANK}_AT": self._meeting}
