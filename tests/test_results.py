@@ -37,6 +37,11 @@ def files_of(figures) -> set[str]:
     return {f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")}
 
 
+@functools.cache
+def runs_of(folder: Path) -> pd.DataFrame:
+    return load_runs(folder)
+
+
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -73,6 +78,7 @@ def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, anal
     assert names_in(folder / "figures") == files_of(drawings(analysed(folder))) | {"analysis.json"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
 def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, analysed, tmp_path):
     sweeps = Comparison.of({p.name: (analysed(p), None) for p in STORES if p.parent == folder})
@@ -83,8 +89,11 @@ def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, a
     assert names_in(folder / "figures") == files_of(["sweeps"]) | {"sweeps.csv"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", [RESULTS / "quickstart", SEARCHES[0]], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(RESULTS / "quickstart", marks=pytest.mark.nightly), SEARCHES[0]],
+    ids=lambda p: p.name,
+)
 def test_plot_writes_every_stored_figure(folder, tmp_path, capsys):
     main(["analyze", "--figures", str(folder), "--out", str(tmp_path)])
     assert names_in(tmp_path) >= names_in(folder / "figures")
@@ -93,7 +102,7 @@ def test_plot_writes_every_stored_figure(folder, tmp_path, capsys):
 @pytest.mark.parametrize("folder", SEARCHES, ids=lambda p: p.name)
 def test_a_search_s_best_trials_come_out_of_the_stored_rows(folder, capsys):
     main(["analyze", str(folder)])
-    assert f"best of {len(load_runs(folder))} trials" in capsys.readouterr().out
+    assert f"best of {len(runs_of(folder))} trials" in capsys.readouterr().out
 
 
 def test_what_a_coordinate_check_has_stored_is_not_measured_again():
@@ -109,7 +118,7 @@ def test_what_a_coordinate_check_has_stored_is_not_measured_again():
 
 @pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
 def test_every_run_has_ended_and_has_its_curve(folder):
-    runs, curves = load_runs(folder), load_curves(folder)
+    runs, curves = runs_of(folder), load_curves(folder)
     assert set(runs["status"]) <= {"finished", "diverged", "stopped"}
     assert set(runs["trial_id"]) == set(curves["trial_id"])
     assert not runs["trial_id"].duplicated().any()
@@ -119,7 +128,7 @@ def test_every_run_has_ended_and_has_its_curve(folder):
 @pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
 def test_every_stored_row_keeps_its_name(folder):
     """Each row's configuration gives its trial_id; otherwise it would be trained again."""
-    runs = load_runs(folder)
+    runs = runs_of(folder)
     for config, fingerprint, name in zip(
         runs["config"], runs["data_fingerprint"], runs["trial_id"], strict=True
     ):
@@ -146,7 +155,7 @@ def test_a_sweep_s_page_has_each_drift_exponent_of_its_analysis(folder):
 
 @pytest.mark.parametrize("file", PREDICTED, ids=lambda p: p.parent.name)
 def test_predictions_are_older_than_the_runs_at_their_scale(file):
-    runs = load_runs(file.parent)
+    runs = runs_of(file.parent)
     started = pd.to_datetime(runs["finished_at"]) - pd.to_timedelta(runs["wall_time_s"], unit="s")
     for kept in load_predictions(file.parent):
         there = started[runs[kept.scale_column] == kept.scale]
