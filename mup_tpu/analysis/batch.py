@@ -80,7 +80,8 @@ def replicates(estimate: Estimate, runs: int) -> list[Cell]:
         elif np.isfinite(curve.mean_G[matching[0]]):
             before[float(curve.x_G[matching[0]])] = int(curve.count_G[matching[0]])
     seeds = dict(before)
-    fill(seeds, runs, optimum.x)
+    for _ in range(runs):  # the cell of the fewest runs first, then the one nearest to the optimum
+        seeds[min(seeds, key=lambda at: (seeds[at], abs(at - optimum.x)))] += 1
     return [Cell(optimum.scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
 
 
@@ -167,9 +168,3 @@ def runs_beside(estimate: Estimate) -> int:
     curve = estimate.curve
     beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= REACH)
     return int(curve.count_G[beside_G].sum())
-
-
-def fill(seeds: dict[float, int], runs: int, x: float = 0.0) -> None:
-    # The cell of the fewest runs is first, then the one nearest to x.
-    for _ in range(runs):
-        seeds[min(seeds, key=lambda at: (seeds[at], abs(at - x)))] += 1

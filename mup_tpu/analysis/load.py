@@ -75,16 +75,43 @@ def load_table(
         StoreError: the results folder holds no runs.
     """
     columns = columns or default_columns(path)
-    if isinstance(path, str | Path) and find_reader(path) is None:
-        return _load_stored(path, columns, chance, where, states, only)
     paths = [path] if isinstance(path, str | Path) else [*path]
-    tables = [_read(one) for one in paths]
-    if len(paths) > 1:
-        names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]
-        tables = [one.assign(file=name) for one, name in zip(tables, names, strict=True)]
-    table = select(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0], where or ())
     name = "table" if str(paths[0]) == STDIN else Path(str(paths[0])).name
-    return check_table(table, columns, chance, name, states, unit, only)
+    if not isinstance(path, str | Path) or find_reader(path) is not None:
+        tables = [_read(one) for one in paths]
+        if len(paths) > 1:
+            names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]
+            tables = [one.assign(file=name) for one, name in zip(tables, names, strict=True)]
+        rows = select(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0], where or ())
+        return check_table(rows, columns, chance, name, states, unit, only)
+
+    header = load_header(path)
+    stored_where = header.where if where is None else ()
+    where = where or stored_where
+    stored = select(load_runs(path), where)
+    fixed = (*STORED_FIXED, *(header.columns or ()))
+    named = replace(columns, step="")  # stored rows are of runs
+    table = standard_form(stored, named, fixed, [], name, chance, states, only=only)
+    notes = [Reason.of("rows of the folder's question", conditions=stored_where)] if stored_where else []
+    is_planned = header.planned and columns.scale == (header.axes or StoredAxes()).scale.column
+    planned = selected_scales(header.planned, columns.scale, where) if is_planned else ()
+    if is_planned and (left_out := sorted(set(table.runs["scale"]) - set(planned))):
+        notes.append(Reason.of("scales not planned", scales=left_out))
+    curves = load_curves(path)
+    on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
+    experiment = str(stored["experiment"].iloc[0])
+    script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
+    preset = " --preset h200" if experiment.endswith("_h200") else ""
+    is_ours = (Path(__file__).parents[2] / script).exists()
+    table = replace(
+        table,
+        notes=(*table.notes, *notes),
+        command=f"python {script}{preset} --results {path}" if is_ours else None,
+        history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY],
+        stored=stored,
+        planned=planned,
+    )
+    return table.part(lambda frame: frame["scale"].isin(planned)) if is_planned else table
 
 
 def read_rows(path: str | Path) -> pd.DataFrame:
@@ -110,42 +137,6 @@ def _named_once(table: pd.DataFrame) -> pd.DataFrame:
     if not names.is_unique:
         raise TableError(f"table has two columns {names[names.duplicated()][0]!r}")
     return table.set_axis(names, axis="columns")
-
-
-def _load_stored(
-    path: str | Path,
-    columns: Columns,
-    chance: float | None,
-    where: Sequence[Condition] | None,
-    states: States,
-    only: Sequence[Condition],
-) -> RunTable:
-    header = load_header(path)
-    stored_where = header.where if where is None else ()
-    where = where or stored_where
-    stored = select(load_runs(path), where)
-    fixed = (*STORED_FIXED, *(header.columns or ()))
-    named = replace(columns, step="")  # stored rows are of runs
-    name = Path(str(path)).name
-    table = standard_form(stored, named, fixed, [], name, chance, states, only=only)
-    if stored_where:
-        note = Reason.of("rows of the folder's question", conditions=stored_where)
-        table = replace(table, notes=(*table.notes, note))
-    curves = load_curves(path)
-    on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
-    history = table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY]
-    experiment = str(stored["experiment"].iloc[0])
-    script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
-    preset = " --preset h200" if experiment.endswith("_h200") else ""
-    is_ours = (Path(__file__).parents[2] / script).exists()
-    command = f"python {script}{preset} --results {path}" if is_ours else None
-    table = replace(table, command=command, history=history, stored=stored)
-    if not header.planned or columns.scale != (header.axes or StoredAxes()).scale.column:
-        return table
-    planned = selected_scales(header.planned, columns.scale, where)
-    if left_out := sorted(set(table.runs["scale"]) - set(planned)):
-        table = replace(table, notes=(*table.notes, Reason.of("scales not planned", scales=left_out)))
-    return replace(table.part(lambda frame: frame["scale"].isin(planned)), planned=planned)
 
 
 # Columns that have one value in all rows, except along the axes

@@ -5,6 +5,7 @@ Shapes: G grid points, N runs, S seeds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,9 @@ class LossCurve:
     diverged_G: np.ndarray
     """Diverged runs of each point."""
     stopped_G: np.ndarray
-    """Runs of each point that were stopped early, for being far behind the best."""
+    """Runs of each point that were stopped early, for being far behind the best, or refused."""
+    refused_G: np.ndarray
+    """Runs of each point that a condition on an optimum refuses."""
     error_G: np.ndarray
     """Standard error of each mean where the table gives one, else nan."""
     squares_G: np.ndarray
@@ -52,6 +55,13 @@ class LossCurve:
     def runs(self) -> int:
         lost_G = np.where(np.isfinite(self.mean_G), self.diverged_G + self.stopped_G, 0)
         return int((self.count_G + lost_G).sum())
+
+    def fate(self, points: Sequence[int] | np.ndarray) -> str:
+        """Return what became of the lost runs of some points: diverged, stopped early or refused."""
+        if self.diverged_G[points].any():
+            return "diverged"
+        is_refused = self.refused_G[points].any() and (self.stopped_G == self.refused_G)[points].all()
+        return "refused" if is_refused else "stopped early"
 
     @property
     def near_G(self) -> np.ndarray:
@@ -89,6 +99,7 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
         count_G=count_G,
         diverged_G=(all_G - finite_G - stopped_G).astype(int),
         stopped_G=stopped_G.astype(int),
+        refused_G=sums(runs["refused"].to_numpy(float), one_N > 0).astype(int),
         error_G=error_G,
         squares_G=np.where(alive_G, squares_G, 0.0),
         df_G=np.where(alive_G, left * (finite_G - 1), 0.0),

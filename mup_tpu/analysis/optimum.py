@@ -37,12 +37,20 @@ class Status(StrEnum):
     BRACKETED = "bracketed"
     BY_DIVERGENCE = "bracketed by divergence"
     BY_STOPPED = "bracketed by stopped runs"
+    BY_REFUSED = "bracketed by refused runs"
     FLAT = "flat"
     LOWER = "at lower edge"
     UPPER = "at upper edge"
     ONE_VALUE = "one value"
     """Nothing was tuned."""
     NO_RUN = "no finite run"
+
+
+_BY_LOST = {
+    "diverged": Status.BY_DIVERGENCE,
+    "stopped early": Status.BY_STOPPED,
+    "refused": Status.BY_REFUSED,
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Optimum:
 
     @property
     def is_bracketed(self) -> bool:
-        return self.status in (Status.BRACKETED, Status.BY_DIVERGENCE, Status.BY_STOPPED, Status.FLAT)
+        return self.status in (Status.BRACKETED, Status.FLAT, *_BY_LOST.values())
 
     @property
     def is_known(self) -> bool:
@@ -170,8 +178,7 @@ def find_optimum(
         optimum = replace(optimum, missed_x=missed_x, missed_by=float(fit.residual_W[worst]))
     lost = [i for i in (best - 1, best + 1) if not np.isfinite(curve.mean_G[i])]
     if lost:
-        is_diverged = curve.diverged_G[lost].any()
-        return replace(optimum, status=Status.BY_DIVERGENCE if is_diverged else Status.BY_STOPPED)
+        return replace(optimum, status=_BY_LOST[curve.fate(lost)])
     if high - low > _FLAT_STEPS * curve.step:
         return replace(optimum, status=Status.FLAT)
     return optimum

@@ -71,14 +71,9 @@ class Planned:
         if known.empty or not np.isfinite(known["loss"].astype(float)).any():
             return {}
         taken = [c for c in (_CELL, self.columns.hyperparameter, self.columns.parametrization) if c in known]
-        known = known[[*taken, "loss", "status", "seed"]]
-        table = check_table(known, replace(self.columns, scale=_CELL))
+        table = check_table(known[[*taken, "loss", "status", "seed"]], replace(self.columns, scale=_CELL))
         evidence = weigh(table.runs, Question.of(table))
         return {int(e.optimum.scale) - 1: e for e in evidence.estimates}
-
-    def to_json(self) -> bytes:
-        values = asdict(self) | {"columns": [self.columns.hyperparameter, self.columns.parametrization]}
-        return json.dumps(values, indent=1).encode()
 
     @classmethod
     def load(cls, folder: str) -> Planned | None:
@@ -100,8 +95,8 @@ class Planned:
             )
 
     def keep(self, folder: str) -> None:
-        """Write the plan into a results folder."""
-        write_file(results_folder(folder), FILE, self.to_json())
+        values = asdict(self) | {"columns": [self.columns.hyperparameter, self.columns.parametrization]}
+        write_file(results_folder(folder), FILE, json.dumps(values, indent=1).encode())
 
 
 @dataclass(frozen=True)

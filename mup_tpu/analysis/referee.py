@@ -59,10 +59,6 @@ class Ruling:
     """Training time of its runs on one device (on CPUs, one thread); nan if unknown."""
 
     @property
-    def compares(self) -> str:
-        return self.columns.parametrization
-
-    @property
     def is_no_power_law(self) -> bool:
         # It DRIFTS by its regret alone, although α's interval holds 0.
         return self.decision == "DRIFTS" and self.low <= 0 <= self.high and self.regret is not None
@@ -109,7 +105,9 @@ class Comparison:
             cost = (r.regret.value, r.regret.low, r.regret.high) if r.regret else (math.nan,) * 3
             rows.append(
                 {
-                    "name": r.sweep if r.alone else f"{r.sweep}: {name_of(r.rule, r.compares)}",
+                    "name": r.sweep
+                    if r.alone
+                    else f"{r.sweep}: {name_of(r.rule, r.columns.parametrization)}",
                     "alpha": r.alpha,
                     "low": r.low,
                     "high": r.high,
@@ -184,8 +182,8 @@ def _inside(folder: Path, known: tuple[TransferAnalysis, RunTable | None] | None
 
 
 def _place(ruling: Ruling) -> tuple[str, bool, str, str, str]:
-    by_way = label(ruling.columns.scale), ruling.compares != _FIRST, ruling.compares
-    return (*by_way, ruling.rule, ruling.sweep)
+    compared = ruling.columns.parametrization
+    return label(ruling.columns.scale), compared != _FIRST, compared, ruling.rule, ruling.sweep
 
 
 def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, table: RunTable | None) -> Ruling:

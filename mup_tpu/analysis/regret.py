@@ -36,7 +36,7 @@ class Regret:
     low: float
     high: float
     status: str
-    """"estimated", "at least", "diverged", "stopped early" or "not bracketed"."""
+    """"estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"."""
     relative: float
     """Regret as a share of the larger scale's gain at its own optimum; nan without a gain."""
     is_run: bool = True
@@ -89,7 +89,7 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
         beside = np.flatnonzero(
             ~np.isfinite(target.curve.mean_G) & (beyond | (np.abs(x_G - x) <= target.curve.step))
         )
-        status = "diverged" if target.curve.diverged_G[beside].any() else "stopped early"
+        status = target.curve.fate(beside)
     elif is_open or not is_run:
         status, high = AT_LEAST, math.inf
     return Regret(*ends, value, low, high, status, relative, is_run)

@@ -31,8 +31,8 @@ class RunTable:
 
     runs: pd.DataFrame
     """One row a run: compared (as a parametrization), scale, x (log2 of the hyperparameter), loss
-    (+inf where diverged or stopped), stopped (early, for being behind), seed, purchase (0 outside a
-    sequence), and loss_error, params, tokens, cost (nan if unknown)."""
+    (+inf where diverged or stopped), stopped (early, for being behind, or refused by a condition), refused,
+    seed, purchase (0 outside a sequence), and loss_error, params, tokens, cost (nan if unknown)."""
     notes: tuple[Reason, ...]
     columns: Columns
     name: str

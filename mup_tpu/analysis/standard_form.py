@@ -46,8 +46,8 @@ from mup_tpu.store import Condition
 MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they differ by rounding
 _NEEDED = ("scale", "value", "loss", "loss_error", "step")
 _MOST_RULES = 8  # most values of a column that is compared; one with more names runs
-# Columns of a run's cost, with their units; the first that a table has is taken
 _DIVERGED = 1e100  # loss from which a run counts as diverged: squares of larger ones overflow
+# Columns of a run's cost, with their units; the first that a table has is taken
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 
 
@@ -99,17 +99,16 @@ def standard_form(
         is_lost |= runs["loss"] >= (-chance if columns.maximized else chance)
     with np.errstate(divide="ignore"):  # a value of 0 has x = -inf
         x = np.log2(runs["value"])
-    stopped = runs["ended"].isin([STOPPED, REFUSED])
-    runs = runs.assign(loss=runs["loss"].mask(is_lost, np.inf), stopped=stopped, x=x)
+    refused = runs["ended"] == REFUSED
+    stopped = refused | (runs["ended"] == STOPPED)
+    runs = runs.assign(loss=runs["loss"].mask(is_lost, np.inf), stopped=stopped, refused=refused, x=x)
     runs = _distinct(_merged(runs, notes), table, columns, notes)
     history = None
     if runs["step"].notna().any():
         runs, history = last_steps(runs, columns.step, notes)
         history = history[history["scale"] > 0]
 
-    is_ours = {"trial_id", "config"} <= set(table)
-    notes += _varying(table, runs, columns) + ([] if is_ours else _confounded(table, runs, columns))
-    notes += _oddities(runs, columns)
+    notes += _other_settings(table, runs, columns) + _oddities(runs, columns)
     scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
     is_zero, is_first = runs["value"] == 0, runs["scale"] == 0
     kept = runs.drop(columns=["ended", "value", "step"])
@@ -154,6 +153,8 @@ def _with_a_result(
 
 def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[Reason]) -> pd.DataFrame:
     missing = pd.Series(np.nan, index=table.index)
+    is_size = columns.params not in table and means(columns.scale) == "size"
+    params = columns.scale if is_size else columns.params
 
     def known(part: str, column: str) -> pd.Series:
         return _numbers(table, part, column, notes) if column in table else missing
@@ -168,7 +169,7 @@ def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[
             "ended": ended,
             "loss_error": known("loss_error", columns.loss_error),
             "step": known("step", columns.step),
-            "params": known("params", columns.params),
+            "params": known("params", params),
             "tokens": known("tokens", columns.tokens),
             "cost": known("cost", cost_column(table, columns)[0]),
             "purchase": known("purchase", columns.purchase).fillna(0),
@@ -250,11 +251,7 @@ def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
 
 
 def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> pd.DataFrame:
-    """Drop identical repeats.
-
-    Raises:
-        TableError: one run has two losses.
-    """
+    """Drop identical repeats; a run with two losses is an error."""
     key = [*RUN, "step"]
     if runs["seed"].is_unique:  # which is soon known
         return runs
@@ -297,11 +294,6 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
 
 
 def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
-    """Check that the needed columns and the named ones are there, each for one thing.
-
-    Raises:
-        TableError: one is missing, or was named for two things.
-    """
     needed = (columns.scale, columns.hyperparameter, columns.loss)
     missing = [column for column in needed if column not in table]
     defaults = Columns()
@@ -325,16 +317,6 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
 
 
 def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]) -> None:
-    """Check that runs differ in nothing that a comparison holds fixed.
-
-    Args:
-        table: rows of runs.
-        columns: axes, along which they may differ.
-        fixed: columns that have one value.
-
-    Raises:
-        TableError: such a column has several values.
-    """
     axes = {columns.scale, columns.hyperparameter, columns.parametrization, columns.seed, *columns.along}
     for column in dict.fromkeys(fixed):
         if column not in table or column in axes:
@@ -362,28 +344,32 @@ _CONFOUNDING = re.compile(
 )
 
 
-def _confounded(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
-    """Return notes on lengths, batches, commits and the like that change with the scale, or inside one.
-
-    Args:
-        table: rows under their own names.
-        runs: the same runs as `on_axis` returns them.
-        columns: names of the table.
+def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
+    """Return notes on rules and settings that vary inside a cell; of others' tables also on lengths, batches,
+    commits and the like that change with the scale, or inside one.
     """
-    notes = []
+    cells, varying, confounding = [runs["compared"], runs["scale"], runs["x"]], [], []
+    is_ours = {"trial_id", "config"} <= set(table)
     for column in _settings(table, columns):
-        values = table.loc[runs.index, column].dropna()
-        if not _CONFOUNDING.search(plain_name(column)) or values.nunique() < 2 or means(column) == "step":
+        kind, values = table[column].dtype.kind, table.loc[runs.index, column]
+        texts = values.map(str)
+        is_rule = {*texts.str.lower()} <= {*PARAMETRIZATIONS} or kind == "b"
+        is_setting = is_rule or (column in CONFIGURED and kind not in "iu")
+        if is_setting and 1 < texts.nunique() <= _MOST_RULES and texts.groupby(cells).nunique().max() > 1:
+            varying.append(Reason.of("varies inside cells", name=column, listed=sorted(texts.unique())))
+        known = texts[values.notna()]
+        is_confounding = _CONFOUNDING.search(plain_name(column)) and means(column) != "step"
+        if is_ours or not is_confounding or known.nunique() < 2:
             continue
-        by_scale = values.map(str).groupby(runs["scale"])
+        by_scale = known.groupby(runs["scale"])
         if by_scale.nunique().max() == 1:
             pairs = ", ".join(f"{scale:g}: {value}" for scale, value in by_scale.first().head(3).items())
-            notes.append(Reason.of("confounded", name=column, pairs=pairs))
+            confounding.append(Reason.of("confounded", name=column, pairs=pairs))
         else:
-            first, *others = sorted(values.map(str).unique())
+            first, *others = sorted(known.unique())
             listed = list_of([first, *others], 4)
-            notes.append(Reason.of("mixed", name=column, listed=listed, first=first))
-    return notes
+            confounding.append(Reason.of("mixed", name=column, listed=listed, first=first))
+    return [*varying, *confounding]
 
 
 def _differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
@@ -405,27 +391,6 @@ def _differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
             options = f"{listed}: --compare {column} compares them, --where {column}={first} takes one"
             shown.append(f"{column} ({options if len(others) < _MOST_RULES else 'a name a run'})")
     return ", ".join(shown)
-
-
-def _varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
-    """Return notes on settings with several values inside a cell.
-
-    Args:
-        table: rows under their own names.
-        runs: the same runs as `on_axis` returns them.
-        columns: names of the table.
-    """
-    notes = []
-    cells = [runs["compared"], runs["scale"], runs["x"]]
-    for column in _settings(table, columns):
-        values = table.loc[runs.index, column].map(str)
-        is_rule = {*values.str.lower()} <= {*PARAMETRIZATIONS} or table[column].dtype.kind == "b"
-        is_setting = is_rule or (column in CONFIGURED and table[column].dtype.kind not in "iu")
-        if not is_setting or not 1 < values.nunique() <= _MOST_RULES:
-            continue
-        if values.groupby(cells).nunique().max() > 1:
-            notes.append(Reason.of("varies inside cells", name=column, listed=sorted(values.unique())))
-    return notes
 
 
 def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:

@@ -416,5 +416,6 @@ def curve_to_dict(curve: LossCurve, noise: Noise) -> dict[str, Any]:
         "standard_error": noise.errors_G(curve).tolist(),
         "runs": curve.count_G.tolist(),
         "diverged": curve.diverged_G.tolist(),
-        "stopped": curve.stopped_G.tolist(),
+        "stopped": (curve.stopped_G - curve.refused_G).tolist(),
+        **({"refused": curve.refused_G.tolist()} if curve.refused_G.any() else {}),
     }

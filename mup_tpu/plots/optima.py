@@ -38,10 +38,12 @@ _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "first": ("", "the smallest's optimum", {"ls": ":", "lw": 0.9}),
     "zero": ("D", "at 0", {"ms": 5, **_HOLLOW}),
     "diverged": ("x", "diverged", {"mew": 1.6, "ms": 5}),
-    "stopped": ("s", "stopped early", {"ms": 4, **_HOLLOW}),
+    "stopped early": ("s", "stopped early", {"ms": 4, **_HOLLOW}),
+    "refused": ("p", "refused by a condition", {"ms": 5, **_HOLLOW}),
     "above": ("^", "above the axis", {"ms": 4, **_HOLLOW}),
     "rail": ("", "line at the top: runs without a place below", {"ls": "-", "lw": 0.5, "alpha": 0.6}),
 }
+_AT_RAIL = ("diverged", "stopped early", "refused", "above")  # marks at the top of the axis
 
 
 def is_tuned(analysis: TransferAnalysis) -> bool:
@@ -174,9 +176,11 @@ def _draw_valleys(
         band = ax.fill_between(x_G, mean_G - twice_G, mean_G + twice_G, color=color, alpha=0.18, lw=0)
         svg.describe(band, entry)
 
-        diverged_G, stopped_G = curve.diverged_G > 0, (curve.stopped_G > 0) & (curve.diverged_G == 0)
-        above_G = np.isfinite(curve.mean_G) & (curve.mean_G > losses.top) & ~diverged_G & ~stopped_G
-        for kind, lost_G in (("diverged", diverged_G), ("stopped", stopped_G), ("above", above_G)):
+        lost_G = curve.diverged_G + curve.stopped_G > 0
+        fates = np.array([curve.fate([i]) if lost else "" for i, lost in enumerate(lost_G)])
+        above_G = np.isfinite(curve.mean_G) & (curve.mean_G > losses.top) & ~lost_G
+        for kind in _AT_RAIL:
+            lost_G = above_G if kind == "above" else fates == kind
             marker, _, look = _KEY[kind]
             at_rail, look = np.full(lost_G.sum(), losses.rail), {"mfc": "none", **look, "color": color}
             (marks,) = ax.plot(curve.x_G[lost_G] + offset, at_rail, marker, **look)
@@ -195,7 +199,7 @@ def _draw_valleys(
     if (first := names.smallest_known(result)) is not None:
         ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
         used.add("first")
-    if used & {"diverged", "stopped", "above"}:
+    if used & {*_AT_RAIL}:
         ax.axhline(losses.rail, color=INK, lw=0.5, alpha=0.4)
         used.add("rail")
     if zero_x is not None:

@@ -18,6 +18,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -28,7 +29,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.values import visible
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, raised_as
 
 P = ParamSpec("P")
 
@@ -86,7 +87,10 @@ def figure_type(
     def register(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         @functools.wraps(draw)
         def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+            without_fonts = "figures cannot be drawn; install a font, such as DejaVu Sans"
             with matplotlib.rc_context(STYLE):
+                with raised_as(ConfigError, without_fonts, (ValueError,)):
+                    findfont(FontProperties())
                 figure = draw(*args, **kwargs)
                 for text in figure.findobj(Text):
                     text.set_text(visible(text.get_text()))

@@ -41,7 +41,7 @@ def run_lines(runs: pd.DataFrame | None) -> list[str]:
     lines = []
     runs = pd.DataFrame() if runs is None else runs
     for run in runs.sort_values("seed").head(_MOST_RUNS).to_dict("records") if len(runs) else []:
-        fate = "stopped early" if run.get("stopped") else "diverged"
+        fate = "refused" if run.get("refused") else "stopped early" if run.get("stopped") else "diverged"
         seed = run["seed"] if isinstance(run["seed"], str) else f"{run['seed']:g}"
         trial = f", trial {run['trial_id']}" if pd.notna(run.get("trial_id")) and run["trial_id"] else ""
         lines.append(f"seed {seed}: {loss_text(run['loss']) if np.isfinite(run['loss']) else fate}{trial}")

@@ -40,6 +40,7 @@ _WORDS = {
     "outside the grid": ("out", "outside its grid"),
     "diverged": ("∞", "diverges"),
     "stopped early": ("stop", "stopped early"),
+    "refused": ("no", "refused by a condition"),
     "not bracketed": ("?", "an optimum is at an edge"),
 }
 
@@ -162,11 +163,12 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
 
     Rules are grouped by the way of growing, in the order of the rulings; each group begins with its baseline.
     """
-    groups = list(dict.fromkeys((r.columns.scale, r.compares) for r in rulings))
-    rules = {c: names.ordered({r.rule for r in rulings if r.compares == c}, c) for _, c in groups}
+    groups = list(dict.fromkeys((r.columns.scale, r.columns.parametrization) for r in rulings))
 
     def place(r: Ruling) -> tuple[int, int, str]:
-        return groups.index((r.columns.scale, r.compares)), rules[r.compares].index(r.rule), r.sweep
+        group = r.columns.scale, r.columns.parametrization
+        rules = names.ordered({o.rule for o in rulings if o.columns.parametrization == group[1]}, group[1])
+        return groups.index(group), rules.index(r.rule), r.sweep
 
     entries: list[str | Ruling] = []
     for way, of_way in groupby(sorted(rulings, key=place), lambda r: columns.label(r.columns.scale)):
@@ -234,5 +236,5 @@ def _draw_interval(
 def _named(ruling: Ruling) -> str:
     common = zip(ruling.setting, ("gpt2", "adamw", "lr"), strict=True)
     differs = ", ".join(dict.fromkeys(columns.label(name) for name, most in common if name != most))
-    rule = texts.label(ruling.rule, ruling.compares) + (f" ({differs})" if differs else "")
+    rule = texts.label(ruling.rule, ruling.columns.parametrization) + (f" ({differs})" if differs else "")
     return f"{rule}: {span(ruling)}, {texts.plain(ruling.sweep)}"

@@ -160,24 +160,16 @@ class Store:
         Raises:
             StoreError: a part is damaged or cannot be read.
         """
-        for _ in range(tables.LISTINGS):
-            names = tables.part_names(self.folder, "runs")
-            for name in self._rows_of.keys() - {*names}:  # merged, so its rows are in a new part
-                del self._rows_of[name]
-            new = [name for name in names if name not in self._rows_of]
-            columns = ["trial_id", "status", "loss", "purchase"]
-            try:
-                parts = tables.read_parts(self.folder, "runs", new, self.own_columns, columns)
-            except FileNotFoundError:
-                continue
-            for name, part in zip(new, parts, strict=True):
-                self._note(name, part.to_pylist())
-            if sum(self._rows_of.values()) >= len(self._known):
-                return self._known
-            self._rows_of, self._known = {}, {}  # somebody has removed rows
-        raise StoreError(
-            f"results folder {self.folder} cannot be read: its parts are replaced again and again"
-        )
+        columns = ["trial_id", "status", "loss", "purchase"]
+        names, new = tables.read_listed(self.folder, "runs", self.own_columns, columns, self._rows_of)
+        for name in self._rows_of.keys() - {*names}:  # merged, so its rows are in a new part
+            del self._rows_of[name]
+        for name, part in new.items():
+            self._note(name, part.to_pylist())
+        if sum(self._rows_of.values()) >= len(self._known):
+            return self._known
+        self._rows_of, self._known = {}, {}  # somebody has removed rows
+        return self.known()
 
     def _note(self, part: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows_of[part] = len(rows)

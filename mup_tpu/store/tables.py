@@ -8,12 +8,13 @@ serve other readers. Parts of earlier versions are Parquet without a checksum in
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,12 +31,11 @@ from mup_tpu.store.header import STUDY_COLUMNS, accessed
 Columns = Mapping[str, type] | None
 """Columns of a study with their types; None for our own trials."""
 
-LISTINGS = 100
-"""Attempts at reading all parts of a listing: a merge may replace some before they are read."""
 MERGE_EVERY = 64
 """Parts of about one size after which a writer merges them."""
 
 _SMALLEST, _GROWTH = 2**17, 8  # bytes of parts of the first size (some rows), factor to the next size
+_LISTINGS = 100  # attempts at reading all parts of a listing: a merge may replace some before they are read
 _AT_ONCE = 16  # parts of a bucket read in parallel; on a disk threads cost more than they gain
 _SMALL_ROWS = 1000
 _PART_NAME = re.compile(r"(?:[0-9a-f]{32}-([0-9a-f]{16})\.(?:arrow|parquet))|.*\.parquet")
@@ -159,6 +159,22 @@ def read_parts(
         return list(pool.map(read, names))
 
 
+def read_listed(
+    folder: Folder,
+    table: str,
+    study: Columns,
+    columns: Sequence[str] | None = None,
+    known: Collection[str] = (),
+) -> tuple[list[str], dict[str, pa.Table]]:
+    """Return the names of all parts of a table, and the contents of those that are not known."""
+    for _ in range(_LISTINGS):
+        names = part_names(folder, table)
+        new = [name for name in names if name not in known]
+        with contextlib.suppress(FileNotFoundError):
+            return names, dict(zip(new, read_parts(folder, table, new, study, columns), strict=True))
+    raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
+
+
 def append(folder: Folder, table: str, records: Sequence[Mapping[str, Any]], study: Columns = None) -> str:
     """Write records as a part, and return its name; on return the part is on disk."""
     schema = schema_of(table, study)
@@ -187,15 +203,7 @@ def read_table(folder: Folder, table: str, study: Columns = None) -> pd.DataFram
     Raises:
         StoreError: a part is damaged, or the parts do not fit together.
     """
-    for _ in range(LISTINGS):
-        names = part_names(folder, table)
-        try:
-            tables = read_parts(folder, table, names, study)
-            break
-        except FileNotFoundError:
-            continue
-    else:
-        raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
+    _, parts = read_listed(folder, table, study)
     schema = schema_of(table, study)
 
     def frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
@@ -204,9 +212,9 @@ def read_table(folder: Folder, table: str, study: Columns = None) -> pd.DataFram
         return complete(rows) if table == "runs" else rows
 
     try:
-        return frame(tables)
+        return frame([*parts.values()])
     except _MISFITS as error:
-        for name, rows in zip(names, tables, strict=True):  # a part that cannot be read by itself is named
+        for name, rows in parts.items():  # a part that cannot be read by itself is named
             with raised_as(StoreError, f"part {folder}/{name} cannot be read", _MISFITS):
                 frame([rows])
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None

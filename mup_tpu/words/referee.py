@@ -94,7 +94,7 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
     differs = [label(value) for value, other in zip(r.setting, common, strict=True) if value != other]
     alpha = exponent(r.alpha, r.low, r.high)
     return {
-        "rule": ", ".join([name(r.rule, r.compares), *differs]),
+        "rule": ", ".join([name(r.rule, r.columns.parametrization), *differs]),
         "stored rule": ", ".join([r.rule, *differs]),
         "from, to": span(r, "–"),
         "α": alpha.replace("-", "−"),
@@ -146,8 +146,8 @@ def _marked(rule: str) -> str:
 
 
 def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    top = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    return [*top, *("| " + " | ".join(cells) + " |" for cells in rows)]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (headings, *rows)]
+    return [lines[0], "|" + "---|" * len(headings), *lines[1:]]
 
 
 def span(ruling: Ruling, to: str = " to ") -> str:
@@ -172,4 +172,4 @@ def _worths(known: list[Ruling]) -> list[str]:
         if r.worth.useful != "not told"
     ]
     top = _WORTH.format(useful=f"Known for {', '.join(sure) or 'none'}")
-    return [top, "", *("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))]
+    return [top, "", *_markdown(heads, rows)]

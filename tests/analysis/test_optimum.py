@@ -11,6 +11,7 @@ from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.loss_curve import _ridge_effects, loss_curve
 from mup_tpu.analysis.noise import Noise, pooled_noise
 from mup_tpu.analysis.optimum import estimate
+from mup_tpu.store import Condition
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,18 +66,28 @@ def test_divergence_beside_the_best_point_bounds_the_optimum():
     assert curve.diverged_G.tolist() == [0, 0, 0, 0, 0, 2, 2, 2]
 
 
-def test_runs_stopped_beside_the_best_point_bound_the_optimum_too():
+@pytest.mark.parametrize(
+    ("change", "only", "status"),
+    [
+        ({"status": "stopped"}, (), "bracketed by stopped runs"),
+        ({"grad_norm": 9.0}, ("grad_norm < 5",), "bracketed by refused runs"),
+        ({"grad_norm": 9.0, "status": "diverged"}, ("grad_norm < 5",), "bracketed by divergence"),
+    ],
+)
+def test_lost_runs_beside_the_best_point_bound_the_optimum_too(change, only, status):
     rows = [
-        {"width": 64, "lr": 2.0**x, "loss": 2.5 + 0.02 * (x + 6) ** 2, "status": status}
+        {"width": 64, "lr": 2.0**x, "loss": 2.5 + 0.02 * (x + 6) ** 2, "status": "finished", "grad_norm": 1.0}
+        | (change if x > -8 else {})
         for x in range(-12, -4)
-        for status in ["stopped" if x > -8 else "finished"]
     ]
-    curve = loss_curve(check_table(pd.DataFrame(rows)).runs)
+    table = check_table(pd.DataFrame(rows), only=[*map(Condition.parse, only)])
+    curve = loss_curve(table.runs)
     optimum = optimum_of(curve)
-    assert optimum.status == "bracketed by stopped runs" and optimum.is_bracketed
+    assert optimum.status == status and optimum.is_bracketed
     assert -9 <= optimum.low < -7.5 < optimum.high <= -7
-    assert curve.stopped_G.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
-    assert curve.diverged_G.tolist() == [0] * 8
+    lost = {"bracketed by stopped runs": curve.stopped_G - curve.refused_G,
+            "bracketed by refused runs": curve.refused_G}.get(status, curve.diverged_G)  # fmt: skip
+    assert lost.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_a_cell_is_diverged_if_half_its_seeds_are():

@@ -267,24 +267,6 @@ def test_a_loss_that_is_no_number_is_an_error_and_not_a_divergence(losses, sente
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("texts", "losses"),
-    [
-        (["2,5", "2,345", "3", ""], [2.5, 2.345, 3, math.inf]),
-        (["0,125", "2,345"], [0.125, 2.345]),
-        (["1.234,5", "1.234.567", "12"], [1234.5, 1234567, 12]),
-        (["1,234.5", "2,345", "2.5"], [1234.5, 2345, 2.5]),
-        (["1,234,567", "1,234"], [1234567, 1234]),
-        (["1 234.5", "12 345"], [1234.5, 12345]),
-        ([" 2.5 ", "1e-3", "+.5", "NaN", "inf", "null"], [2.5, 0.001, 0.5, math.inf, math.inf, math.inf]),
-    ],
-)
-def test_decimal_commas_and_thousands_are_understood_where_a_whole_column_has_them(texts, losses):
-    frame = pd.DataFrame({"width": 64, "lr": 2.0 ** -np.arange(len(texts)), "loss": texts})
-    table = check_table(frame)
-    assert table.runs["loss"].tolist() == losses
-
-
 def test_states_of_trackers_are_not_finished():
     """Of Weights & Biases, Slurm and MLflow, in any case; a run that failed is no divergence unless said."""
     states = ["running", "Crashed", "KILLED", "Failed", "preempted", "node_fail", "Timed Out", "FINISHED"]

@@ -191,6 +191,8 @@ def test_compute_equivalent_is_refused_with_a_reason():
     unknown = result_of(swept(0.0))
     assert unknown.law.why_not.code == "parameters unknown"
     assert np.isnan(unknown.headline_regret.compute_share)
+    sizes = swept(0.0, widths=(64, 128, 256)).rename(columns={"width": "model_size"})
+    assert result_of(sizes).law.params == (64, 128, 256), "a scale that counts parameters gives their number"
 
 
 def test_wider_is_better_counts_final_losses_alone():

@@ -74,15 +74,6 @@ def test_what_others_wrote_stays(tmp_path):
     assert all(path.read_text() == "mine" for path in theirs)
 
 
-def test_a_file_is_whole_or_not_there_and_nothing_is_beside_it(tmp_path):
-    folder = Folder(tmp_path)
-    folder.write("a", b"old")
-    with pytest.raises(RuntimeError), folder.writing("a") as path:
-        path.write_bytes(b"half")
-        raise RuntimeError
-    assert (tmp_path / "a").read_bytes() == b"old" and not partials(tmp_path)
-
-
 @pytest.fixture
 def temporary(monkeypatch):
     """A folder for temporary files, whose path is short enough for Ray's sockets."""

@@ -8,6 +8,8 @@ import pytest
 
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.plots.svg import run_lines
+from mup_tpu.store import Condition
 
 
 def test_transfer_figure_draws_every_point_and_marks_every_optimum(analysis):
@@ -24,22 +26,27 @@ def test_transfer_figure_draws_every_point_and_marks_every_optimum(analysis):
         assert [s.get_xdata()[0] for s in stars] == [o.x for o in result.optima]
 
 
-def test_stopped_runs_are_on_the_rail_apart_from_diverged_ones():
+def test_stopped_refused_and_diverged_runs_are_on_the_rail_each_with_its_mark():
     rows = pd.DataFrame(
         [
-            {"width": w, "lr": 2.0**x, "loss": 2.5 + 0.1 * abs(x + 7), "status": status}
+            {"width": w, "lr": 2.0**x, "loss": 2.5 + 0.1 * abs(x + 7), "status": status, "x": x}
             for w in (64, 128, 256)
             for x in range(-10, -3)
             for status in ["stopped" if x == -10 else "diverged" if x == -4 else "finished"]
         ]
     )
-    analysis = analyze(check_table(rows))
+    table = check_table(rows, only=[Condition.parse("x < -5")])
+    analysis = analyze(table)
     figure = plots.transfer_figure(analysis)
     ax = figure.axes[0]
-    marked = {m: [line.get_xdata()[0] for line in ax.get_lines() if line.get_marker() == m] for m in "sx"}
-    assert np.allclose(marked["s"], -10, atol=0.1) and np.allclose(marked["x"], -4, atol=0.1)
-    assert {"stopped early", "diverged"} <= {text.get_text() for text in figure.legends[0].get_texts()}
-    assert analysis.results[0].to_dict()["curves"][0]["stopped"] == [1, 0, 0, 0, 0, 0, 0]
+    marked = {m: [line.get_xdata()[0] for line in ax.get_lines() if line.get_marker() == m] for m in "sxp"}
+    assert all(np.allclose(marked[m], x, atol=0.1) for m, x in (("s", -10), ("x", -4), ("p", -5)))
+    assert {"stopped early", "diverged", "refused by a condition"} <= {
+        text.get_text() for text in figure.legends[0].get_texts()
+    }
+    curve = analysis.results[0].to_dict()["curves"][0]
+    assert (curve["stopped"], curve["refused"]) == ([1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0])
+    assert run_lines(table.runs[table.runs["x"] == -5])[0] == "seed 0: refused"
 
 
 def in_panel(figure):

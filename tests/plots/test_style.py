@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import pyplot
+from matplotlib import font_manager, pyplot
 from matplotlib.text import Text
 
 from mup_tpu import plots
@@ -273,3 +273,16 @@ def test_control_characters_of_names_leave_an_svg_that_can_be_read(tmp_path):
         _, file = plots.save_figure(figure, tmp_path, name)
         ElementTree.parse(file)
         assert any("\\x1b[2J\\x07red" in text.get_text().replace("\n", "") for text in figure.findobj(Text))
+
+
+def test_without_fonts_a_figure_is_refused_in_one_sentence(analysis, monkeypatch):
+    fonts = font_manager.fontManager
+    monkeypatch.setattr(fonts, "ttflist", [])
+    fonts._findfont_cached.cache_clear()
+    try:
+        with pytest.raises(
+            ConfigError, match=r"^figures cannot be drawn; install a font.*: Failed to find font"
+        ):
+            plots.transfer_figure(analysis)
+    finally:
+        fonts._findfont_cached.cache_clear()

@@ -138,6 +138,11 @@ KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
             "64 was "
             "stopped early at width 256, far behind the best.",
         ),
+        (
+            "DRIFTS", None, (0.4, 0.1, 0.7), "refused",
+            "best learning rate ∝ width^0.40 (95 % 0.10 to 0.70); the optimum of width 64 does not meet the "
+            "condition at width 256.",
+        ),
     ],
 )  # fmt: skip
 def test_sentences_of_verdicts(decision, look, drift, regret, sentence):

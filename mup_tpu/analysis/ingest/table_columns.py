@@ -220,14 +220,8 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
 
 
 def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
-    """Return the column of the learning rate that was set.
-
-    Trackers also log the schedule's value, which at the end of a run may be a tenth of what was set. A
-    configured column beats others, a peak beats a value of its schedule, and copies of one do not matter.
-
-    Raises:
-        TableError: either of two columns may be meant.
-    """
+    # Trackers also log the schedule's value, which at the end of a run may be a tenth of what was set. A
+    # configured column beats others, a peak beats a value of its schedule, and copies of one do not matter.
     ranks = {
         str(name): rank for name in table if (rank := _rank(name, "lr")) and not table[name].isna().all()
     }

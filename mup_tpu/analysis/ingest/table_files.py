@@ -127,18 +127,22 @@ def _utf8(content: bytes) -> bytes:
 
 
 def _excel(path: str | Path) -> pd.DataFrame:
-    """Read the only sheet of a workbook that holds a table."""
+    """Read the only sheet of a workbook that holds a table, with a title above it or none."""
     try:
-        sheets = pd.read_excel(path, sheet_name=None)
+        sheets = pd.read_excel(path, sheet_name=None, header=None)
     except ImportError as error:
         raise ValueError(f"{reason(error).rstrip('.')}; or save it as CSV") from None
-    filled = {name: sheet for name, sheet in sheets.items() if len(sheet)}
+    filled = {}
+    for name, sheet in sheets.items():
+        cells = sheet.notna().sum(axis=1)
+        below_title = sheet[(cells > 1).cummax() & (cells > 0)].dropna(axis=1, how="all")
+        filled |= {name: below_title} if len(below_title) > 1 else {}
     if len(filled) != 1:
         names = ", ".join(map(str, filled)) or "none"
         raise ValueError(f"it has {len(filled)} sheets with rows ({names}), not one: save one as CSV")
-    ((name, sheet),) = filled.items()
-    _check_names(pd.read_excel(path, sheet_name=name, header=None, nrows=1))
-    return sheet
+    (sheet,) = filled.values()
+    _check_names(sheet)
+    return sheet[1:].set_axis(sheet.iloc[0].fillna(""), axis=1).reset_index(drop=True).infer_objects()
 
 
 def _markdown(text: str) -> pd.DataFrame:

@@ -217,13 +217,8 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
 def _with_set_rates(
     table: pd.DataFrame, names: list[str], columns: Columns
 ) -> tuple[pd.DataFrame, list[Reason]]:
-    """Put the learning rates that were set in place of a schedule's values, in the table's only column.
-
-    What was set stands in the names of the runs, or is the largest value of each run's steps.
-
-    Raises:
-        TableError: either the column or the names may be meant.
-    """
+    # In place of a schedule's values, in the table's only column, come the rates that were set: those in the
+    # names of the runs, or the largest value of each run's steps.
     logged = [str(name) for name in table if means(name) == "lr"]
     if len(logged) != 1 or not names or columns.hyperparameter in (*set(table) - {"lr"},):
         return table, []

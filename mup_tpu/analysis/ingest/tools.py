@@ -114,14 +114,14 @@ def wandb_dump(file: Path) -> pd.DataFrame:
     run = json.loads(_text(file))
     if not isinstance(run, dict) or not isinstance(run.get("config"), dict):
         return pd.DataFrame()
-    plain = {key: value["value"] if isinstance(value, dict) and "value" in value else value
-             for key, value in run["config"].items()}  # fmt: skip
     history, summary = run.get("history"), run.get("summary") or {}
     metrics = history if isinstance(history, list) and history else [summary]
     if summary.get("_step", 0) > metrics[-1].get("_step", math.inf):  # a sampled history lacks the end
         metrics = [*metrics, summary]
     state = {"State": run["state"]} if "state" in run else {}
-    return pd.json_normalize([{"config": plain, **state, **row} for row in metrics], sep="/")
+    return pd.json_normalize(
+        [{"config": _wandb_config(run["config"]), **state, **row} for row in metrics], sep="/"
+    )
 
 
 def is_tune_result(head: bytes) -> bool:
@@ -135,13 +135,14 @@ def is_optuna_journal(head: bytes) -> bool:
 
 def wandb_run(file: Path) -> pd.DataFrame:
     """Read a local run of W&B: wandb-summary.json with config.yaml beside it."""
-    summary = json.loads(_text(file))
-    config = {
-        name: value["value"] if isinstance(value, dict) and "value" in value else value
-        for name, value in _yaml(file.parent / "config.yaml").items()
-        if name not in ("_wandb", "wandb_version")
-    }
-    return pd.json_normalize([{"config": config, **summary}], sep="/")
+    config = _wandb_config(_yaml(file.parent / "config.yaml"))
+    return pd.json_normalize([{"config": config, **json.loads(_text(file))}], sep="/")
+
+
+def _wandb_config(config: dict[str, Any]) -> dict[str, Any]:
+    # A value may be alone, or stand beside its description.
+    plain = {k: v["value"] if isinstance(v, dict) and "value" in v else v for k, v in config.items()}
+    return {name: value for name, value in plain.items() if name not in ("_wandb", "wandb_version")}
 
 
 def hydra_run(file: Path) -> pd.DataFrame:

