@@ -11,10 +11,11 @@ import pandas as pd
 import scipy
 
 from mup_tpu.analysis.ingest.table_columns import means, short_name
+from mup_tpu.analysis.ingest.table_values import plain_size
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.config import on_one_line
+from mup_tpu.config import on_one_line, parse_number
 from mup_tpu.config.columns import CONFIGURED, write_scale
-from mup_tpu.errors import TableError
+from mup_tpu.errors import ConfigError, TableError
 
 # Most relative error of a measure's polynomial: sizes of networks are polynomials of their widths
 _MISFIT = 0.02
@@ -53,8 +54,8 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
 def _read(table: RunTable, text: str) -> Target:
     name, _, written = (part.strip() for part in text.partition("="))
     try:
-        value = float(written.replace("_", ""))
-    except ValueError:
+        value = parse_number(plain_size(written).replace("_", ""))
+    except ConfigError:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
         raise TableError(f"at {on_one_line(text)} is not allowed: its value must be a finite number above 0")

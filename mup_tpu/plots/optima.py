@@ -41,7 +41,7 @@ _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "stopped early": ("s", "stopped early", {"ms": 4, **_HOLLOW}),
     "refused": ("p", "refused by a condition", {"ms": 5, **_HOLLOW}),
     "above": ("^", "above the axis", {"ms": 4, **_HOLLOW}),
-    "rail": ("", "line at the top: runs without a place below", {"ls": "-", "lw": 0.5, "alpha": 0.6}),
+    "rail": ("", "off the axis, on this line", {"ls": "-", "lw": 0.5, "alpha": 0.6}),
 }
 _AT_RAIL = ("diverged", "stopped early", "refused", "above")  # marks at the top of the axis
 
@@ -179,13 +179,13 @@ def _draw_valleys(
         lost_G = curve.diverged_G + curve.stopped_G > 0
         fates = np.array([curve.fate([i]) if lost else "" for i, lost in enumerate(lost_G)])
         above_G = np.isfinite(curve.mean_G) & (curve.mean_G > losses.top) & ~lost_G
-        for kind in _AT_RAIL:
-            lost_G = above_G if kind == "above" else fates == kind
+        for kind in _AT_RAIL if curve.refused_G.any() else [k for k in _AT_RAIL if k != "refused"]:
+            here_G = above_G if kind == "above" else fates == kind
             marker, _, look = _KEY[kind]
-            at_rail, look = np.full(lost_G.sum(), losses.rail), {"mfc": "none", **look, "color": color}
-            (marks,) = ax.plot(curve.x_G[lost_G] + offset, at_rail, marker, **look)
-            svg.describe(marks, entry, tooltips_G[lost_G].tolist())
-            used |= {kind} if lost_G.any() else set()
+            at_rail, look = np.full(here_G.sum(), losses.rail), {"mfc": "none", **look, "color": color}
+            (marks,) = ax.plot(curve.x_G[here_G] + offset, at_rail, marker, **look)
+            svg.describe(marks, entry, tooltips_G[here_G].tolist())
+            used |= {kind} if here_G.any() else set()
 
         zero = zeros.get(curve.scale)
         if zero is not None and zero_x is not None:

@@ -94,8 +94,9 @@ def _cost(cost: Cost, unit: str) -> str:
 
 def power_law(law: PowerLaw) -> list[str]:
     """Return the law, the scatter about it, and how well it predicts cells, a line each."""
-    factors = " · ".join(f"{e.scale}^{e.value:.2f}" for e in law.exponents)
-    intervals = ", ".join(f"{e.scale} {e.low:.2f} to {e.high:.2f}" for e in law.exponents)
+    factors = " · ".join(f"{e.scale}^{names.number(e.value, 2)}" for e in law.exponents)
+    ends = ((e.scale, names.number(e.low, 2), names.number(e.high, 2)) for e in law.exponents)
+    intervals = ", ".join(f"{scale} {low} to {high}" for scale, low, high in ends)
     shared = ", ".join(f"{name} {tau:.2f}" for name, tau in law.shared.items())
     scatter = (
         f"{len(law.estimates)} of {law.cells} cells have an optimum inside their grid; they scatter by "

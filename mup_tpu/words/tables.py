@@ -89,12 +89,12 @@ def worth_table(analysis: TransferAnalysis, results: Sequence[tuple[str, Transfe
     return Table((label(analysis.compares), *heads), rows)
 
 
-def interval(number: Interval) -> str:
+def interval(of: Interval) -> str:
     """Write a number with its interval, or the interval alone where it has no upper end."""
-    if not number.is_known:
+    if not of.is_known:
         return "not known"
-    ends = f"{number.low:.2f} to {number.high:.2f}".replace("inf", "∞")
-    return (ends if math.isinf(number.high) else f"{number.value:.2f} ({ends})").replace("-", "−")
+    ends = f"{number(of.low, 2)} to {number(of.high, 2)}"
+    return (ends if math.isinf(of.high) else f"{number(of.value, 2)} ({ends})").replace("-", "−")
 
 
 def trials_table(runs: pd.DataFrame) -> Table:
@@ -141,11 +141,12 @@ def conclusion(outcome: Conclusion, scale: str, rule: str = "") -> list[str]:
     """
     rule, lines = rule or outcome.parametrization, []
     if (fastest := outcome.fastest) is not None:
-        what = f"the {fastest.quantity} of {fastest.layer} ∝ {label(scale)}^{fastest.value:.2f}"
+        what = f"the {fastest.quantity} of {fastest.layer} ∝ {label(scale)}^{number(fastest.value, 2)}"
         lines.append(f"{rule}: {'passes' if outcome.passes else 'fails'}; the fastest growing size is {what}")
     for slope in outcome.linearization:
         lazy = {True: "turn lazy", False: "do not turn lazy", None: "may turn lazy"}[slope.is_lazy]
-        power_law = f"{label(scale)}^{slope.value:.2f} (95 % {slope.low:.2f} to {slope.high:.2f})"
+        value, low, high = (number(x, 2) for x in (slope.value, slope.low, slope.high))
+        power_law = f"{label(scale)}^{value} (95 % {low} to {high})"
         lines.append(f"{rule}: blocks {lazy}: distance from linearization ∝ {power_law}")
     return lines
 

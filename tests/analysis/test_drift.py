@@ -1,12 +1,13 @@
 """What a drift exponent tells, and when optima leave the straight line of a power law."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from mup_tpu.analysis.drift import bends, is_told, page_trend
+from mup_tpu.analysis.drift import bends, fit_drift, is_told, page_trend
 from mup_tpu.analysis.optimum import Optimum
 
 
@@ -26,6 +27,15 @@ def test_optima_bend_where_a_parabola_s_curvature_is_told_from_0():
         assert bends([an_optimum(2.0**k, at, s) for k, at, s in zip(x, y, se, strict=True)]) == told
         assert told == (curvature >= 0.1), "the cases lie on both sides"
     assert not bends([an_optimum(2.0**k, -(k**2), 0.1) for k in range(3)]), "three are on any parabola"
+
+
+def test_the_line_of_a_drift_goes_through_its_optima():
+    optima = [replace(an_optimum(2.0**k, 7 - 1.5 * k, 0.02), mean=7 - 1.5 * k) for k in range(5, 10)]
+    drift = fit_drift(optima, "width")
+    assert drift.alpha == pytest.approx(-1.5, abs=0.02)
+    assert [drift.intercept + drift.alpha * k for k in range(5, 10)] == pytest.approx(
+        [o.x for o in optima], abs=0.05
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,9 @@ def test_a_table_says_how_far_it_bears():
 
 
 def test_targets_by_other_columns_are_found_by_what_the_rows_say():
-    width, params = predict(valley_runs(), ["width=4096", f"params={12 * 4096**2}"]).predictions
-    assert params.scale == pytest.approx(width.scale, rel=1e-6)
+    targets = ["width=4096", f"params={12 * 4096**2}", "params=201.326592M", "width=2^12", "width=4_096"]
+    found = predict(valley_runs(), targets).predictions
+    assert [p.scale for p in found] == pytest.approx([4096] * 5, rel=1e-6)
     (flops,) = predict(valley_runs(), f"flops={6 * 12 * 1024**2 * 2e6}").predictions
     assert flops.scale == pytest.approx(1024, rel=1e-6)
     (alias,) = predict(valley_runs(), "d_model=1024").predictions

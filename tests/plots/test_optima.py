@@ -87,11 +87,7 @@ def test_a_loss_at_zero_far_above_the_others_stands_on_the_rail():
     ]
     table = check_table(pd.DataFrame(rows), Columns(hyperparameter="weight_decay"))
     (low, high), beyond, key = in_panel(plots.transfer_figure(analyze(table)))
-    assert (
-        high < 3
-        and len(beyond) == 2
-        and {"above the axis", "line at the top: runs without a place below"} <= {*key}
-    )
+    assert high < 3 and len(beyond) == 2 and {"above the axis", "off the axis, on this line"} <= {*key}
 
 
 def test_a_single_panel_s_long_key_stands_beside_it_and_on_a_phone_below():
@@ -169,10 +165,10 @@ def test_an_interval_lies_clear_of_its_star_and_the_line_at_the_top_is_explained
             assert set(bar.get_xdata()) <= set(inside)
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     lost = [mark for mark in ("diverged", "stopped early", "above the axis") if mark in said]
-    assert bool(lost) == ("line at the top: runs without a place below" in said)
+    assert bool(lost) == ("off the axis, on this line" in said)
     steady = analysis_of(rows_of("none", dict.fromkeys((100, 200, 400), -7.2), range(-9, -5)))
     said = [text.get_text() for text in plots.transfer_figure(steady).legends[0].get_texts()]
-    assert "line at the top: runs without a place below" not in said
+    assert "off the axis, on this line" not in said
 
 
 def test_a_line_through_optima_that_bend_says_that_it_is_no_law_and_one_band_is_drawn():

@@ -21,11 +21,13 @@ from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.scaling_law import Prediction
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.verdict import Verdict
+from mup_tpu.analysis.worth import Interval
 from mup_tpu.store.header import KeptPrediction
 from mup_tpu.words import reasons, verdicts
 from mup_tpu.words.names import amount, bound, exponent, listed, number, power
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.reasons import because
+from mup_tpu.words.tables import interval
 from mup_tpu.words.verdicts import commands, details, price, remedy, score, status, to_dict
 
 ANALYSIS = Path(reasons.__file__).parents[1]
@@ -399,6 +401,8 @@ def test_json_has_the_sentences_beside_the_numbers():
         (bound(-math.inf), "0"),
         (bound(-6.123, ".2f"), "2^-6.12"),
         (exponent(-0.001, -0.05, 0.05), "0.00 (-0.05 to 0.05)"),
+        (interval(Interval(-0.001, -0.002, 0.1)), "0.00 (0.00 to 0.10)"),
+        (interval(Interval(1.0, -0.51, math.inf)), "−0.51 to ∞"),
         (exponent(0.0, -1.0, 1.0), "not known"),
         (amount(Cost(1.0, 1.0, "FLOP"), 1.5e6), "1.5e+06 FLOP"),
         (amount(Cost(1.0, 1.0, "s"), 90.0), "90 s"),

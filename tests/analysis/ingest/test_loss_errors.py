@@ -32,13 +32,17 @@ def test_a_diverged_mean_has_no_error(tmp_path):
     assert table.runs["loss"].tolist()[-1] == float("inf")
 
 
-def test_columns_of_errors_and_of_deviations_with_their_counts_are_the_same(tmp_path):
-    errors = table_of(RUNS.assign(val_loss_se=0.005), tmp_path).runs["loss_error"]
-    deviations = table_of(RUNS.assign(val_loss_std=0.01, n_seeds=4), tmp_path)
-    assert errors.tolist() == pytest.approx([0.005] * 15) == deviations.runs["loss_error"].tolist()
-    assert "the standard error of val_loss is val_loss_std over the square root of n_seeds" in notes_of(
-        deviations
-    )
+@pytest.mark.parametrize("loss", ["val_loss", "eval_loss", "loss"])
+def test_columns_of_errors_and_of_deviations_with_their_counts_are_the_same(loss, tmp_path):
+    runs = RUNS.rename(columns={"val_loss": loss})
+    deviations = table_of(runs.assign(**{f"{loss}_std": 0.01, "n_seeds": 4}), tmp_path)
+    assert deviations.runs["loss_error"].tolist() == pytest.approx([0.005] * 15)
+    note = f"the standard error of {loss} is {loss}_std over the square root of n_seeds"
+    assert note in notes_of(deviations)
+    for name in (f"{loss}_se", "stderr"):
+        assert table_of(runs.assign(**{name: 0.005}), tmp_path).runs["loss_error"].tolist() == [0.005] * 15
+    both = table_of(runs.assign(**{"stderr": 9.0, f"{loss}_se": 0.005}), tmp_path)
+    assert both.runs["loss_error"].tolist() == [0.005] * 15, "the loss's name comes before none"
 
 
 def test_larger_errors_make_wider_intervals(tmp_path):
