@@ -12,6 +12,7 @@ from torch import nn
 
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import lint
+from mup_tpu.parametrize.diagnosis import Exponent
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "lint_faults.py"
 _SPEC = importlib.util.spec_from_file_location("lint_faults", _PATH)
@@ -122,3 +123,14 @@ def test_depth_is_a_scale_of_the_same_check(branches, cause):
 def test_one_sentence_says_what_is_wrong(build, loss, sentence):
     with pytest.raises(ConfigError, match=sentence):
         lint(build, faults.batch_of("gpt"), loss, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("exponent", "verdict"),
+    [
+        ((0.3, 0.1, 0.5), "grows"), ((0.3, 0.0, 0.6), "follows"), ((-0.5, -0.7, -0.2), "dies"),
+        ((0.0, -0.4, 0.4), "follows"), ((0.0, -0.6, 0.6), "unknown"), ((0.1, -0.9, 0.24), "unknown"),
+    ],
+)  # fmt: skip
+def test_an_exponent_is_judged_by_its_interval(exponent, verdict):
+    assert Exponent(*exponent).verdict == verdict

@@ -92,6 +92,7 @@ _SCALES = ("width", "depth", "size", "batch size", "tokens")
 _TRACKER = re.compile(
     r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]|(params|user_attrs)_", re.I
 )
+_SETTING = re.compile(r"(config|params|parameters|hparams|hyperparameters)[/._]", re.I)
 # Metrics of which more is better
 SCORE = re.compile(
     r"(^|_)(acc|accuracy|top1|top5|psnr|ssim|score|bleu|rouge|f1|auc|map|iou|reward|return|r2|win_rate|elo)(_|$)"
@@ -121,7 +122,8 @@ def means(name: object) -> str:
     last, whole = plain_name(short_name(str(name))), plain_name(name)
     for what, names in _NAMES.items():
         if whole in names or (last in names and last != "loss"):
-            return what
+            # A setting that is called loss is the name of a function or its weight.
+            return "" if what == "loss" and _SETTING.match(str(name).strip()) else what
     return ""
 
 

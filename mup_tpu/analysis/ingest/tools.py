@@ -75,9 +75,8 @@ def lightning(file: Path) -> pd.DataFrame:
     held_out = [name for name in rows if re.search(r"val|eval|test", str(name)) and "loss" in str(name)]
     if held_out:
         rows = rows.dropna(subset=held_out[:1])
-    hparams = _yaml(file.parent / "hparams.yaml")
-    config = {f"config/{name}": v for name, v in hparams.items() if isinstance(v, str | int | float)}
-    return rows.assign(**config)
+    config = pd.json_normalize({"config": _yaml(file.parent / "hparams.yaml")}, sep="/").iloc[0].items()
+    return rows.assign(**{str(name): v for name, v in config if pd.api.types.is_scalar(v) and pd.notna(v)})
 
 
 def trainer(file: Path) -> pd.DataFrame:
@@ -184,7 +183,16 @@ def _text(file: Path) -> str:
 def _yaml(file: Path) -> dict[str, Any]:
     import yaml
 
-    content = yaml.safe_load(_text(file)) if file.exists() else None
+    def plain(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.ScalarNode):
+            return loader.construct_scalar(node)
+        is_list = isinstance(node, yaml.SequenceNode)
+        return loader.construct_sequence(node) if is_list else loader.construct_mapping(node)
+
+    # Lightning writes tuples and objects under tags of Python: their contents are read, nothing is called.
+    tolerant = type("Tolerant", (yaml.SafeLoader,), {})
+    tolerant.add_multi_constructor("", plain)  # type: ignore[attr-defined]
+    content = yaml.load(_text(file), tolerant) if file.exists() else None
     return content if isinstance(content, dict) else {}
 
 

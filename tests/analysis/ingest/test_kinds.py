@@ -269,6 +269,10 @@ text("PSNR, maximized", renamed("psnr", lambda loss: 30 - loss), losses=lambda l
 text("accuracy", renamed("val_acc"), options={"columns": ("loss=val_acc",)}, error="--maximize says so")
 text("a loss, maximized", renamed("val_loss"), options={"maximize": True}, error="leave --maximize out")
 text("MSE", renamed("mse"), options={"columns": ("loss=mse",)}, note="regrets and ε are in its unit")
+text(
+    "a setting that is called loss",
+    renamed("val/loss", **{"config/loss": "cross_entropy", "params.loss": 0.5}),
+)
 text("no loss", renamed("my_metric"), error="--columns loss=my_metric takes my_metric for the loss")
 text(
     "a training loss beside the held-out one",
@@ -352,7 +356,8 @@ def lightning(folder):
     for number, (width, lr, loss) in each_run():
         run = folder / "lightning_logs" / f"version_{number}"
         run.mkdir(parents=True)
-        (run / "hparams.yaml").write_text(f"d_model: {width}\nlr: {lr}\nname: null\n")
+        tags = "betas: !!python/tuple\n- 0.9\n- 0.95\nmode: !!python/object/apply:os.system\n- exit 1\n"
+        (run / "hparams.yaml").write_text(f"model:\n  d_model: {width}\nlr: {lr}\nname: null\n{tags}")
         rows = [f"0,{s},{loss + 0.2},\n0,{s},,{loss + 0.01 * (100 - s)}\n" for s in (50, 100)]
         (run / "metrics.csv").write_text("epoch,step,train_loss,val_loss\n" + "".join(rows))
     return folder / "lightning_logs"
