@@ -43,7 +43,8 @@ class Recipe:
     norm: str = ""
     tied: bool = False
     fixed_inner: bool = False  # the MLP's inner size stays
-    heads_grow: bool = False  # in number
+    heads: int = HEADS
+    heads_grow: bool = False  # in number, with the width
     fixed_keys: bool = False  # keys and values have one size
     optimizer: str = "adamw"
     lr: float = 2**-8
@@ -68,8 +69,8 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, r: Recipe, fused: bool, causal: bool) -> None:
         super().__init__()
-        self.H, self.r, self.causal = (width // 16 if r.heads_grow else HEADS), r, causal
-        self.kv = 16 * HEADS if r.fixed_keys else width
+        self.H, self.r, self.causal = (width // 16 if r.heads_grow else r.heads), r, causal
+        self.kv = BASE if r.fixed_keys else width
         self.fused = fused and not r.fixed_keys
         if self.fused:
             self.qkv = nn.Linear(width, 3 * width)

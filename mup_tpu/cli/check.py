@@ -75,13 +75,14 @@ def check(
         set: Fields of the trial, FIELD=VALUE: depth=4 optimizer=muon learning_rate=2^-6.
         scale: Points of the scale, FIELD=VALUES: depth=2,4,8,16. Values alone are widths: 64,128. By default
             widths 64 to 1024; a width that would take longer than a minute is left to the same command,
-            run again. Without a base along the scale, the smallest value is the base.
+            run again. Without a base along the scale, the smallest value is the base. For a module of yours
+            any parameter of build or batch: heads=2,4,8 or batch_size=4,8,16.
         compare: Parametrizations to compare; by default sp,mup. A module of yours is checked as it is, or
             with these applied to it by `parametrize`.
         num_seeds: Seeds to average over.
         steps: Optimizer steps, at a constant learning rate.
         results: Folder for the table and the figures; stored points are not measured again. By default
-            results/coord_check, or results/coord_check_depth and so on.
+            results/coord_check, or results/coord_check_depth and so on; for a module of yours none.
         json: Print JSON only, for machines; of a module of yours.
     """
     base = Trial()
@@ -96,26 +97,46 @@ def check(
             raise ConfigError(f"set {text!r} is not FIELD=VALUE; write for example depth=4")
         changes[name] = parse_value(name, value, "set")
     base = base.replace(**changes)
+    if module:
+        _check_module(module, scale, compare, num_seeds, steps, base.optimizer.learning_rate, results, json)
+        return
+    if json:
+        raise ConfigError("json needs a module of yours, my_module:build")
     axis = WIDTHS if scale is None else parse_axis(scale, "scale")
+    points = Check(axis, _rules(compare), num_seeds, steps, _SECONDS if axis is WIDTHS else math.inf)
+    coord_checks(results or points.default_results, [base], points)
+
+
+def _rules(compare: str | None) -> tuple[str, ...]:
     rules = parse_axis(compare or "sp,mup", "compare")
     if rules.field != "parametrization":
         raise ConfigError(f"compare {compare!r} is not allowed: a check compares parametrizations, as sp,mup")
-    seconds = _SECONDS if axis is WIDTHS or module else math.inf
-    points = Check(axis, rules.values, num_seeds, steps, seconds)
-    if not module:
-        if json:
-            raise ConfigError("json needs a module of yours, my_module:build")
-        coord_checks(results or points.default_results, [base], points)
-        return
-    if results is not None or (compare and axis.field != "width"):
-        raise ConfigError("a module of yours has no results folder, and rules are compared along the width")
-    _check_module(module, points, base.optimizer.learning_rate, compare is not None, json)
+    return rules.values
 
 
-def _check_module(text: str, points: Check, lr: float, is_compared: bool, json: bool) -> None:
+def _check_module(
+    text: str,
+    scale: str | None,
+    compare: str | None,
+    num_seeds: int,
+    steps: int,
+    lr: float,
+    results: str | None,
+    json: bool,
+) -> None:
     from mup_tpu.study.trainer import load
 
     console = Console()
+    field, equals, values = (scale or ",".join(map(str, WIDTHS.values))).rpartition("=")
+    field = field.strip() if equals else "width"
+    if compare and field != "width":
+        raise ConfigError("rules are compared along the width")
+    try:
+        sizes = [int(size) for size in values.split(",") if size]
+    except ValueError:
+        raise ConfigError(f"scale {scale!r} is not FIELD=SIZES; write for example heads=2,4,8") from None
+    rules = _rules(compare)
+    require_above_zero("num_seeds", num_seeds)
     with console.status("importing"):
         from mup_tpu.parametrize import coord_check, lint
 
@@ -128,18 +149,23 @@ def _check_module(text: str, points: Check, lr: float, is_compared: bool, json: 
                 f"module {module} lacks batch, a value or a function that returns one, or "
                 "loss(module, batch): a check trains with both"
             ) from None
-    sizes = [int(size) for size in points.scale.values]
     options: dict[str, Any] = {
-        "widths": sizes, "lr": lr, "steps": points.steps, "seeds": points.num_seeds, "seconds": points.seconds
+        "widths": sizes, "lr": lr, "steps": steps, "seeds": num_seeds, "seconds": _SECONDS
     }  # fmt: skip
     with progress_bar(console) as update:
-        if is_compared:
-            options["rules"] = points.parametrizations
-            check = coord_check(build, batch, loss, **options, progress=update)
+        progress = update if console.is_terminal else None  # else lines on stderr
+        if compare:
+            check = coord_check(build, batch, loss, rules=rules, **options, progress=progress)
             reports, result = dict(check.reports), check.to_dict()
         else:
-            report = lint(build, batch, loss, **options, scale=points.scale.field, progress=update)
+            report = lint(build, batch, loss, **options, scale=field, progress=progress)
             reports, result = {"": report}, report.to_dict()
+    for rule, report in reports.items() if results else ():
+        from mup_tpu.plots import module_check_figure, save_figure
+
+        name = "_".join(filter(None, ("check", rule, field)))
+        save_figure(module_check_figure(report.sizes), Path(results), name)
+        report.slopes().to_csv(Path(results) / f"{name}.csv", index_label="layer")
     if json:
         console.write(to_json(result))
     for rule, report in reports.items() if not json else ():

@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +32,13 @@ from mup_tpu.parametrize.roles import (
     outputs_first,
     parameters_of,
     require_function,
+    unwrapped,
 )
 from mup_tpu.parametrize.rules import parametrize
 from mup_tpu.rules.parametrization import infer_infshapes
 from mup_tpu.training.coord_check import Cell, Progress, measure_cells
+
+_QUIET_S = 10.0  # longest silence of a check in a notebook
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,20 @@ class Report:
         others = [cause for cause in self.causes if cause != first.cause]
         more = f"; {same} more of this cause" if same else ""
         return str(first) + more + (f"; also: {', '.join(others)}" if others else "")
+
+    @property
+    def sizes(self) -> pd.DataFrame:
+        # Activations and updates by short names of layers, for `mup_tpu.plots.module_check_figure`
+        sizes = self.measured[self.measured["quantity"].isin(SIZES)]
+        return sizes.assign(layer=sizes["layer"].map(_labels(list(dict.fromkeys(sizes["layer"])))))
+
+    def slopes(self) -> FactorTable:
+        """Return the exponents of each layer's activation at init and of its updates after each step."""
+        rows: dict[str, dict[str, float]] = {}
+        for (layer, quantity, step), fit in self.fits.items():
+            if (quantity, bool(step)) in (("activation", False), ("update", True)):
+                rows.setdefault(layer or "output", {})[f"update {step}" if step else "init"] = fit.value
+        return FactorTable(pd.DataFrame.from_dict(rows, orient="index").round(2))
 
     def table(self) -> FactorTable:
         """Return a row a parameter: shapes, exponents of settings and effect, verdict and cause."""
@@ -116,10 +134,6 @@ class CoordinateCheck:
     def sentences(self) -> tuple[str, ...]:
         return tuple(f"{rule}: {report.sentence}" for rule, report in self.reports.items())
 
-    @property
-    def failures(self) -> dict[str, Report]:
-        return {rule: report for rule, report in self.reports.items() if not report.passes}
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "passes": {rule: report.passes for rule, report in self.reports.items()},
@@ -131,7 +145,7 @@ class CoordinateCheck:
 
 
 def lint(
-    build: Callable[[int], Any],
+    build: Callable[..., Any],
     batch: Any,
     loss: Loss,
     *,
@@ -149,11 +163,12 @@ def lint(
     Args:
         build: function of the width. It returns the module as it is trained, or the module and its
             optimizers. A module alone gets AdamW with one learning rate, or MuAdamW after `set_base_shapes`.
-        batch: batch for training and measuring, or a function of the size that returns one.
+        batch: batch for training and measuring, or a function that returns one.
         loss: function of a module and the batch; a scalar.
         widths: sizes, at least two; three octaves show an exponent well.
-        scale: what `build` takes: "width", or "depth", "heads", "experts", "batch_size" and so on, where no
-            effect may follow the scale either, but causes are known of depth alone.
+        scale: "width", or any parameter of `build` or `batch`: "depth", "heads", "experts", "batch_size",
+            "sequence_length". Those of others are at their defaults. Beside width and depth only growth is a
+            fault: averages over more tokens, heads or experts shrink rightly.
         lr: learning rate of a module without an optimizer.
         roles: roles of parameters, as in `parametrize`.
         steps: number of updates.
@@ -167,7 +182,7 @@ def lint(
     """
 
     def train(size: int) -> Trained:
-        module, *optimizers = _call(build, size)
+        module, *optimizers = _call(build, scale, size)
         parameters = list(module.parameters())
         if not optimizers and parameters and all(hasattr(p, "infshape") for p in parameters):
             import mup
@@ -186,6 +201,7 @@ def coord_check(
     *,
     widths: Sequence[int],
     lr: float,
+    eps: float = 1e-8,
     rules: Sequence[str] = ("mup", "sp"),
     steps: int = 4,
     seeds: int = 2,
@@ -201,6 +217,7 @@ def coord_check(
         loss: function of a module and the batch; a scalar.
         widths: at least two; three octaves and more show an exponent well.
         lr: learning rate at the base, as in your training or somewhat more.
+        eps: Adam's ε at the base.
         rules: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         steps: number of updates.
         seeds: number of seeds of the init, from 0.
@@ -211,8 +228,9 @@ def coord_check(
     Raises:
         ConfigError: as `parametrize`, or a readout's module is never called.
     """
-    if isinstance(rules, str):
-        raise ConfigError(f"rules {rules!r} is a text: give a list, rules=[{rules!r}]")
+    if isinstance(rules, str) or "rule" in options:
+        rule = options.get("rule", rules)
+        raise ConfigError(f"coord_check compares a list of rules: give rules=[{rule!r}]")
     options = {"base_width": min(widths, default=1), **options}
     depth = options.get("depth")
     required: dict[str, str] = {}
@@ -229,7 +247,7 @@ def coord_check(
                         f"multiplied by {f.factor:g}; call it, or multiply them in your code and give "
                         f"roles={{{f.module!r}: 'by hand'}}"
                     )
-            return module, _optimizers(scaled.optimizer, scaled.param_groups(module, lr=lr))
+            return module, _optimizers(scaled.optimizer, scaled.param_groups(module, lr=lr, eps=eps))
 
         return train
 
@@ -294,10 +312,16 @@ def _optimizers(name: str, groups: list[dict[str, Any]]) -> list[torch.optim.Opt
     return [torch.optim.Muon(matrices, adjust_lr_fn=adjust), torch.optim.AdamW(rest)]
 
 
-def _call(build: Callable[[int], Any], size: int) -> tuple[Any, ...]:
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters if inspect.isroutine(function) else {}
+
+
+def _call(build: Callable[..., Any], scale: str, size: int) -> tuple[Any, ...]:
     """Return the module that build makes, and its optimizers."""
+    names = inspect.signature(build).parameters
     try:
-        built = build(size)
+        # Where batch alone takes the scale, build has its defaults.
+        built = build(**{scale: size}) if scale in names else build(size) if scale == "width" else build()
     except ConfigError:
         raise
     except Exception as error:
@@ -331,6 +355,11 @@ def _measure(
     require_function(build)
     if not callable(loss):
         raise ConfigError("loss must be a function of a module and the batch: loss(module, batch)")
+    taken = inspect.signature(build).parameters
+    if scale != "width" and scale not in {*taken, *_parameters(batch)}:
+        raise ConfigError(
+            f"neither build nor batch has a parameter {scale!r}; build has {', '.join(taken) or 'none'}"
+        )
 
     def start(train: Callable[[int], Trained], size: int) -> TrainedModules:
         trained = []
@@ -338,9 +367,10 @@ def _measure(
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 trained.append(train(size))
-        of_size = batch
+        of_size, names = batch, _parameters(batch)
         if inspect.isroutine(batch):
-            of_size = batch(size) if inspect.signature(batch).parameters else batch()
+            is_required = any(p.default is p.empty for p in names.values())
+            of_size = batch(**{scale: size}) if scale in names else batch(size) if is_required else batch()
         return TrainedModules(trained, loss, of_size, required)
 
     cells = []
@@ -349,15 +379,20 @@ def _measure(
             columns = {"parametrization": rule, scale: size} if rule else {scale: size}
             name = f"{rule}, {scale} {size}".removeprefix(", ")
             cells.append(Cell(name, size, columns, float(size) ** 2, functools.partial(start, train, size)))
-    yield from measure_cells(cells, steps, pd.DataFrame(), set(), progress or _on_terminal, seconds)
+    said_at = time.monotonic()
+
+    def say(doing: str, share: float) -> None:
+        # On a terminal one line that changes; in a notebook or a log a line in ten seconds.
+        nonlocal said_at
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{doing}: {share:.0%}" if share < 1 else "\r\x1b[K", end="", file=sys.stderr)
+        elif time.monotonic() > said_at + _QUIET_S and share < 1:
+            said_at = time.monotonic()
+            print(f"{doing}: {share:.0%}", file=sys.stderr, flush=True)
+
+    yield from measure_cells(cells, steps, pd.DataFrame(), set(), progress or say, seconds)
     if progress is None:
-        _on_terminal("", 1.0)
-
-
-def _on_terminal(doing: str, share: float) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{doing}: {share:.0%}" if share < 1 else "\r\x1b[K")
-        sys.stderr.flush()
+        say("", 1.0)
 
 
 def _report(
@@ -395,9 +430,11 @@ def _subjects(
                 "the module has the same shapes at all widths; build must use the width that it gets"
             )
         axes = infer_infshapes(shapes[0], shapes[1], shapes[1])
-    names = {id(p): name for name, p in small.named_parameters()}
-    families = {
-        names[id(p)]: next((f for f in ("sgd", "muon") if f in type(o).__name__.lower()), "adam")
+    names = {id(p): unwrapped(name) for name, p in small.named_parameters()}
+    families = {  # an optimizer of accelerate has torch's inside
+        names[id(p)]: next(
+            (f for f in ("sgd", "muon") if f in type(getattr(o, "optimizer", o)).__name__.lower()), "adam"
+        )
         for o in optimizers
         for group in o.param_groups
         for p in group["params"]

@@ -23,13 +23,14 @@ from mup_tpu.parametrize.rules import parametrize
 # Sizes of MLPs, experts, low ranks (DeepSeek, MiniCPM3) and state spaces (Falcon-H1, LFM2). Where all axes
 # grow each matrix is hidden, and μP's rule for it needs nothing that is known of its layer.
 _SIZES = (
-    "hidden_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff", "moe_intermediate_size", "block_ff_dim",
+    "hidden_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim",
+    "moe_intermediate_size",
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "mamba_d_ssm", "conv_dim",
     "q_lora_rank", "kv_lora_rank",
 )  # fmt: skip
 _NUMBERS = (
     "num_attention_heads", "num_key_value_heads", "num_heads", "mamba_n_heads", "mamba_num_heads",
-    "linear_num_value_heads", "linear_num_key_heads",
+    "linear_num_value_heads", "linear_num_key_heads", "encoder_attention_heads", "decoder_attention_heads",
 )  # fmt: skip
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -98,6 +99,12 @@ def from_config(
     if missing := [name for name in grow if not isinstance(getattr(config, name, None), int)]:
         raise ConfigError(f"grow has {missing[0]!r}, which is no number of {type(config).__name__}")
     require_one_of("heads", heads, ("number", "size"))
+    if getattr(config, "block_auto_adjust_ff_dim", False):  # LFM2 rounds its inner size: as it is at the base
+        config = copy.deepcopy(config)
+        inner, rounds = int(2 * config.intermediate_size / 3), config.block_ffn_dim_multiplier
+        if rounds is not None:
+            inner = -(-int(rounds * inner) // config.block_multiple_of) * config.block_multiple_of
+        config.intermediate_size, config.block_auto_adjust_ff_dim = inner, False
     called = getattr(config, "attribute_map", {})
     numbers = [called.get(name, name) for name in _NUMBERS]
     wanted = [*(called.get(name, name) for name in _SIZES), *grow]
@@ -123,16 +130,34 @@ def from_config(
 
     grown = {name: (size, getattr(at(width), name)) for name, size in sizes.items()}
     experts = {getattr(config, name, None) for name in _EXPERTS}
-    roles = {**_roles(build, base, experts, roles), **roles}
+    # The class's own factor on logits: MiniCPM3 divides by the width, T5 by its root.
+    scales = []
+    for of in (at(base), at(2 * base)):
+        root = of.hidden_size**-0.5 if getattr(of, "scale_decoder_outputs", False) else 1.0
+        scales.append(root / (getattr(of, "logits_scaling", None) or 1.0))
+    roles = {**_roles(build, base, experts, roles, math.log2(scales[1] / scales[0])), **roles}
     mup = parametrize(build, width=width, base_width=base, roles=roles, **options)
     return GrownModel(at(width), grown, build, roles, mup)
 
 
-def _roles(build: Build, base: int, experts: Set[Any], known: Mapping[str, str]) -> dict[str, str]:
-    """Return roles that shapes of stock models show; refuse matrices of blocks that keep an axis."""
-    before, after = (parameters_of(build_on_meta(build, width, None)) for width in (base, 2 * base))
+def _roles(
+    build: Build, base: int, experts: Set[Any], known: Mapping[str, str], logits: float
+) -> dict[str, str]:
+    """Return roles that stock models show; refuse matrices of blocks that keep an axis.
+
+    `logits` is the power of the width by which the class multiplies its logits.
+    """
+    small, large = (build_on_meta(build, width, None) for width in (base, 2 * base))
+    before, after = parameters_of(small), parameters_of(large)
     roles: dict[str, str] = {}
     partly = []
+    for name, part in large.named_modules():
+        scales = [_embedding_scale(of) for of in (small.get_submodule(name), part)]
+        power = math.log2(scales[1] / scales[0])
+        if logits and part is large.get_output_embeddings():  # type: ignore[operator]
+            power = logits
+        if power:
+            roles[name] = f"width^{round(power, 3):g}"
     for name, built in after.items():
         if name not in before or any(fnmatchcase(name, pattern) for pattern in known):
             continue
@@ -161,6 +186,12 @@ def _roles(build: Build, base: int, experts: Set[Any], known: Mapping[str, str])
             "{'*.q_a_proj.weight': 'hidden'}"
         )
     return roles
+
+
+def _embedding_scale(module: nn.Module) -> float:
+    values = (getattr(module, name, None) for name in ("scalar_embed_scale", "embed_scale"))
+    scale = next((value for value in values if isinstance(value, int | float)), 1.0)
+    return scale if isinstance(module, nn.Embedding) else 1.0
 
 
 def _head_size(config: Any) -> int:

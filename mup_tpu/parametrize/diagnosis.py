@@ -67,6 +67,7 @@ _REMEDIES = {
     "optimizer's groups made before parametrize": "make the optimizer from this module's parameters, last",
     "not trained": "its gradient is 0 at every width: is it frozen, or not used?",
     "residual branch not scaled by depth": "multiply residual branches by base depth / depth (CompleteP)",
+    "a sum over the batch": "average the loss over sequences and tokens",
     "diverges": "check with a smaller learning rate",
 }
 
@@ -155,6 +156,7 @@ class Diagnosis:
         self.fits = exponents(table, scale)
         self.parameters = parameters
         self.scale = scale
+        self._of_scale = "residual branch not scaled by depth" if scale == "depth" else "cause not known"
         self._table = table
         self._last = int(table["step"].max())
         # In the order of the forward pass
@@ -213,15 +215,15 @@ class Diagnosis:
             for fit, is_input in ((entering, True), (leaving, False)):
                 if fit is None or fit.verdict not in ("grows", "dies") or (is_last and fit.verdict == "dies"):
                     continue
-                if self.scale == "depth" and fit.verdict == "dies":  # branches × 1/depth add up to less
+                if self.scale != "width" and fit.verdict == "dies":  # averages over more shrink rightly
                     continue
                 if is_readout and not is_input:  # its 1/m may come behind it: the output counts
                     continue
                 evidence = (
                     f"{'its input' if is_input else 'its output'} at init ∝ {self.scale}^{fit.value:.2f}"
                 )
-                if self.scale == "depth":
-                    cause = "residual branch not scaled by depth"
+                if self.scale != "width":
+                    cause = self._of_scale
                 elif is_input:
                     evidence += f", behind {before or 'the embedding'}"
                     cause = "applied twice" if fit.verdict == "dies" else "forward factor grows with width"
@@ -251,7 +253,7 @@ class Diagnosis:
         for (layer, quantity, step), size in self.fits.items():
             if quantity != "head size" or step:
                 continue
-            grown = size.value > 0.25
+            grown = abs(size.value) > 0.25
             at = next((s for s in range(self._last + 1) if (layer, "attention", s) in self.fits), None)
             if at is None:
                 continue
@@ -259,17 +261,18 @@ class Diagnosis:
             # Queries and keys are independent at init: logits ∝ √d × scale. Later they align: d × scale.
             expected = -size.value / 2 if grown and at == 0 else 0.0
             excess = logits.value - expected
-            if grown and at and excess < 0:
-                excess = min(0.0, excess + size.value / 2)
+            if grown and at and excess * size.value < 0:
+                excess = math.copysign(max(0.0, abs(excess) - abs(size.value) / 2), excess)
             evidence = (
                 f"attention logits ∝ {self.scale}^{logits.value:.2f}, μP's ∝ {self.scale}^{expected:.2f}"
             )
             if grown:
                 evidence += f", head size ∝ {self.scale}^{size.value:.2f}"
             if excess > GROWS and logits.low - expected > 0:
-                cause = "attention 1/√d" if grown else "attention logits grow"
+                cause = "attention 1/√d" if size.value > 0 else "attention divided twice"
+                cause = cause if grown else "attention logits grow"
                 return Finding(layer, "attention", "grows", cause, evidence)
-            if excess < DIES:
+            if excess < DIES and self.scale == "width":
                 return Finding(layer, "attention", "dies", "attention divided twice", evidence)
         return None
 
@@ -298,9 +301,16 @@ class Diagnosis:
         )
         verdict = effect.verdict
         if self.scale != "width":
+            if self.scale != "depth":
+                # Gradients of noise shrink as the root of what is averaged, and add up as its root.
+                reach = 1.0 if p.optimizer == "sgd" else 0.5
+                shift = -max(-reach, min(reach, effect.value))
+                verdict = Exponent(*(end + shift for end in effect)).verdict
+                verdict = "unknown" if verdict == "dies" else verdict
             cause = "" if verdict in ("follows", "unknown") else "cause not known"
-            if self.scale == "depth" and verdict == "grows":
-                cause = "residual branch not scaled by depth"
+            if verdict == "grows":
+                summed = self.scale != "depth" and gradient > 0.5
+                cause = "a sum over the batch" if summed else self._of_scale
             return Finding(p.name, p.role, verdict, cause, evidence)
         if verdict in ("grows", "dies"):
             sign = 1 if verdict == "grows" else -1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize.roles import BRANCH, BY_HAND, Built, is_linear, matches
+from mup_tpu.parametrize.roles import BRANCH, BY_HAND, Built, is_linear, matches, own_power
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import ForwardScaling
 
@@ -90,10 +90,10 @@ def bake(module: nn.Module, factors: Sequence[ForwardFactor], untie: bool) -> No
     """Multiply weights by the forward factors and remove these: the plain class then computes the same."""
     for factor in factors if not untie else ():
         part = module.get_submodule(factor.module)
-        scales = [hook for hook in part._forward_pre_hooks.values() if isinstance(hook, _Scale)]
-        if factor.place == "input" and scales and (other := _tied_to(module, part)):
+        hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
+        if any(isinstance(hook, _Scale) for hook in hooks) and (other := _tied_to(module, part)):
             raise ConfigError(
-                f"the readout {factor.module!r} is tied to {other!r} and has a factor × {factor.factor:g}: "
+                f"the module {factor.module!r} is tied to {other!r} and has a factor × {factor.factor:g}: "
                 f"baked, '{factor.module}.weight' is another matrix, which a module that ties both drops "
                 "without a word; call bake_(module, untie=True), and load it where they are not tied"
             )
@@ -105,24 +105,24 @@ def bake(module: nn.Module, factors: Sequence[ForwardFactor], untie: bool) -> No
             if part.scaling == factor.scaling:
                 _bake_queries(part, factor)
             continue
-        hooks: Any = part._forward_pre_hooks if factor.place == "input" else part._forward_hooks
-        for key in [key for key, hook in hooks.items() if isinstance(hook, _Scale)]:
-            if not is_linear(part):
+        scales: Any = part._forward_pre_hooks if factor.place == "input" else part._forward_hooks
+        for key in [key for key, hook in scales.items() if isinstance(hook, _Scale)]:
+            if not is_linear(part) and not isinstance(part, nn.Embedding):
                 raise ConfigError(
                     f"the factor of {factor.module!r} ({type(part).__name__}) cannot be baked: it "
                     "is no linear layer"
                 )
             weight, bias = part.get_parameter("weight"), getattr(part, "bias", None)
-            if factor.place == "input" and _tied_to(module, part):
-                part.weight = nn.Parameter(weight * hooks[key].factor)
+            if _tied_to(module, part):
+                part.weight = nn.Parameter(weight * scales[key].factor)
                 config: Any = getattr(module, "config", None)
                 if config is not None:  # transformers would tie them again
                     config.tie_word_embeddings = False
             else:
-                weight.mul_(hooks[key].factor)
+                weight.mul_(scales[key].factor)
             if factor.place == "output" and bias is not None:
-                bias.mul_(hooks[key].factor)
-            del hooks[key]
+                bias.mul_(scales[key].factor)
+            del scales[key]
             part._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
@@ -158,10 +158,23 @@ def _bake_queries(part: Any, factor: ForwardFactor) -> None:
     part.scaling = stock
 
 
+def embedding_factors(
+    built: Mapping[str, Built], parameters: Mapping[str, Parameter], m: float, roles: Mapping[str, str]
+) -> list[ForwardFactor]:
+    """Return the factor of each embedding whose class multiplies it by a power of the width, as Gemma's.
+
+    The output then keeps its size over widths, as the embedding's σ and learning rate expect.
+    """
+    owners = [o for name, p in parameters.items() if p.is_embedding for o in built[name].owners]
+    powers = {o.name: own_power(o.name, roles) for o in owners if not is_linear(o.module)}
+    return [ForwardFactor(name, "output", m**-power) for name, power in powers.items() if power]
+
+
 def readout_factors(
     built: Mapping[str, Built],
     parameters: Mapping[str, Parameter],
     logits: Mapping[str, float],
+    m: float,
     roles: Mapping[str, str],
 ) -> list[ForwardFactor]:
     """Return the factor of each readout's logits, tied ones too; it goes before the matrix, as mup's."""
@@ -174,13 +187,16 @@ def readout_factors(
             continue
         for owner in owners:
             place: Place = "by hand" if matches(owner.name, BY_HAND, roles) else "input"
-            if place == "input" and logits[name] != 1 and not is_linear(owner.module):
+            factor = logits[name]
+            if factor != 1:  # a rule that leaves logits leaves them as the class makes them
+                factor *= m ** -own_power(owner.name, roles)
+            if place == "input" and factor != 1 and not is_linear(owner.module):
                 raise ConfigError(
                     f"the readout {name!r} lies in a {type(owner.module).__name__}, whose logits cannot be "
-                    f"scaled from outside: multiply the input of {name!r} by {logits[name]:g} in your code "
+                    f"scaled from outside: multiply the input of {name!r} by {factor:g} in your code "
                     f"(base width / width), and give roles={{{owner.name!r}: 'by hand'}}"
                 )
-            factors.append(ForwardFactor(owner.name, place, logits[name], parameter=name))
+            factors.append(ForwardFactor(owner.name, place, factor, parameter=name))
     return factors
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.parametrize.roles import unwrapped
 from mup_tpu.training.coord_check import Subject
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -42,10 +43,11 @@ class TrainedModules(Subject):
         self._attention = [AttentionLogits() for _ in trained]
         self._rows: list[dict[tuple[str, str], float]] = [{} for _ in trained]
         for k, (module, _) in enumerate(trained):
-            lists = {name for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
-            for name, part in module.named_modules():
+            lists = {unwrapped(n) for n, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+            for path, part in module.named_modules():
                 if isinstance(part, nn.ModuleList):
                     continue
+                name = unwrapped(path)
                 is_block = name.rpartition(".")[0] in lists and name.rpartition(".")[2].isdecimal()
                 has_matrix = any(p.dim() >= 2 for p in part.parameters(False))
                 is_measured = not name or is_block or has_matrix
@@ -60,7 +62,7 @@ class TrainedModules(Subject):
             self._inputs[k][name] = _rms(given)
         if is_measured and (output := _first_tensor(out)) is not None:
             self._kept[k].pop(name, None)  # in the order of the last calls
-            self._kept[k][name] = output.detach().clone()
+            self._kept[k][name] = _whole(output.detach()).clone()
 
     def outputs(self) -> list[dict[str, list[Tensor]]]:
         self._losses = []
@@ -84,9 +86,9 @@ class TrainedModules(Subject):
         for k, (module, optimizers) in enumerate(self._trained):
             module.zero_grad()
             self._losses[k].backward()
-            named = dict(module.named_parameters())
-            before = {name: p.detach().clone() for name, p in named.items()}
-            gradients = {n: p.grad.detach().clone() for n, p in named.items() if p.grad is not None}
+            named = {unwrapped(name): p for name, p in module.named_parameters()}
+            before = {name: _whole(p.detach()).clone() for name, p in named.items()}
+            gradients = {n: _whole(p.grad).clone() for n, p in named.items() if p.grad is not None}
             for optimizer in optimizers:
                 optimizer.step()
             groups = {
@@ -94,7 +96,7 @@ class TrainedModules(Subject):
             }
             rows = self._rows[k] = {}
             for name, parameter in named.items():
-                change = (parameter.detach() - before[name]).flatten()
+                change = (_whole(parameter.detach()) - before[name]).flatten()
                 if group := groups.get(id(parameter)):
                     lr = float(group["lr"])
                     rows[name, "learning rate"] = lr
@@ -106,7 +108,7 @@ class TrainedModules(Subject):
                 rows[name, "gradient"] = 0.0 if gradient is None else _rms(gradient)
                 # Entries with one sign: a sum in single precision loses nothing that an exponent shows.
                 rows[name, "effect"] = 0.0 if gradient is None else abs(float(gradient.flatten() @ change))
-            clipped = [p.grad for p in named.values() if p.grad is not None]
+            clipped = [_whole(p.grad) for p in named.values() if p.grad is not None]
             if gradients and clipped:
                 whole = [torch.cat([g.flatten() for g in of]).norm() for of in (gradients.values(), clipped)]
                 rows["", "clipping"] = float(whole[1] / whole[0]) if whole[0] else 1.0
@@ -160,8 +162,14 @@ class AttentionLogits(TorchDispatchMode):
         self.sizes[layer], self.head_sizes[layer] = _rms(seen - seen.mean()), head_size
 
 
+def _whole(tensor: Tensor) -> Tensor:
+    # All processes have the whole of what FSDP2 or tensor parallelism split.
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
 def _rms(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach())) / max(1, tensor.numel()) ** 0.5
+    return float(torch.linalg.vector_norm(_whole(tensor.detach()))) / max(1, tensor.numel()) ** 0.5
 
 
 def _first_tensor(value: Any) -> Tensor | None:

@@ -7,6 +7,7 @@ with growing inputs alone it is a readout, with growing outputs alone an input l
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 Build = Callable[..., nn.Module]
 """Function that makes a module at a width, or at a width and depth: build(width) or build(width, depth)."""
 
-BRANCH, BY_HAND = "branch", "by hand"
-"""Roles of submodules: the end of a residual branch; a forward factor that the caller's code applies."""
+BRANCH, BY_HAND, POWER = "branch", "by hand", r"width\^(-?\d+(?:\.\d+)?)"
+"""Roles of submodules: the end of a residual branch; a forward factor that the caller's code applies; a power
+of the width by which the module's class multiplies, such as "width^0.5" of Gemma's embedding."""
 
 ROLES: tuple[str, ...] = get_args(Role)
 
@@ -81,7 +83,7 @@ def parameters_of(module: nn.Module) -> dict[str, Built]:
         for attribute, parameter in owner._parameters.items():
             if parameter is not None:
                 tensors[id(parameter)] = parameter
-                owners.setdefault(id(parameter), []).append(Owner(name, owner, attribute))
+                owners.setdefault(id(parameter), []).append(Owner(unwrapped(name), owner, attribute))
     built = [Built(tuple(tensors[key].shape), tuple(of)) for key, of in owners.items()]
     return {b.names[0]: b for b in built}
 
@@ -160,13 +162,21 @@ def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.P
 
 
 def unwrapped(name: str) -> str:
+    """Return a name of a parameter or submodule as it was before FSDP, compilation or checkpointing."""
+    name += "."
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
-    return name
+    return name.removesuffix(".")
 
 
 def matches(name: str, role: str, roles: Mapping[str, str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern, given in roles.items() if given == role)
+
+
+def own_power(name: str, roles: Mapping[str, str]) -> float:
+    """Return the power of the width by which a submodule's class multiplies; 0 by default."""
+    powers = (re.fullmatch(POWER, role) for pattern, role in roles.items() if fnmatchcase(name, pattern))
+    return float(next((power[1] for power in powers if power), 0.0))
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -233,8 +243,8 @@ def require_used(roles: Mapping[str, str], module: nn.Module, parameters: Mappin
         "submodule": [name for name, _ in module.named_modules()],
     }
     for pattern, role in roles.items():
-        if role not in (*ROLES, BRANCH, BY_HAND):
-            allowed = ", ".join((*ROLES, BRANCH, BY_HAND))
+        if role not in (*ROLES, BRANCH, BY_HAND) and not re.fullmatch(POWER, role):
+            allowed = ", ".join((*ROLES, BRANCH, BY_HAND, "width^0.5"))
             raise ConfigError(f"role {role!r} of {pattern!r} is not one of {allowed}")
         kind = "parameter" if role in ROLES else "submodule"
         if not any(fnmatchcase(name, pattern) for name in names[kind]):

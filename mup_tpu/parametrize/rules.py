@@ -20,7 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mup_tpu.config.fields import require_above_zero, require_one_of
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
-from mup_tpu.parametrize.forward import ForwardFactor, attention_factors, branch_factors, readout_factors
+from mup_tpu.parametrize.forward import (
+    ForwardFactor,
+    attention_factors,
+    branch_factors,
+    embedding_factors,
+    readout_factors,
+)
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.roles import (
     OPTIMIZERS,
@@ -34,7 +40,6 @@ from mup_tpu.parametrize.roles import (
     parameters_of,
     require_used,
 )
-from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import (
     PARAMETRIZATIONS,
     ForwardScaling,
@@ -90,7 +95,8 @@ def parametrize(
             "muon_match_rms_adamw" is torch.optim.Muon's other adjust_lr_fn.
         roles: facts that the module does not show, by name or pattern. Of a parameter its role,
             {"layers.*.gamma": "norm"}. Of a submodule "branch" if it ends a residual branch, for rules with
-            a factor on branches; or "by hand" if your own code applies its forward factor.
+            a factor on branches; "by hand" if your own code applies its forward factor; "width^0.5" if its
+            class multiplies it by that power of the width, as Gemma its embedding, which is taken out again.
 
     Raises:
         ConfigError: build fails, parameters change names with width, no axis grows, a role is not known, a
@@ -127,12 +133,14 @@ def parametrize(
         config = config_for(optimizer, p)
         scalings[name] = scaling(rule, update_rule_of(config, p).scaled_as(config), p, axes[name], growth)
 
-    forward: Callable[[Growth], ForwardScaling] = PARAMETRIZATIONS[rule].forward
+    of_rule = PARAMETRIZATIONS[rule]
+    forward: Callable[[Growth], ForwardScaling] = of_rule.forward
     logits = {name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()}
     factors: tuple[ForwardFactor, ...] = (
         *attention_factors(base, target, lambda grown: forward(Growth(head_size=grown)), roles),
         *branch_factors(target, forward(growth).residual, rule, roles),
-        *readout_factors(built, parameters, logits, roles),
+        *readout_factors(built, parameters, logits, growth.width, roles),
+        *(() if of_rule.is_standard else embedding_factors(built, parameters, growth.width, roles)),
     )
     ratios = functools.partial(_init_ratios, build, width, base_width, depth, rule, scalings)
     return ModuleParametrization(rule, optimizer, width, parameters, multipliers, scalings, factors, ratios)
@@ -213,7 +221,7 @@ def _init_ratios(
 ) -> dict[str, float]:
     """Return the factor on each weight from build: the rule's × size at the base / size at the width."""
     is_base = width == base_width and all(s.init == 1 for s in scalings.values())
-    if is_base or _leaves_init(rule):
+    if is_base or PARAMETRIZATIONS[rule].is_standard:
         return dict.fromkeys(scalings, 1.0)
     base, target = (init_sizes(build, w, depth) for w in (base_width, width))
     ratios = {}
@@ -221,15 +229,6 @@ def _init_ratios(
         ratio = factors.init * base[name] / target[name] if target[name] else 1.0
         ratios[name] = 1.0 if abs(ratio - 1) < 1e-5 else ratio  # rounding of float32
     return ratios
-
-
-def _leaves_init(rule: str) -> bool:
-    """Return whether a rule leaves the init of hidden matrices to the module, as SP does."""
-    from mup.infshape import InfDim, InfShape
-
-    hidden, shape = Parameter((2, 2), "hidden", 2, 2), InfShape([InfDim(1, 2), InfDim(1, 2)])
-    rules = PARAMETRIZATIONS[rule].parameters
-    return all(of(hidden, shape, Growth(width=2.0)).init == 1 for of in rules.values())
 
 
 _aten = torch.ops.aten

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -201,6 +202,55 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
         below = 0.55 if i == rows - 1 else 0.15  # room for ticks and the name of the axis
         keys = [style.panel_key(ax, width - 0.6, below, "slope") for ax in row]
         figure.set_figheight(figure.get_figheight() + max(keys))
+    return figure
+
+
+@figure_type(
+    "Sizes by step", "Sizes of layers at init and their updates after each step; no line should rise"
+)
+def module_check_figure(table: pd.DataFrame) -> Figure:
+    """Draw a module's check as Yang et al. 2022, figure 5: a row a block, a column a step, a line a layer.
+
+    Of many blocks the first, the middle and the last are drawn; a row has eight lines at most.
+
+    Args:
+        table: sizes of one rule, `Report.sizes` or a part of `CoordinateCheck.table`.
+    """
+    scale, steps = scale_of(table), sorted(table["step"].unique())
+    blocks: dict[str, list[str]] = {}
+    for layer in dict.fromkeys(table["layer"]):
+        number = next((part for part in re.split(r"[ .]", layer) if part.isdecimal()), "")
+        blocks.setdefault(number, []).append(layer)
+    numbers = [number for number in blocks if number]
+    if len(numbers) > 3:
+        kept = {"", numbers[0], numbers[len(numbers) // 2], numbers[-1]}
+        blocks = {number: layers for number, layers in blocks.items() if number in kept}
+    rows = [(n, layers[i : i + 8]) for n, layers in blocks.items() for i in range(0, len(layers), 8)]
+    means = table.groupby(["quantity", "step", "layer", scale])["rms"].mean()
+    figure = style.blank(2.2 * len(steps) + 1.6, 2.4 * len(rows))
+    grid = figure.subplots(len(rows), len(steps), sharex=True, sharey="row", squeeze=False)
+    points = sorted(table[scale].unique())
+    for axes, (number, layers) in zip(grid, rows, strict=True):
+        for ax, step in zip(axes, steps, strict=True):
+            quantity = "update" if step else "activation"
+            for i, layer in enumerate(layers):
+                if (quantity, step, layer) in means.index.droplevel(-1):
+                    line = means[quantity, step, layer]
+                    line = line[line > 0]
+                    look = {"color": style.categorical(i), "marker": style.marker(i), "ms": 3, "lw": 1.2}
+                    ax.plot(line.index, line, label=texts.plain(layer), **look)
+            ax.set_xscale("log", base=2)
+            ax.set_yscale("log", base=2)
+            ax.set_xticks(points, [columns.write(scale, point) for point in points], fontsize=7)
+            ax.minorticks_off()
+            if axes is grid[0]:
+                ax.set_title(
+                    f"updates after {step} step{'s' * (step > 1)}" if step else "activations at init"
+                )
+            if axes is grid[-1]:
+                ax.set_xlabel(texts.title(scale))
+        axes[0].set_ylabel(f"rms, block {number}" if number else "rms")
+        axes[-1].legend(fontsize=6.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure
 
 

@@ -83,6 +83,11 @@ class Parametrization:
     follows: tuple[str, ...] = ("width", "head_size")
     """Scales (fields of `Growth`) that its factors depend on."""
 
+    @property
+    def is_standard(self) -> bool:
+        # SP and its variants leave init and forward pass as the model has them.
+        return "head_size" not in self.follows
+
 
 def _unscaled(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     return Scaling()

@@ -86,7 +86,8 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
         (["--set", "depth"], "set 'depth' is not FIELD=VALUE"),
         (["--set", "depht=2"], "set: unknown key 'depht'; the nearest known key is 'depth'"),
         (["--json"], "json needs a module of yours"),
-        (["x:y", "--results", "r"], "a module of yours has no results folder"),
+        (["x:y", "--scale", "heads=2,few"], "scale 'heads=2,few' is not FIELD=SIZES"),
+        (["x:y", "--scale", "depth=2,4", "--compare", "mup"], "rules are compared along the width"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(given, sentence, outcome, tmp_path, monkeypatch):

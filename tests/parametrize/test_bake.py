@@ -107,7 +107,7 @@ def test_a_tied_readout_is_baked_only_where_the_caller_unties_it(build):
     model = mup.init_(build(64)).eval()
     before = {name: p.clone() for name, p in model.state_dict().items()}
     head = "head" if build is Tied else "lm_head"
-    with pytest.raises(ConfigError, match=f"the readout '{head}' is tied to '.*bake_\\(module, untie=True"):
+    with pytest.raises(ConfigError, match=f"the module '{head}' is tied to '.*bake_\\(module, untie=True"):
         mup.bake_(model)
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     baked = mup.bake_(model, untie=True)

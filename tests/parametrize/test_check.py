@@ -37,10 +37,11 @@ def language_loss(module, tokens):
 TOKENS = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.slow
 def test_a_stock_gpt2_is_flat_in_mup_and_not_in_sp():
-    check = coord_check(gpt2, TOKENS, language_loss, widths=[32, 64, 128, 256], base_width=32, lr=2**-7)
-    assert steepest(check.table, "mup") < 0.1
+    check = coord_check(
+        gpt2, TOKENS, language_loss, widths=[32, 64, 128], base_width=32, lr=2**-7, steps=3, seeds=1
+    )
+    assert steepest(check.table, "mup") < 0.15
     assert steepest(check.table, "sp") > 0.7
     of_mup, of_sp = check.sentences
     assert of_mup.startswith("mup: no layer grows with width")
@@ -66,16 +67,15 @@ class WideResNet(ResNet):
         return super()._make_layer(block, self.width * planes // 64, *args, **kwargs)
 
 
-@pytest.mark.slow
 def test_a_stock_resnet_is_flat_with_sgd_and_mup():
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(16, 3, 32, 32, generator=generator)
+    images = torch.randn(16, 3, 16, 16, generator=generator)
     labels = torch.randint(0, 5, (16,), generator=generator)
     check = coord_check(
         WideResNet, images, lambda module, x: nn.functional.cross_entropy(module(x), labels),
-        widths=[8, 16, 32, 64], base_width=8, lr=0.05, optimizer="sgd", steps=3,
+        widths=[8, 16, 32], base_width=8, lr=0.05, optimizer="sgd", steps=2,
     )  # fmt: skip
-    assert steepest(check.table, "mup") < 0.15
+    assert steepest(check.table, "mup") < 0.2
     of_mup, of_sp = check.sentences
     assert of_mup.startswith("mup: no layer grows")
     assert "SGD's learning rate not scaled" in of_sp
@@ -91,13 +91,13 @@ class Net(nn.Module):
         self.head = nn.Linear(width, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.inner(x))
+        x = torch.relu(self.inner(x) / (self.m if self.mistake == "all" else 1.0))
         if self.mistake == "sum":
             x = x + x.sum(-1, keepdim=True)
-        x = torch.relu(self.hidden(x / self.m if self.mistake == "hidden" else x))
+        x = torch.relu(self.hidden(x / self.m if self.mistake in ("hidden", "all") else x))
         if self.mistake == "around":
             return nn.functional.linear(x, self.head.weight, self.head.bias)
-        return self.head(x) / (self.m if self.mistake == "logits" else 1.0)
+        return self.head(x) / (self.m if self.mistake in ("logits", "all") else 1.0)
 
 
 X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
@@ -137,11 +137,18 @@ def with_mistake(name):
         (with_mistake("sum"), {}, "forward factor grows with width"),
         (with_mistake("hidden"), {}, "applied twice"),
         (with_mistake("logits"), {}, "readout's 1/m applied twice"),
+        (with_mistake("all"), {}, "applied twice"),
         (with_mistake("logits"), {"roles": {"head": "by hand"}}, ""),
-        (Net, {"optimizer": "muon", "lr": 2**-6}, ""),
+        (Net, {"optimizer": "muon", "lr": 2**-6, "widths": [16, 32, 64], "base_width": 16}, ""),
         (
             Net,
-            {"optimizer": "muon_match_rms_adamw", "rules": ["sp"], "lr": 2**-6},
+            {
+                "optimizer": "muon_match_rms_adamw",
+                "rules": ["sp"],
+                "lr": 2**-6,
+                "widths": [16, 32, 64],
+                "base_width": 16,
+            },
             "learning rate not scaled",
         ),
         (Net, {"lr": 1e30, "optimizer": "sgd"}, "diverges"),
@@ -151,10 +158,16 @@ def test_the_cause_of_what_grows_or_dies_is_named(build, more, cause):
     check = check_of(build, **more)
     ((rule, report),) = check.reports.items()
     assert report.causes[:1] == [cause] * bool(cause), report
-    assert report.passes == (not cause) == (not check.failures)
+    assert report.passes == (not cause)
     sentence = check.sentences[0]
     assert sentence.startswith(f"{rule}: ")
     assert cause in sentence if cause else "no layer grows with width, and none dies" in sentence
+
+
+def test_a_long_check_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("mup_tpu.parametrize.check._QUIET_S", 0.0)
+    check_of(Net, seeds=1, steps=1)
+    assert "mup, width 128: " in capsys.readouterr().err
 
 
 def test_the_same_seeds_measure_the_same():
@@ -167,7 +180,8 @@ def test_the_same_seeds_measure_the_same():
         (with_mistake("around"), {}, "readout 'head' is not called.*roles={'head': 'by hand'}"),
         (Net, {"widths": [32, 32]}, r"widths \[32, 32\] are fewer than two"),
         (Net, {"optimizer": "lion"}, "torch has no lion: lint a build that returns its module and lion"),
-        (Net, {"rules": "mup"}, r"rules 'mup' is a text: give a list, rules=\['mup'\]"),
+        (Net, {"rules": "mup"}, r"coord_check compares a list of rules: give rules=\['mup'\]"),
+        (Net, {"rule": "mup"}, r"give rules=\['mup'\]"),
     ],
 )
 def test_one_sentence_says_what_is_wrong(build, more, sentence):
@@ -191,12 +205,12 @@ SOURCE = """
 import torch
 from torch import nn
 
-def build(width):
+def build(width=32):
     hidden = nn.Linear(width, width)
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), hidden, nn.ReLU(), nn.Linear(width, 3))
 
-def batch():
-    return torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+def batch(batch_size=32):
+    return torch.randn(batch_size, 8, generator=torch.Generator().manual_seed(0))
 
 def loss(module, x):
     return module(x).square().mean() + module(x).sum(-1).mean()
@@ -220,7 +234,16 @@ def test_a_command_fails_where_a_layer_grows(tmp_path, monkeypatch, capsys):
     row = next(row for row in result["parameters"] if row["parameter"] == "2.weight")
     assert (row["role"], row["shape"], row["wide"]) == ("hidden", [32, 32], [512, 512])
     assert (row["verdict"], row["learning rate"]) == ("grows", 0.0)
-    for name, sentence in (("none:build", "cannot be imported"), ("checked:no", "has no no")):
+    main([*words[:4], "--scale", "batch_size=8,16,32", "--results", "out"])
+    assert "no layer grows with batch_size" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"check_batch_size.{ending}" for ending in ("csv", "png", "svg")
+    }
+    for given, sentence in (
+        (["none:build"], "cannot be imported"),
+        (["checked:no"], "has no no"),
+        (["checked:build", "--scale", "heads=2,4"], "neither build nor batch has a parameter 'heads'"),
+    ):
         with pytest.raises(SystemExit) as end:
-            main(["check", name])
+            main(["check", *given])
         assert end.value.code == 2 and sentence in capsys.readouterr().err

@@ -1,68 +1,39 @@
 """One configuration of transformers, at any width."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
-from transformers import (
-    FalconH1Config,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    Lfm2Config,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Mamba2Config,
-    MiniCPM3Config,
-    MixtralConfig,
-    Qwen3MoeConfig,
-)
+from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import from_config, parametrize
 
-OWN = {"vocab_size": 64, "bos_token_id": None, "eos_token_id": None}
-GPT2 = GPT2Config(n_positions=16, n_embd=32, n_layer=2, n_head=4, **OWN)
-LLAMA = LlamaConfig(
-    hidden_size=32, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    **OWN,
-)  # fmt: skip
+_PATH = Path(__file__).parents[2] / "benchmarks" / "lint_models.py"
+_SPEC = importlib.util.spec_from_file_location("lint_models", _PATH)
+assert _SPEC and _SPEC.loader
+models = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(models)
+GPT2, LLAMA = models.CONFIGS["GPT-2"], models.CONFIGS["Llama"]
 
-
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, **OWN}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-LFM2 = Lfm2Config(**SMALL, **HEADS, layer_types=["conv", "full_attention"], block_ff_dim=64)
-MLA = {
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-    "num_attention_heads": 4, "num_key_value_heads": 4,
-}  # fmt: skip
-EXPERTS = {"num_experts_per_tok": 2, "head_dim": 8}
-# Model, and its number of parameters a role. Whatever the architecture, matrices of blocks are hidden.
+# Parameters a role of some architectures. Whatever it is, matrices of blocks are hidden.
 GROWN = {
-    "mixtral": (MixtralConfig(**SMALL, **HEADS, num_local_experts=4), {"hidden": 12, "router": 2}),
-    "qwen3_moe": (
-        Qwen3MoeConfig(**SMALL, **HEADS, **EXPERTS, moe_intermediate_size=32, num_experts=4),
-        {"hidden": 12, "router": 2},
-    ),
-    "gpt_oss": (
-        GptOssConfig(**SMALL, **HEADS, **EXPERTS, num_local_experts=4),
-        {"hidden": 12, "router": 2, "bias": 16},
-    ),
-    "minicpm3": (MiniCPM3Config(**SMALL, **MLA), {"hidden": 16}),
-    "mamba2": (
-        Mamba2Config(**SMALL, num_heads=8, head_dim=8, state_size=8, n_groups=1),
-        {"hidden": 6},
-    ),
-    "falcon_h1": (
-        FalconH1Config(**SMALL, **HEADS, head_dim=8, mamba_d_ssm=64, mamba_n_heads=8, mamba_d_head=8,
-                       mamba_d_state=8, embedding_multiplier=5.6, lm_head_multiplier=0.013),
-        {"hidden": 20},
-    ),
-}  # fmt: skip
+    "Mixtral": {"hidden": 12, "router": 2},
+    "Qwen3-MoE": {"hidden": 12, "router": 2},
+    "GPT-OSS": {"hidden": 12, "router": 2, "bias": 16},
+    "MiniCPM3": {"hidden": 16},
+    "Mamba2": {"hidden": 6},
+    "Falcon-H1": {"hidden": 20},
+    "LFM2": {"hidden": 13},
+    "T5": {"hidden": 32},
+}
 
 
 @pytest.mark.parametrize("name", GROWN)
 def test_state_spaces_low_ranks_and_experts_grow_whole(name):
-    config, roles = GROWN[name]
-    grown = from_config(config, width=64)
+    config, roles = models.CONFIGS[name], GROWN[name]
+    grown = models.grow(name, 64)
     counts = grown.mup.table()["role"].value_counts()
     assert {role: counts[role] for role in roles} == roles
     readouts = [n for n, p in grown.mup.parameters.items() if p.role == "readout"]
@@ -79,7 +50,7 @@ def test_state_spaces_low_ranks_and_experts_grow_whole(name):
 def test_it_says_what_it_grew():
     assert str(from_config(GPT2, width=128)) == "n_embd 32 → 128, n_head 4 → 16; heads of size 8"
     assert from_config(LLAMA, width=64).grown == {
-        "hidden_size": (32, 64), "intermediate_size": (96, 192), "num_attention_heads": (4, 8),
+        "hidden_size": (32, 64), "intermediate_size": (64, 128), "num_attention_heads": (4, 8),
         "num_key_value_heads": (2, 4),
     }  # fmt: skip
     assert "head_dim 8 → 16; heads of size 16" in str(from_config(LLAMA, width=64, heads="size"))
@@ -87,14 +58,14 @@ def test_it_says_what_it_grew():
 
 
 def gpt2(width):
-    shape = {"n_positions": 16, "n_layer": 2, "n_embd": width, "n_head": width // 8}
-    return GPT2LMHeadModel(GPT2Config(**shape, **OWN))
+    config = GPT2.to_dict() | {"n_embd": width, "n_head": width // 8}
+    return GPT2LMHeadModel(type(GPT2).from_dict(config))
 
 
 def llama(width):
-    shape = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 2}
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "head_dim": 8}
     heads = {"num_attention_heads": width // 8, "num_key_value_heads": width // 16}
-    return LlamaForCausalLM(LlamaConfig(**shape, **heads, **OWN))
+    return LlamaForCausalLM(type(LLAMA).from_dict(LLAMA.to_dict() | sizes | heads))
 
 
 @pytest.mark.parametrize("config, build", [(GPT2, gpt2), (LLAMA, llama)])
@@ -122,9 +93,34 @@ def test_heads_that_grow_divide_by_their_size():
         (GPT2, {"width": 64, "heads": "both"}, "heads 'both' is not one of 'number', 'size'"),
         ({}, {"width": 64}, "config 'dict' has no hidden_size"),
         (GPT2, {"width": 64, "grow": ["d_inner"]}, "grow has 'd_inner', which is no number of GPT2Config"),
-        (LFM2, {"width": 64}, r"does not grow whole: 'model.layers.0.feed_forward.w1.weight' \(256, 32\)"),
+        (models.CONFIGS["MiniCPM3"], {"width": 64, "heads": "size"},
+         r"does not grow whole: 'model.layers.0.self_attn.q_b_proj.weight' \(32, 16\) → \(32, 32\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_grow_is_refused(config, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         from_config(config, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "factor"),
+    [
+        ("Gemma 2", "model.embed_tokens", 1 / 2),  # the class multiplies by √width
+        ("BART", "model.shared", 1 / 2),
+        ("MiniCPM3", "lm_head", 1.0),  # divides by the width, as the rule does
+        ("T5", "lm_head", 1 / 2),  # divides by √width
+        ("Llama", "lm_head", 1 / 4),
+    ],
+)
+def test_factors_of_the_class_are_taken_out(name, module, factor):
+    grown = models.grow(name, 128)
+    assert {f.module: f.factor for f in grown.mup.forward}[module] == pytest.approx(factor)
+    if name == "Gemma 2":  # tied: the embedding's factor is baked into a matrix of its own
+        model, tokens = grown.model().eval(), torch.arange(12).reshape(1, 12)
+        logits = model(tokens).logits
+        torch.testing.assert_close(grown.mup.bake_(model, untie=True)(tokens).logits, logits)
+
+
+def test_with_these_factors_the_check_is_flat():
+    report = models.check("Gemma 2", widths=(32, 64, 128), seeds=1, steps=1)
+    assert report.passes, report

@@ -13,6 +13,7 @@ from torch import nn
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import lint
 from mup_tpu.parametrize.diagnosis import Exponent
+from mup_tpu.plots import module_check_figure
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "lint_faults.py"
 _SPEC = importlib.util.spec_from_file_location("lint_faults", _PATH)
@@ -51,7 +52,6 @@ def test_a_right_model_passes_and_its_table_has_a_row_a_parameter():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_of_all_faults_95_percent_are_named_first_and_right_models_pass():
     cases = [
         (kind, changes, causes)
@@ -88,24 +88,57 @@ def test_a_module_of_the_package_mup_is_checked_as_it_is():
     assert "learning rate not scaled" in lint(plain, faults.batch_of("gpt"), faults.loss, **QUICK).causes
 
 
-def of_depth(branches):
-    def build(depth):
-        recipe = replace(
-            faults.Recipe(), depth=depth, branches=branches(depth), sigma={"tok.": lambda m: 7.0}
-        )
-        return faults.build("gpt", recipe)(32)
+class Experts(nn.Module):
+    def __init__(self, experts: int, is_mean: bool) -> None:
+        super().__init__()
+        self.is_mean, self.embedding, self.head = is_mean, nn.Embedding(29, 32), nn.Linear(32, 29)
+        self.router, self.norm = nn.Linear(32, experts), nn.LayerNorm(32)
+        self.experts = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(experts))
 
-    return build
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(tokens))
+        shares = self.router(x).softmax(-1) * (1 if self.is_mean else len(self.experts))
+        mixed = torch.stack([expert(x) for expert in self.experts], -1)
+        return self.head(x + (mixed * shares.unsqueeze(-2)).sum(-1))
+
+
+def gpt(width=32, **changes):
+    return faults.build("gpt", replace(faults.Recipe(), **changes))(width)
+
+
+def of_depth(depth, branches=lambda depth: 2 / depth):
+    return gpt(depth=depth, branches=branches(depth), sigma={"tok.": lambda m: 7.0})
+
+
+def tokens(batch_size=8, sequence_length=12):
+    return faults.batch_of("gpt").repeat(8, 1)[:batch_size, :sequence_length]
+
+
+def summed(module, batch):
+    return faults.loss(module, batch) * batch[:, 1:].numel()
 
 
 @pytest.mark.parametrize(
-    ("branches", "cause"),
-    [(lambda depth: 2 / depth, ""), (lambda depth: 1.0, "residual branch not scaled by depth")],
-)
-def test_depth_is_a_scale_of_the_same_check(branches, cause):
-    options = {"widths": (2, 4, 8), "scale": "depth", "seeds": 1, "steps": 2}
-    report = lint(of_depth(branches), faults.batch_of("gpt"), faults.loss, **options)
-    assert first_cause(report) == cause, report
+    ("scale", "build", "loss", "cause"),
+    [
+        ("depth", of_depth, faults.loss, ""),
+        ("depth", lambda depth: of_depth(depth, lambda _: 1.0), faults.loss, "residual branch not scaled"),
+        ("heads", lambda heads: gpt(64, heads=heads), faults.loss, ""),
+        ("heads", lambda heads: gpt(64, heads=heads, attention=lambda d: (16 / d) ** 2), faults.loss,
+         "attention divided twice"),
+        ("experts", lambda experts: Experts(experts, True), faults.loss, ""),
+        ("experts", lambda experts: Experts(experts, False), faults.loss, "cause not known"),
+        ("batch_size", gpt, faults.loss, ""),
+        ("batch_size", gpt, summed, "a sum over the batch"),
+        ("sequence_length", gpt, faults.loss, ""),
+        ("sequence_length", gpt, summed, "a sum over the batch"),
+    ],
+)  # fmt: skip
+def test_any_parameter_of_build_or_batch_is_a_scale_of_the_same_check(scale, build, loss, cause):
+    sizes = (3, 6, 12) if scale == "sequence_length" else (2, 4, 8)
+    report = lint(build, tokens, loss, widths=sizes, scale=scale, seeds=1, steps=2)
+    assert first_cause(report).startswith(cause) and bool(first_cause(report)) == bool(cause), report
+    assert report.passes == (not cause) and {*report.sizes[scale]} == {*sizes}
 
 
 @pytest.mark.parametrize(
@@ -134,3 +167,18 @@ def test_one_sentence_says_what_is_wrong(build, loss, sentence):
 )  # fmt: skip
 def test_an_exponent_is_judged_by_its_interval(exponent, verdict):
     assert Exponent(*exponent).verdict == verdict
+
+
+def test_a_scale_that_nothing_takes_is_refused():
+    with pytest.raises(ConfigError, match="neither build nor batch has a parameter 'depht'; build has width"):
+        lint(plain, tokens, faults.loss, scale="depht", **QUICK)
+
+
+def test_sizes_are_drawn_by_block_and_step_and_slopes_are_a_table():
+    report = faults.check("gpt", {"depth": 5}, **QUICK)
+    figure = module_check_figure(report.sizes)
+    assert len(figure.axes) == 4 * 3  # outside of blocks, and three of five blocks; three steps
+    assert max(len(ax.get_lines()) for ax in figure.axes) <= 8
+    slopes = report.slopes()
+    assert list(slopes.columns) == ["init", "update 1", "update 2"]
+    assert abs(slopes.loc["blocks.0.up", "update 1"]) < 0.3

@@ -5,15 +5,9 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.this_machine import start_process
 from mup_tpu.parametrize import parametrize
 
 WIDTH, BASE = 64, 16
@@ -87,13 +81,6 @@ def test_the_logits_factor_goes_before_the_readouts_bias():
     torch.testing.assert_close(module(X), features @ readout.weight.T / 4 + readout.bias)
 
 
-def test_a_compiled_module_computes_and_is_grouped_as_before():
-    module = fresh()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(X), module(X))
-    assert rates(compiled) == RATES
-
-
 def test_a_module_that_got_memory_later_is_drawn_at_the_rules_size():
     with torch.device("meta"):
         module = Net(1024)
@@ -120,57 +107,6 @@ def test_schedules_of_torch_keep_the_factors():
     optimizer.step()
     schedule.step()
     assert [g["lr"] for g in optimizer.param_groups] == [0.5 * g["lr_factor"] for g in optimizer.param_groups]
-
-
-def steps(module: nn.Module) -> list[float]:
-    """Losses of a few steps, by groups that are made of the module as it is now."""
-    optimizer = torch.optim.AdamW(scaled().param_groups(module, lr=0.05, weight_decay=0.1))
-    losses = []
-    for _ in range(4):
-        loss = module(X).square().mean() + module(X)[:, 0].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def train_sharded(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    two = fresh()
-    fully_shard(two.layers[2], mesh=mesh)
-    fully_shard(two, mesh=mesh)
-    wrapped = {
-        "fsdp": FSDP(fresh(), use_orig_params=True, device_id=torch.device("cpu")),
-        "fully_shard": two,
-        "ddp": DDP(fresh()),
-    }
-    found = {name: (rates(module), steps(module)) for name, module in wrapped.items()}
-    try:
-        rates(FSDP(fresh(), device_id=torch.device("cpu")))
-    except ConfigError as error:
-        found["joined"] = str(error)
-    if rank == 0:
-        with open(f"{folder}/found", "wb") as file:
-            pickle.dump(found, file)
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_sharded_over_two_processes_it_trains_as_it_does_whole(tmp_path):
-    processes = [start_process(train_sharded, (rank, str(tmp_path))) for rank in range(2)]
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    found = pickle.loads((tmp_path / "found").read_bytes())
-    expected = steps(fresh())
-    for name in ("fsdp", "fully_shard", "ddp"):
-        groups, losses = found[name]
-        assert groups == RATES, name
-        assert losses == pytest.approx(expected, rel=1e-5), name
-    assert "use_orig_params=True" in found["joined"]
 
 
 def test_groups_of_a_module_without_init_and_forward_factors_are_refused():
