@@ -1,7 +1,7 @@
 """How often `lint` names the right cause: ways to get μP wrong, each built into three architectures by hand.
 
-python benchmarks/lint_faults.py > benchmarks/lint_faults.md        all faults and right models (minutes)
-python benchmarks/lint_faults.py "embedding"                         those with this in their name
+python benchmarks/lint_faults.py                    all faults and right models (20 minutes)
+python benchmarks/lint_faults.py "embedding"        those with this in their name
 
 Factors are written into the modules here, without `parametrize`, as in other people's code.
 """
@@ -158,9 +158,10 @@ class Lion(torch.optim.Optimizer):
 HIDDEN = ("qkv", "wq", "wk", "wv", "out", "up", "gate", "down")
 
 
-def build(kind: str, r: Recipe) -> Callable[[int], tuple[Any, ...]]:
+def build(kind: str, r: Recipe, seed: int = 0) -> Callable[[int], tuple[Any, ...]]:
     def at(width: int) -> tuple[Any, ...]:
         m = width / BASE
+        torch.manual_seed(torch.initial_seed() + seed)
         module = Model(kind, width, r)
         groups = []
         for name, p in module.named_parameters():
@@ -225,6 +226,17 @@ def reinit_down(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def frozen(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for name, p in module.named_parameters():
         p.requires_grad_("down" not in name)
+
+
+def change(key: str, factor: Callable[[float], float]) -> Callable[..., None]:
+    """Return a function that multiplies a setting of the hidden matrices' groups."""
+
+    def multiply(module: Any, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            if group["hidden"]:
+                group[key] *= factor(module.m)
+
+    return multiply
 
 
 LR, TWICE = "learning rate not scaled", "applied twice"
@@ -325,6 +337,27 @@ FAULTS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("Muon with Adam's 1/m", {"optimizer": "muon", "rates": every(lambda m: 1 / m)},
      {"Muon's learning rate has Adam's 1/m"}),
     ("Lion with one learning rate", {"optimizer": "lion", "rates": {"": one}}, {LR}),
+    # Written after the method
+    ("the MLP's first matrices left out of the hidden group", {"rates": every(one, ("up", "gate"))}, {LR}),
+    ("queries' learning rate ∝ 1/m²", {"rates": every(lambda m: m**-2, ("wq", "qkv"))},
+     {"learning rate divided twice"}),
+    ("embeddings' σ ∝ √m", {"sigma": {e: lambda m: m**0.5 for e in EMBEDDINGS}}, {"init grows with width"}),
+    ("weight decay of hidden matrices × 1/m",
+     {"decay": 0.1, "after": change("weight_decay", lambda m: m**-2)}, {"decay coupled"}),
+    ("ε of hidden matrices × m²", {"eps": 1e-5, "after": change("eps", lambda m: m**2)}, {"ε not scaled"}),
+    ("SGD, norms and biases at one learning rate",
+     {"optimizer": "sgd", "lr": 0.02, "rates": {e: one for e in ("norm", "n1", "n2", "bias")}},
+     {"SGD's learning rate not scaled"}),
+    ("SGD, readout at one learning rate", {"optimizer": "sgd", "lr": 0.02, "rates": {"readout": one}},
+     {"SGD's learning rate not scaled"}),
+    ("Lion with 1/m²", {"optimizer": "lion", "rates": every(lambda m: m**-2)},
+     {"learning rate divided twice"}),
+    ("Muon, embeddings' learning rate divided by m",
+     {"optimizer": "muon", "rates": {e: lambda m: 1 / m for e in EMBEDDINGS}}, {EMBEDDING}),
+    ("readout's input × 1/√m", {"final": lambda x: x * (BASE / x.shape[-1]) ** 0.5},
+     {TWICE, "readout's 1/m applied twice"}),
+    ("tied, learning rate × m", {"tied": True, "rates": {"tok.": lambda m: m}},
+     {"learning rate grows with width"}),
 ]  # fmt: skip
 
 RIGHT: list[tuple[str, dict[str, Any]]] = [
@@ -345,8 +378,8 @@ RIGHT: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def batch_of(kind: str) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
+def batch_of(kind: str, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
     if kind == "vit":
         return torch.randn(16, 3, 8, 8, generator=generator)
     return torch.randint(VOCAB, (8, T), generator=generator)
@@ -359,20 +392,21 @@ def loss(module: nn.Module, batch: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
 
-def check(kind: str, changes: dict[str, Any], **options: Any) -> Any:
+def check(kind: str, changes: dict[str, Any], seed: int = 0, **options: Any) -> Any:
     recipe = replace(Recipe(), **changes)
     options = {"widths": WIDTHS, "progress": lambda doing, share: None} | options
-    return lint(build(kind, recipe), batch_of(kind), loss, **options)
+    return lint(build(kind, recipe, seed), batch_of(kind, seed), loss, **options)
 
 
-def main(part: Annotated[str, tyro.conf.Positional] = "", quick: bool = False) -> None:
+def main(part: Annotated[str, tyro.conf.Positional] = "", seed: int = 0, seeds: int = 2) -> None:
     """Print a row a fault, and a line a right model.
 
     Args:
         part: part of the names of faults and right models to try.
-        quick: one seed in place of two.
+        seed: first seed of init and batch.
+        seeds: number of seeds of the init.
     """
-    options = {"seeds": 1} if quick else {}
+    options = {"seeds": seeds, "seed": seed}
     torch.set_num_threads(1)
     began, right, total, rows = time.perf_counter(), 0, 0, []
     for name, changes, causes in FAULTS:

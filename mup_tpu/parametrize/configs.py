@@ -126,6 +126,11 @@ def from_config(
         from transformers import AutoModelForCausalLM
 
         made: nn.Module = (model_class or AutoModelForCausalLM.from_config)(at(width))
+        for name, p in made.named_parameters():
+            if name.endswith(".A_log") and p.dim() == 1 and width > base:
+                # Stock state spaces start head n at decay n: heads of a wider model would forget at once.
+                repeated = p.detach()[: p.numel() * base // width].repeat(-(-width // base))
+                p.data.copy_(repeated[: p.numel()])
         return made
 
     grown = {name: (size, getattr(at(width), name)) for name, size in sizes.items()}

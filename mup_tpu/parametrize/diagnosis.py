@@ -54,6 +54,7 @@ _REMEDIES = {
     "already does (role 'by hand')",
     "readout's init not scaled": "keep σ with logits × 1/m, or have σ ∝ 1/m without",
     "init not scaled": "draw hidden matrices with σ ∝ 1/√fan-in",
+    "init grows with width": "keep the embedding's σ at the base's",
     "init divided twice": "scale σ by 1/√m once: the module's init or the rule already does",
     "weight tied across roles": "give a tied matrix the embedding's init and rate, and the logits 1/m",
     "applied twice": "look for a factor, such as 1/m, that the forward pass applies once more",
@@ -166,9 +167,10 @@ class Diagnosis:
         }
         self._matrices = {module: p for p in parameters if len(p.shape) >= 2 for module in p.modules}
         called = [self._matrices[layer] for layer in self._layers if layer in self._matrices]
-        hidden = [i for i, p in enumerate(called) if p.is_hidden]
-        # A matrix with finite outputs in front of a hidden one is no readout: keys of few heads, a router.
-        self._inner = {p.name for p in called[: hidden[-1]] if not p.outputs_grow} if hidden else set()
+        grown = [i for i, p in enumerate(called) if p.outputs_grow and not p.is_tied]
+        # With finite outputs in front of growing ones it is no readout: keys of few heads, a router, an MLP
+        # whose inner size stays.
+        self._inner = {p.name for p in called[: grown[-1]] if not p.outputs_grow} if grown else set()
         self._readouts = [
             p for p in parameters if (p.is_tied or p.role == "readout") and p.name not in self._inner
         ]
@@ -245,6 +247,8 @@ class Diagnosis:
             return "readout's 1/m missing" if self._gradient(p) > -0.5 else "forward factor grows with width"
         if abs(excess) < 0.2 or (excess > 0) != (fit.value > 0):
             return "applied twice" if fit.verdict == "dies" else "forward factor grows with width"
+        if not p.inputs_grow and excess > 0:
+            return "init grows with width"
         if not p.inputs_grow:
             return "weight tied across roles" if p.is_tied else "embedding treated as hidden"
         return "init not scaled" if excess > 0 else "init divided twice"
