@@ -30,7 +30,7 @@ MLA = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
     **ALL_HEADS,
 }  # fmt: skip
-SSM = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+SSM = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
 
 CONFIGS: Mapping[str, hf.PreTrainedConfig] = {
     "GPT-2": hf.GPT2Config(n_positions=16, n_embd=BASE, n_layer=2, n_head=4, **TEXT),
@@ -51,14 +51,14 @@ CONFIGS: Mapping[str, hf.PreTrainedConfig] = {
         first_k_dense_replace=1, n_group=1, topk_group=1, n_shared_experts=1,
     ),
     "MiniCPM3": hf.MiniCPM3Config(**SMALL, **MLA),
-    "Mamba2": hf.Mamba2Config(**SMALL, num_heads=8, head_dim=8, state_size=8, n_groups=1),
+    "Mamba2": hf.Mamba2Config(**SMALL, num_heads=8, head_dim=8, state_size=8, n_groups=1, chunk_size=8),
     "Falcon-H1": hf.FalconH1Config(
         **SMALL, **HEADS, **SIZE, **SSM, mamba_n_groups=1, embedding_multiplier=5.6,
         lm_head_multiplier=0.013,
     ),
     "Nemotron-H": hf.NemotronHConfig(
         **SMALL, **HEADS, **SIZE, mamba_num_heads=8, mamba_head_dim=8, ssm_state_size=8, n_groups=1,
-        hybrid_override_pattern="M*",
+        chunk_size=8, hybrid_override_pattern="M*",
     ),
     "LFM2": hf.Lfm2Config(**SMALL, **HEADS, layer_types=["conv", "full_attention"]),
     "T5": hf.T5Config(
@@ -113,7 +113,8 @@ def main(part: Annotated[str, tyro.conf.Positional] = "", seeds: int = 2, eps: f
     """Print a row a configuration.
 
     Args:
-        part: part of the names of configurations to try; the whole report of each is printed too.
+        part: part of the names of configurations to try, or several with commas; the whole report of each is
+            printed too.
         seeds: number of seeds of the init.
         eps: Adam's ε.
     """
@@ -121,7 +122,7 @@ def main(part: Annotated[str, tyro.conf.Positional] = "", seeds: int = 2, eps: f
     warnings.simplefilter("ignore")
     hf.logging.set_verbosity_error()
     for name in CONFIGS:
-        if part not in name:
+        if not any(of in name for of in part.split(",")):
             continue
         try:
             with contextlib.redirect_stderr(io.StringIO()):

@@ -190,8 +190,7 @@ def lint(
             optimizers = [mup.MuAdamW(parameters, lr=lr)]
         return module, optimizers or [torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)]
 
-    *_, last = _measure(build, {"": train}, batch, loss, widths, scale, steps, seeds, seconds, progress)
-    return _report(last, train, sorted(set(widths)), scale, roles)
+    return _check(build, train, batch, loss, widths, scale, roles, steps, seeds, seconds, progress)
 
 
 def coord_check(
@@ -251,17 +250,16 @@ def coord_check(
 
         return train
 
-    trains = {rule: under(rule) for rule in rules}
-    *_, table = _measure(
-        build, trains, batch, loss, widths, "width", steps, seeds, seconds, progress, required
-    )
-    reports, roles = {}, options.get("roles", {})
-    for rule, train in trains.items():
-        part = table[table["parametrization"] == rule].drop(columns="parametrization")
-        reports[rule] = _report(part, train, sorted(set(widths)), "width", roles)
-    sizes = table[table["quantity"].isin(SIZES)]
-    labels = _labels(list(dict.fromkeys(sizes["layer"])))
-    return CoordinateCheck(sizes.assign(layer=sizes["layer"].map(labels)), reports)
+    roles = options.get("roles", {})
+    reports = {
+        rule: _check(
+            build, under(rule), batch, loss, widths, "width", roles, steps, seeds, seconds, progress,
+            required, f"{rule}, ",
+        )
+        for rule in rules
+    }  # fmt: skip
+    sizes = [report.sizes.assign(parametrization=rule) for rule, report in reports.items()]
+    return CoordinateCheck(pd.concat(sizes, ignore_index=True), reports)
 
 
 def assert_mup(
@@ -336,20 +334,22 @@ def _call(build: Callable[..., Any], scale: str, size: int) -> tuple[Any, ...]:
     return tuple(flat)
 
 
-def _measure(
+def _check(
     build: Callable[..., Any],
-    trains: Mapping[str, Callable[[int], Trained]],
+    train: Callable[[int], Trained],
     batch: Any,
     loss: Loss,
     sizes: Sequence[int],
     scale: str,
+    roles: Mapping[str, str],
     steps: int,
     seeds: int,
     seconds: float,
     progress: Progress | None,
     required: Mapping[str, str] = {},
-) -> Any:
-    """Yield all measurements so far after each size and rule."""
+    rule: str = "",
+) -> Report:
+    """Train modules of all sizes, and diagnose what was measured."""
     if len(set(sizes)) < 2:
         raise ConfigError(f"{scale}s {list(sizes)} are fewer than two, so that nothing can be seen to grow")
     require_function(build)
@@ -361,7 +361,7 @@ def _measure(
             f"neither build nor batch has a parameter {scale!r}; build has {', '.join(taken) or 'none'}"
         )
 
-    def start(train: Callable[[int], Trained], size: int) -> TrainedModules:
+    def start(size: int) -> TrainedModules:
         trained = []
         for seed in range(seeds):
             with torch.random.fork_rng(devices=[]):
@@ -373,12 +373,10 @@ def _measure(
             of_size = batch(**{scale: size}) if scale in names else batch(size) if is_required else batch()
         return TrainedModules(trained, loss, of_size, required)
 
-    cells = []
-    for size in sorted(set(sizes)):
-        for rule, train in trains.items():
-            columns = {"parametrization": rule, scale: size} if rule else {scale: size}
-            name = f"{rule}, {scale} {size}".removeprefix(", ")
-            cells.append(Cell(name, size, columns, float(size) ** 2, functools.partial(start, train, size)))
+    cells = [
+        Cell(f"{rule}{scale} {size}", size, {scale: size}, float(size) ** 2, functools.partial(start, size))
+        for size in sorted(set(sizes))
+    ]
     said_at = time.monotonic()
 
     def say(doing: str, share: float) -> None:
@@ -390,22 +388,12 @@ def _measure(
             said_at = time.monotonic()
             print(f"{doing}: {share:.0%}", file=sys.stderr, flush=True)
 
-    yield from measure_cells(cells, steps, pd.DataFrame(), set(), progress or say, seconds)
+    *_, table = measure_cells(cells, steps, pd.DataFrame(), set(), progress or say, seconds)
     if progress is None:
         say("", 1.0)
-
-
-def _report(
-    table: pd.DataFrame,
-    train: Callable[[int], Trained],
-    sizes: Sequence[int],
-    scale: str,
-    roles: Mapping[str, str],
-) -> Report:
-    measured = [size for size in sizes if size in set(table[scale])]
     with torch.random.fork_rng(devices=[]):
-        small, optimizers = train(measured[0])
-        large, _ = train(measured[-1])
+        small, optimizers = train(int(table[scale].min()))
+        large, _ = train(int(table[scale].max()))
     parameters = _subjects(small, optimizers, large, roles, scale)
     if scale != "width":
         table = pooled(table)

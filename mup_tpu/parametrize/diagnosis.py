@@ -66,7 +66,7 @@ _REMEDIES = {
     "clipping before scaling": "clip at a limit that follows the gradient's norm, or not at all",
     "decay coupled": "multiply weight decay by m where the learning rate has 1/m, so that steps decay alike",
     "optimizer's groups made before parametrize": "make the optimizer from this module's parameters, last",
-    "not trained": "its gradient is 0 at every width: is it frozen, or not used?",
+    "not trained": "its gradient is 0 at every width: frozen, unused, or a bias of keys, without effect",
     "residual branch not scaled by depth": "multiply residual branches by base depth / depth (CompleteP)",
     "a sum over the batch": "average the loss over sequences and tokens",
     "diverges": "check with a smaller learning rate",
@@ -204,7 +204,9 @@ class Diagnosis:
                 if layer not in readouts and fit and fit.value > GROWS and fit.low > 0.1:
                     evidence = f"its {quantity} after {self._last} steps ∝ {self.scale}^{fit.value:.2f}"
                     forward = forward or [Finding(layer, "", "grows", "cause not known", evidence)]
-        return [*structural, *forward, *wrong, *(f for f in each if not f.cause)]
+        first = [f for f in structural if f.verdict == "not scaled"]
+        rest = [f for f in structural if f.verdict == "unknown"]
+        return [*first, *forward, *wrong, *rest, *(f for f in each if not f.cause)]
 
     def _at_init(self) -> Finding | None:
         """Return the first tensor of the forward pass at init whose size follows the scale."""

@@ -23,6 +23,10 @@ from mup_tpu.training.coord_check import Subject
 Loss = Callable[[nn.Module, Any], Tensor]
 """Function of a module and the batch; a scalar."""
 
+# Gradients smaller than the largest by this are sums that cancel, such as of biases of keys, to which a
+# softmax is blind.
+_ROUNDING = 1e-9
+
 Trained = tuple[nn.Module, Sequence[torch.optim.Optimizer]]
 """A module as it is trained, and its optimizers."""
 
@@ -108,6 +112,10 @@ class TrainedModules(Subject):
                 rows[name, "gradient"] = 0.0 if gradient is None else _rms(gradient)
                 # Entries with one sign: a sum in single precision loses nothing that an exponent shows.
                 rows[name, "effect"] = 0.0 if gradient is None else abs(float(gradient.flatten() @ change))
+            largest = max((rows[name, "gradient"] for name in named), default=0.0)
+            for name in named:
+                if rows[name, "gradient"] < _ROUNDING * largest:
+                    rows[name, "gradient"] = rows[name, "effect"] = 0.0
             clipped = [_whole(p.grad) for p in named.values() if p.grad is not None]
             if gradients and clipped:
                 whole = [torch.cat([g.flatten() for g in of]).norm() for of in (gradients.values(), clipped)]
