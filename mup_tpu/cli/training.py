@@ -148,7 +148,7 @@ def transfer(
     folder = results or f"{path.rstrip('/')}_transfer"
     outcome = moved.run(folder, where, run, console)
     moved.keep(folder)
-    runs, (_, at), tuned = moved.reached(folder), moved.sizes, moved.tuned
+    runs, at, tuned = moved.reached(folder), moved.size, moved.tuned
     rows: list[dict[Any, Any]] = runs.to_dict("records")
     for row in rows:
         console.print(

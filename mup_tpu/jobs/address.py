@@ -18,21 +18,13 @@ _CONNECT_S, _ANSWER_S = 5.0, 8.0  # seconds that a host has to accept a connecti
 # First words of HTTP/2, on which gRPC builds, without a token: a server answers with its settings
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
-_CURRENT = "ray_current_cluster"
-
 
 def find(address: str) -> str:
-    """Return the address of a cluster as HOST:PORT for "auto"; return other addresses unchanged.
-
-    `RAY_ADDRESS` comes first, then the file of this user's `ray start`, then processes of this user.
-
-    Raises:
-        ConfigError: this user has no cluster on this machine.
-    """
+    """Return `RAY_ADDRESS` for "auto", or the note of this user's `ray start`; other addresses unchanged."""
     if address != "auto":
         return address
-    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", _CURRENT)  # noqa: S108 (where Ray notes it)
-    if address_found := os.environ.get("RAY_ADDRESS") or own_note(note) or _of_processes():
+    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")  # noqa: S108 (where Ray notes it)
+    if address_found := os.environ.get("RAY_ADDRESS") or own_note(note):
         return address_found
     others = f"; {note} is another user's" if os.path.lexists(note) else ""
     raise ConfigError(
@@ -52,27 +44,8 @@ def own_note(note: Path) -> str:
         return ""
 
 
-def _of_processes() -> str:
-    """Return the address of the cluster that a raylet of this user serves; "" without one."""
-    import psutil
-
-    for process in psutil.process_iter(["uids", "cmdline"]):
-        arguments, uids = process.info["cmdline"] or [], process.info["uids"]
-        if uids and uids.real == os.getuid() and arguments and "raylet" in Path(arguments[0]).name:
-            for argument in arguments:
-                name, _, value = argument.partition("=")
-                if name in ("--gcs-address", "--gcs_address"):
-                    return value
-    return ""
-
-
 def check_answers(address: str) -> None:
-    """Check in seconds that a cluster answers.
-
-    Raises:
-        ConfigError: the address is not of an allowed form, nothing listens there, or nothing that speaks
-            Ray's protocol.
-    """
+    """Check in seconds that a cluster answers, which speaks Ray's protocol."""
     host, _, port = address.rpartition(":")
     if "://" in address or address == "local":
         return

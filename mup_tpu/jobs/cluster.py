@@ -59,20 +59,13 @@ _FAILED_STARTS = 3  # failed starts in a row that end the run
 class Slots:
     """Room for packs on a cluster."""
 
-    count: int
-    """Packs at once."""
-    needs: dict[str, Any]
-    """Ray options of an actor; each runs one pack at a time."""
-    execution: str
-    """"vmap" on accelerators, "loop" on CPUs, by the workers' device."""
-    environment: dict[str, str]
-    """Environment of an actor."""
-    prepare: Callable[[], None] | None = None
-    """Function that a worker calls first, before it imports torch."""
-    actor: type | None = None
-    """Class of the actors, if it is not `HostActor`."""
-    arguments: tuple[Any, ...] = ()
-    """Arguments of this class, after the folder of logs."""
+    count: int  # packs at once
+    needs: dict[str, Any]  # Ray options of an actor; each runs one pack at a time
+    execution: str  # "vmap" on accelerators, "loop" on CPUs, by the workers' device
+    environment: dict[str, str]  # environment of an actor
+    prepare: Callable[[], None] | None = None  # function that a worker calls first, before it imports torch
+    actor: type | None = None  # class of the actors, if it is not `HostActor`
+    arguments: tuple[Any, ...] = ()  # arguments of this class, after the folder of logs
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -86,10 +79,6 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
     """Connect to the cluster at an address, or start one of this machine only (None).
 
     An existing connection is used. The console shows a notice, since a start takes many seconds.
-
-    Raises:
-        ConfigError: no cluster answers at the address.
-        Preempted: SIGTERM came while the connection was open.
     """
     if ray.is_initialized():
         yield
@@ -148,11 +137,7 @@ def start_here(**options: Any) -> None:
 
 
 def start_patiently(start: Callable[[], Any]) -> None:
-    """Start a node; on a busy machine, where Ray's half minute is too short, try again.
-
-    Raises:
-        ConfigError: several tries were too slow.
-    """
+    """Start a node; on a busy machine, where Ray's half minute is too short, try again."""
     for _ in range(_STARTS):
         try:
             start()
@@ -174,11 +159,7 @@ def threads(trials: int) -> int:
 
 
 def slots(options: RunOptions) -> Slots:
-    """Return the room for packs on the connected cluster.
-
-    Raises:
-        ConfigError: the cluster has less than one pack needs, or TPU hosts that cannot be used.
-    """
+    """Return the room for packs on the connected cluster."""
     on_xla = options.device == "xla"
     on_tpus = options.device == "tpu" or (on_xla and os.environ.get("PJRT_DEVICE") != "CPU")
     have, threads_each = ray.cluster_resources(), max(1, options.threads)
@@ -206,11 +187,7 @@ def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> str:
 
 
 def slots_with(resources: Mapping[str, float]) -> Slots:
-    """Return the room for jobs that each ask for resources, by default one CPU.
-
-    Raises:
-        ConfigError: no node has the resources of one job.
-    """
+    """Return the room for jobs that each ask for resources, by default one CPU."""
     needed = {"CPU": 1.0} | dict(resources)
     nodes = [node["Resources"] for node in nodes_with("CPU")]
     count = sum(int(min(node.get(name, 0) / amount for name, amount in needed.items())) for node in nodes)
@@ -295,11 +272,9 @@ class RayActors(Pool[_Actor]):
         self._remote = actor.options(runtime_env={"env_vars": room.environment}, **room.needs)
         self._arguments = (results, *(room.arguments if room.actor else (room.prepare,)))
         self._failed_starts = 0
-        self._starting: dict[Any, Any] = {}
-        """Reference to the host's name -> actor."""
+        self._starting: dict[Any, Any] = {}  # reference to the host's name -> actor
         self._idle: list[_Actor] = []
-        self._busy: dict[Any, _Actor] = {}
-        """Stream of events -> actor."""
+        self._busy: dict[Any, _Actor] = {}  # stream of events -> actor
 
     def __exit__(self, *error: object) -> None:
         started = [worker.actor for worker in (*self._idle, *self._busy.values())]
@@ -307,7 +282,6 @@ class RayActors(Pool[_Actor]):
             end_actor(actor)
 
     def fill(self, wanted: int) -> None:
-        """Start actors in the cluster's present room, up to this number."""
         if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
             try:
                 self._room = self._look()
@@ -339,11 +313,6 @@ class RayActors(Pool[_Actor]):
         self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
 
     def hear(self) -> Iterator[tuple[_Actor, Any]]:
-        """Yield events of busy actors, after waiting up to a second for one.
-
-        Raises:
-            ConfigError: actors do not start.
-        """
         for stream in self._wait():
             worker = self._busy[stream]
             try:

@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from mup_tpu.errors import Preempted
 from mup_tpu.jobs.job import (
@@ -35,19 +35,8 @@ MAX_ATTEMPTS = 3  # lost workers after which a job has failed
 _log = logging.getLogger(__name__)
 
 
-class Jobs(Protocol):
-    """Jobs in the order of their start: a list, or a search that makes each one when a worker is free.
-
-    Their length is a limit.
-    """
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def __len__(self) -> int: ...
-
-
 def run_jobs(
-    jobs: Jobs,
+    jobs: Any,
     pool: Pool[Any],
     heartbeat: float,
     decide: Callable[[Any, Any], Any] = lambda job, question: None,
@@ -60,7 +49,8 @@ def run_jobs(
     job follow as separate jobs.
 
     Args:
-        jobs: each is drawn when a worker is free.
+        jobs: in the order of their start: a list, or a search that makes each when a worker is free. Their
+            length is a limit.
         pool: an open pool, which stays open.
         heartbeat: seconds without a report after which a worker counts as hung.
         decide: function from a job and the content of its `Question` to the answer.
@@ -87,8 +77,7 @@ def run_jobs(
 
     def heard() -> Iterator[tuple[Worker, Any]]:
         yield from pool.hear()
-        for worker in beats.hung():
-            yield worker, Lost(f"hung{worker.where}: {beats.sentence}")
+        yield from ((worker, Lost(f"hung{worker.where}: {beats.sentence}")) for worker in beats.hung())
 
     try:
         with handling({signal.SIGTERM: end} if pool.passes_sigterm_on else {}):
@@ -180,8 +169,7 @@ class Heartbeats:
         self._limit, self.sentence = limit, f"no report within the heartbeat of {limit:g} s"
         # One look never spends a short limit: it may have followed a suspension.
         self._longest_look = min(_LONGEST_LOOK_S, limit / 3)
-        self._silence: dict[Any, float | None] = {}
-        """Seconds; None for a worker heard since the last look."""
+        self._silence: dict[Any, float | None] = {}  # seconds; None for a worker heard since the last look
 
     def heard(self, worker: Any) -> None:
         self._silence[worker] = None

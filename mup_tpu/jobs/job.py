@@ -16,12 +16,9 @@ T = TypeVar("T")
 class Surroundings:
     """Facts about the process that runs a job."""
 
-    in_driver: bool = False
-    """Whether it is the driver's own process, with the user's terminal."""
-    handles_sigterm: bool = False
-    """Whether SIGTERM reaches the job; the job then checkpoints and ends."""
-    writes: bool = True
-    """Whether it writes checkpoints: of several processes with one job, one does."""
+    in_driver: bool = False  # whether it is the driver's own process, with the user's terminal
+    handles_sigterm: bool = False  # whether SIGTERM reaches the job; the job then checkpoints and ends
+    writes: bool = True  # whether it writes checkpoints: of several processes with one job, one does
     _memory: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -48,12 +45,9 @@ class Job(ABC):
     or none.
     """
 
-    members = 1
-    """Trials of the job: one of several can be split."""
-    values = ""
-    """Values of the job's only trial, in words; "" for a pack."""
-    kept = "its checkpoints are kept"
-    """State of a preempted job, in words."""
+    members = 1  # trials of the job: one of several can be split
+    values = ""  # values of the job's only trial, in words; "" for a pack
+    kept = "its checkpoints are kept"  # state of a preempted job, in words
 
     @abstractmethod
     def run(self, here: Surroundings) -> Generator[Any, None, Any]: ...
@@ -101,8 +95,7 @@ class Finished(Ended):
     """A job has returned its result."""
 
     result: Any
-    preempted: bool = False
-    """Whether SIGTERM ended it early."""
+    preempted: bool = False  # whether SIGTERM ended it early
 
 
 @dataclass(frozen=True)
@@ -158,8 +151,7 @@ def perform(job: Job, here: Surroundings) -> Generator[Any, Any]:
 class Worker:
     """Process that runs jobs one after another."""
 
-    where = ""
-    """Place, for a sentence: " on host-3 (10.0.0.7)"; "" for this machine."""
+    where = ""  # place, for a sentence: " on host-3 (10.0.0.7)"; "" for this machine
 
 
 W = TypeVar("W", bound=Worker)
@@ -177,8 +169,7 @@ class Pool(ABC, Generic[W]):
 
     passes_sigterm_on = False
     """Whether the driver passes SIGTERM on to jobs, which then checkpoint (`terminate`)."""
-    waits_for = ""
-    """Work at the start of a worker, in words for the terminal."""
+    waits_for = ""  # work at the start of a worker, in words for the terminal
 
     def __enter__(self) -> Self:
         return self

@@ -118,8 +118,7 @@ class Evaluated:
     """
 
     step: int
-    losses: dict[str, float]
-    """Loss of the rows of members that train, by trial_id, nat per token."""
+    losses: dict[str, float]  # loss of the rows of members that train, by trial_id, nat per token
 
 
 class PackJob(Job):
@@ -164,11 +163,6 @@ class PackJob(Job):
 
         The result has no tensors: their memory must be free before the next pack starts, and the store needs
         only rows and curves.
-
-        Raises:
-            PackTooLarge: the pack does not fit in memory; a part of it may.
-            DeviceFailed: the GPU failed.
-            DataError: the corpus cannot be used.
         """
         if "torch" not in sys.modules:
             yield Preparing("importing torch")

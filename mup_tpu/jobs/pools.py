@@ -63,7 +63,6 @@ class InProcess(Pool[_Here]):
         return self._busy
 
     def hear(self) -> Iterator[tuple[_Here, Any]]:
-        """Yield the next event, after any time."""
         if (here := self._busy) is not None:
             event, here.answer = here.events.send(here.answer), None
             if isinstance(event, Ended):
@@ -144,7 +143,6 @@ class Forked(Pool[_Process]):
         return len(self._busy) < self._count
 
     def hand(self, job: Job) -> _Process:
-        """Hand a job to an idle process, or to a new one."""
         worker = self._idle.pop() if self._idle else _Process(self._results, self._preload, self._free.pop(0))
         self._busy[worker.connection] = worker
         with contextlib.suppress(OSError):  # it died while idle: `hear` reports it
@@ -152,7 +150,6 @@ class Forked(Pool[_Process]):
         return worker
 
     def hear(self) -> Iterator[tuple[_Process, Any]]:
-        """Yield events of busy processes, after waiting up to a second for one."""
         for connection in wait(list(self._busy), timeout=1.0):
             worker = self._busy[connection]
             try:
@@ -168,7 +165,6 @@ class Forked(Pool[_Process]):
             yield worker, event
 
     def _for_memory(self, worker: _Process) -> Literal["no", "perhaps", "surely"]:
-        """Return whether a process that died was killed because memory was short."""
         if worker.process.exitcode != -signal.SIGKILL:
             return "no"
         before, self._killed_here = self._killed_here, this_machine.killed_for_memory()
@@ -190,9 +186,8 @@ class Forked(Pool[_Process]):
 def _work(connection: Connection, results: str | None, environment: dict[str, str]) -> None:
     """Run jobs that come in, and send their events."""
     os.environ.update(environment)  # the server's is older
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the driver too, and the driver ends its workers
+    # Ctrl-C reaches the driver too, and the driver ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_driver, daemon=True).start()
     with contextlib.suppress(OSError):  # where memory is short, Linux kills a worker, not its driver
         Path("/proc/self/oom_score_adj").write_text("500")
@@ -213,7 +208,6 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
 
 
 def _end_with_driver() -> None:
-    """End this process after any end of the driver."""
     driver = multiprocessing.parent_process()
     assert driver is not None
     driver.join()
@@ -225,14 +219,10 @@ class Place:
     """Pool of packs, and how they run there."""
 
     pool: Pool[Any]
-    workers: int
-    """Packs at once, to begin with."""
-    execution: str
-    """Execution of a pack's members: "loop" or "vmap"."""
-    run: RunOptions
-    """Options of each pack, with its number of threads."""
-    gpu: str = ""
-    """Name of the GPU that each pack trains on; "" on other devices and on a Ray cluster."""
+    workers: int  # packs at once, to begin with
+    execution: str  # execution of a pack's members: "loop" or "vmap"
+    run: RunOptions  # options of each pack, with its number of threads
+    gpu: str = ""  # name of the GPU that each pack trains on; "" on other devices and on a Ray cluster
 
 
 class Pools:
@@ -252,11 +242,7 @@ class Pools:
             self._open = None
 
     def place(self, trials: int, run: RunOptions, at_most: int = sys.maxsize) -> Place:
-        """Return the place for this number of trials; `at_most` limits packs at once.
-
-        Raises:
-            ConfigError: the device or cluster is not there, or too small.
-        """
+        """Return the place for this number of trials; `at_most` limits packs at once."""
         if self._options.on_ray:
             return self._on_ray(min(trials, at_most), run, at_most)
         if run.placement != "host":
@@ -304,7 +290,6 @@ class Pools:
         return Place(pool, workers, execution, replace(run, threads=threads), gpu)
 
     def _kept(self, key: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:
-        """Return the open pool if its key is the same, else a new one in its place."""
         if self._open is None or key != self._asked:
             self._pool.close()
             self._open, self._asked = self._pool.enter_context(make()), key

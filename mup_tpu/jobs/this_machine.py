@@ -39,14 +39,7 @@ CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 def workers_that_fit(wanted: int, server_mb: float, worker_mb: float, what: str) -> int:
     """Return how many workers fit the memory that is free here, at most the wanted number.
 
-    Args:
-        wanted: workers that the cores or the user ask for.
-        server_mb: memory of all workers' imports, which they share.
-        worker_mb: memory of a worker besides.
-        what: the work, for the error.
-
-    Raises:
-        ConfigError: not even one worker fits.
+    All workers share the memory of their imports, `server_mb`; each needs `worker_mb` besides.
     """
     free_mb = min(psutil.virtual_memory().available, memory_left()) / 1e6
     if free_mb < server_mb + worker_mb:
@@ -107,15 +100,9 @@ def unused_gpus(options: RunOptions) -> str:
 
 
 def execution(options: RunOptions) -> str:
-    """Return the execution of a pack's members here: "loop" or "vmap".
-
-    Raises:
-        ConfigError: the device is missing.
-    """
-    if options.execution != "auto":
-        return options.execution
-    if is_cpu(options):
-        return "loop"
+    """Return the execution of a pack's members here: "loop" or "vmap"."""
+    if options.execution != "auto" or is_cpu(options):
+        return options.execution if options.execution != "auto" else "loop"
     from mup_tpu.devices import get_device
 
     return get_device(options.device).execution
@@ -149,13 +136,10 @@ def gpus(options: RunOptions) -> list[dict[str, str]]:
 
 
 def room(trials: int, options: RunOptions) -> tuple[int, int]:
-    """Return packs at once on this machine, and CPU threads of each, for this number of trials.
-
-    A GPU trains one pack at a time.
-    """
+    """Return packs at once on this machine, and CPU threads of each, for this number of trials."""
     if not CAN_FORK:
         return 1, options.threads or cores()
-    if not is_cpu(options):
+    if not is_cpu(options):  # a GPU trains one pack at a time
         packs = max(1, min(len(gpus(options)), trials))
         return packs, options.threads or max(1, cores() // packs)
     threads = options.threads or threads_per_pack(trials, cores())
@@ -181,9 +165,6 @@ def start_process(
         target: function to call, importable by name.
         arguments: its arguments, pickled.
         preload: modules for a new server to import.
-
-    Raises:
-        ConfigError: the server died at each start.
     """
     for attempt in range(_STARTS):
         if attempt:

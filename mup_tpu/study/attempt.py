@@ -59,18 +59,17 @@ _TERMINATE, _END, _ENDED = "terminate", "end", "ended"
 class Outcome:
     """End of an attempt."""
 
-    status: str
-    """"finished", "diverged", "stopped", "failed" or "preempted"."""
+    status: str  # "finished", "diverged", "stopped", "failed" or "preempted"
     loss: float
     reason: str | None = None
-    points: tuple[tuple[int, float], ...] = ()
-    """Reported losses by step."""
-    step: int = 0
-    """Last step that was reported."""
-    seconds: float = math.nan
-    """Time that the attempt took."""
-    modules: tuple[str, ...] = ()
-    """Modules that the function imported."""
+    points: tuple[tuple[int, float], ...] = ()  # reported losses by step
+    step: int = 0  # last step that was reported
+    seconds: float = math.nan  # time that the attempt took
+    modules: tuple[str, ...] = ()  # modules that the function imported
+
+    @classmethod
+    def of(cls, loss: float) -> Outcome:
+        return cls("finished", loss) if math.isfinite(loss) else cls("diverged", math.inf)
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,8 @@ class Call:
     trial: Any
     make_report: Callable[[Callable[[Reported], None]], Report]
     """Maker of the function's second argument, from a function that takes reports."""
-    results: str
-    """Folder with the study's results."""
-    output: str | None
-    """File in it for the printed output; None drops that."""
+    results: str  # folder with the study's results
+    output: str | None  # file in it for the printed output; None drops that
 
 
 class ProgramFailed(RuntimeError):
@@ -109,10 +106,6 @@ class Keeper:
             call: arguments of the function.
             timeout: seconds after which the function is ended.
             is_ending: whether the machine is being taken away.
-
-        Raises:
-            StoreError: the file for the output cannot be opened.
-            WorkerLost: a signal has killed the function or the keeper.
         """
         began = time.monotonic()
         try:
@@ -383,7 +376,12 @@ def _parse(line: bytes) -> Reported | Outcome:
 def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
     """Call the function in this process, send its outcome, and end."""
     allow_children()
-    _redirect(prints)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, nothing), (1, prints), (2, prints)):
+        os.dup2(source, target)
+    os.close(prints)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (for the life of the process)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
     def send(**message: Any) -> None:
         left = json.dumps(message).encode() + b"\n"
@@ -392,40 +390,28 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
 
     report: Report | None = None
     before = {*sys.modules}
-    outcome: tuple[str, float, str | None]
     try:
         report = made = call.make_report(lambda reported: send(report=asdict(reported)))
         signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        loss = number("the returned loss", function(call.trial, report))
-        outcome = ("finished", loss, None) if math.isfinite(loss) else ("diverged", math.inf, None)
+        outcome = Outcome.of(number("the returned loss", function(call.trial, report)))
     except Stopped as stop:
-        outcome = ("stopped", made.curve.points[-1][1], str(stop))
+        outcome = Outcome("stopped", made.curve.points[-1][1], str(stop))
     except ProgramFailed as error:
-        outcome = ("failed", math.nan, str(error))
+        outcome = Outcome("failed", math.nan, str(error))
     except BaseException as error:
         if isinstance(error, Ending) or (report is not None and report.ending):
-            outcome = ("preempted", math.nan, None)
+            outcome = Outcome("preempted", math.nan)
         else:
             with contextlib.suppress(Exception):
                 traceback.print_exc()
-            outcome = ("failed", math.nan, first_line(error))
+            outcome = Outcome("failed", math.nan, first_line(error))
     for stream in (sys.stdout, sys.stderr):  # the function may have closed or replaced them
         with contextlib.suppress(Exception):
             stream.flush()
-    points, step = ((), 0) if report is None else (tuple(report.curve.points), report.step)
+    if report is not None:
+        outcome = replace(outcome, points=tuple(report.curve.points), step=report.step)
     modules = tuple(name for name in sys.modules if name not in before)
-    status, loss, reason = outcome
-    reason = reason and reason.encode(errors="backslashreplace").decode()
-    send(outcome=asdict(Outcome(status, loss, reason, points, step, modules=modules)))
+    text = outcome.reason and outcome.reason.encode(errors="backslashreplace").decode()
+    send(outcome=asdict(replace(outcome, reason=text, modules=modules)))
     os._exit(0)
-
-
-def _redirect(prints: int) -> None:
-    """Let this process print to a pipe, and read nothing."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for target, source in ((0, nothing), (1, prints), (2, prints)):
-        os.dup2(source, target)
-    os.close(prints)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (for the life of the process)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

@@ -27,12 +27,9 @@ class Lease:
     """A trial that runs elsewhere."""
 
     trial: Trial
-    at: float
-    """Begin, in seconds since 1970."""
-    patience: float
-    """Seconds after the begin from which the trial may be leased again."""
-    purchase: int | None
-    """Purchase of a sequence that the trial belongs to."""
+    at: float  # begin, in seconds since 1970
+    patience: float  # seconds after the begin from which the trial may be leased again
+    purchase: int | None  # purchase of a sequence that the trial belongs to
 
     @property
     def end(self) -> float:
@@ -54,11 +51,7 @@ class Leases:
         return self._store.folder.locked(f"{_FOLDER}/asked.lock")
 
     def running(self) -> Iterator[Lease]:
-        """Yield the leases that have not ended.
-
-        Raises:
-            StoreError: a file cannot be read.
-        """
+        """Yield the leases that have not ended."""
         now = time.time()
         files = [name for name in self._folder.names() if name.endswith(".json")]
         known, self._read = self._read, {}
@@ -93,11 +86,7 @@ class Leases:
         return [trial for trial, _ in given]
 
     def find(self, name: str) -> Lease:
-        """Return the lease of a trial that was given, or is in the grid and has no result.
-
-        Raises:
-            StoreError: nobody was given the trial, or its loss is stored.
-        """
+        """Return the lease of a trial that was given, or is in the grid and has no result."""
         result = self._store.known().get(name)
         if result is not None and _is_final(result):
             raise StoreError(f"trial {name} has a loss already, {result.loss:.6g}: a loss is told once")

@@ -14,7 +14,6 @@ from mup_tpu.jobs.this_machine import visible_gpus
 from mup_tpu.store import load_runs
 from mup_tpu.study.study import Study
 from mup_tpu.tuning.plan import Machine, Measured, Plan, plan
-from mup_tpu.tuning.target import Goal
 from mup_tpu.words.plans import at_words
 
 _FIRST_STEPS = 10
@@ -29,9 +28,6 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
         limit_s: longest time of each training that is timed.
         console: for the times.
         arguments: of `plan`.
-
-    Raises:
-        ConfigError: the trainer takes no number of steps, fails, or is too slow to be timed.
     """
     budget, workers = arguments.pop("budget"), max(1, len(visible_gpus()))
     # Every size costs the same here, so that this first plan only names sizes.
@@ -41,11 +37,25 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
     times: dict[float, tuple[float, float]] = {}
 
     def time(values: Mapping[str, Any]) -> None:
+        """Train a few steps, and a few more, for the time before the first step and that of a step."""
         work = round(math.log2(goal.work(values) / max(1, goal.steps(values)[0])), 6)
-        if work not in times:
-            times[work] = start, each = _time(trainer, goal, values, made.tuned, rate, limit_s)
-            names = [name for name in values if name != "steps"]
-            console.print(f"timed {at_words(values, names)}: {each:.2g} s a step, after {start:.2g} s")
+        if work in times:
+            return
+        known = {**goal.settings, **values}
+        if "steps" not in known:
+            raise ConfigError(
+                "probe needs steps among the names of the study, so that a few of them can be timed"
+            )
+        names = [name for name in (*values, "steps") if isinstance(known[name], int | float)]
+        steps = max(1, min(_FIRST_STEPS, int(known["steps"]) // 4))
+        few = _run(trainer, known | {"steps": steps}, names, made.tuned, rate, limit_s)
+        more = int(steps * min(max(limit_s / 4 / max(few, 1e-3), 2.0), 20.0))
+        many = _run(trainer, known | {"steps": steps + more}, names, made.tuned, rate, limit_s)
+        each = max((many - few) / more, 1e-6)
+        start = max(few - steps * each, 0.0)
+        times[work] = start, each
+        at = at_words(values, [name for name in values if name != "steps"])
+        console.print(f"timed {at}: {each:.2g} s a step, after {start:.2g} s")
 
     time(goal.values_at(goal.floors))
     for _ in range(_ROUNDS):
@@ -60,34 +70,16 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
     return made
 
 
-def _time(
-    trainer: Any, goal: Goal, values: Mapping[str, Any], tuned: str, rate: float, limit_s: float
-) -> tuple[float, float]:
-    """Return the time before the first step and that of a step, seconds, of one size."""
-    known = {**goal.settings, **values}
-    if "steps" not in known:
-        raise ConfigError(
-            "probe needs steps among the names of the study, so that a few of them can be timed"
-        )
-    steps = max(1, min(_FIRST_STEPS, int(known["steps"]) // 4))
-    names = dict.fromkeys([*values, "steps"])
-    few = _run(trainer, known | {"steps": steps}, names, tuned, rate, limit_s)
-    more = int(steps * min(max(limit_s / 4 / max(few, 1e-3), 2.0), 20.0))
-    many = _run(trainer, known | {"steps": steps + more}, names, tuned, rate, limit_s)
-    each = max((many - few) / more, 1e-6)
-    return max(few - steps * each, 0.0), each
-
-
 def _run(
     trainer: Any, values: Mapping[str, Any], names: Iterable[str], tuned: str, rate: float, limit_s: float
 ) -> float:
     """Train once; return the seconds. `names` are those of the sizes."""
+    at = at_words(values, [*dict.fromkeys(names)])
     with scratch_folder() as scratch:
         settings = {name: value for name, value in values.items() if name != "steps"}
         study = Study(
             scratch / "probe", scale={"steps": [values["steps"]]}, tune={tuned: [rate]}, settings=settings
         )
-        at = at_words(values, [name for name in names if isinstance(values[name], int | float)])
         try:
             study.run(trainer, workers=1, timeout=f"{limit_s:g}s", console=Console(quiet=True))
             row = load_runs(str(scratch / "probe")).iloc[0]

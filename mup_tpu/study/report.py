@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -26,8 +27,7 @@ class Reported:
     """State of a running trial."""
 
     step: int
-    steps: int
-    """Steps of the whole trial; 0 where they are not known."""
+    steps: int  # steps of the whole trial; 0 where they are not known
     loss: float
 
     @staticmethod
@@ -52,8 +52,7 @@ class Curve:
     """Reported losses by step; a curve with many points loses every second one."""
 
     points: list[tuple[int, float]] = field(default_factory=list)
-    stride: int = 1
-    """Reports for each point that is kept."""
+    stride: int = 1  # reports for each point that is kept
     seen: int = 0
 
     def add(self, step: int, loss: float) -> None:
@@ -87,20 +86,17 @@ class Report:
         self._rungs, self._name = rungs, name
         self.folder: Path | str = Path(folder) if self._folder.is_local else folder
         """Folder for checkpoints; it outlives a killed attempt."""
-        self.ending = False
-        """Whether the machine is being taken away: save and report once more."""
+        self.ending = False  # whether the machine is being taken away: save and report once more
         self._was_ending = False
         self.resume_step = 0
         """Step of the last report with `saved=True` by an earlier attempt; 0 starts from the beginning."""
         self.curve = Curve()
         self.step = 0
-        try:
+        with contextlib.suppress(FileNotFoundError):
             saved = json.loads(self._folder.read(_RESUME))
             points = [(int(step), float(loss)) for step, loss in saved["points"]]
             self.curve = Curve(points, int(saved["stride"]), int(saved["seen"]))
             self.resume_step = self.step = int(saved["step"])
-        except FileNotFoundError:
-            pass
 
     def __call__(self, step: int, loss: float | None = None, *, steps: int = 0, saved: bool = False) -> None:
         """Report that a step is done.
@@ -110,9 +106,6 @@ class Report:
             loss: training loss since the last report; None is a sign of life alone.
             steps: steps of the whole trial, for the time left and for halving.
             saved: whether `folder` now holds all that going on from this step needs.
-
-        Raises:
-            TypeError: step, steps or loss is not such a number.
         """
         self.step, steps = _whole("step", step), _whole("steps", steps)
         value = math.nan if loss is None else number("loss", loss)
@@ -152,11 +145,7 @@ def forget_rungs(group: Folder, keep: Callable[[str], bool]) -> None:
 
 
 def number(what: str, value: Any) -> float:
-    """Return a number of Python's, numpy's or a tensor's as a float.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Return a number of Python's, numpy's or a tensor's as a float; TypeError if it is none."""
     text = shown(value).replace("\n", " ")[:60]
     if hasattr(value, "item") and callable(value.item):
         try:

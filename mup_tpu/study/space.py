@@ -26,10 +26,7 @@ _RESERVED = {*STUDY_COLUMNS, "step", "loss_err", "id", "values"}
 
 
 class Trial:
-    """Values of one run of a study, as attributes: `trial.width`, `trial.learning_rate`, `trial.seed`.
-
-    It cannot be changed, is hashable, and equals another with the same study and values.
-    """
+    """Values of one run of a study, as attributes: `trial.width`, `trial.learning_rate`, `trial.seed`."""
 
     __slots__ = ("_id", "_study", "_values")
 
@@ -103,22 +100,14 @@ def octaves(first: float, last: float, step: float = 1.0) -> list[float]:
 class Space:
     """Grid of a study: points of a scale × compared values × values of a hyperparameter × seeds."""
 
-    name: str
-    """Name of the study."""
-    scale: tuple[Point, ...]
-    """Points of the scale, the smallest first; points of a ladder set several names."""
-    measured_by: str
-    """Name with the measure of the points."""
-    tuned: str
-    """Name of the hyperparameter."""
-    values: tuple[float, ...]
-    """Values of the hyperparameter, ascending."""
-    compare: tuple[Point, ...]
-    """Compared points; one empty point without any."""
-    seeds: int
-    """Seeds per cell: 0 to seeds - 1."""
-    settings: tuple[tuple[str, Value], ...]
-    """Values that all trials share."""
+    name: str  # name of the study
+    scale: tuple[Point, ...]  # points of the scale, the smallest first; points of a ladder set several names
+    measured_by: str  # name with the measure of the points
+    tuned: str  # name of the hyperparameter
+    values: tuple[float, ...]  # values of the hyperparameter, ascending
+    compare: tuple[Point, ...]  # compared points; one empty point without any
+    seeds: int  # seeds per cell: 0 to seeds - 1
+    settings: tuple[tuple[str, Value], ...]  # values that all trials share
 
     @classmethod
     def of(
@@ -135,15 +124,12 @@ class Space:
         require_name("name", name)
         require_count("seeds", seeds, most=MOST_TRIALS)
         points = _scale_points(scale, measured_by)
-        measured_by = measured_by or next(iter(points[0]))
         tuned, values = _one_axis("tune", tune)
         numbers = _numbers(f"tune {tuned}", values, allow_zero=True)
         compared: tuple[Point, ...] = ({},)
         if compare:
-            name_of_it, choices = _one_axis("compare", compare)
-            compared = tuple(
-                {name_of_it: choice} for choice in dict.fromkeys(_typed(f"compare {name_of_it}", choices))
-            )
+            axis, choices = _one_axis("compare", compare)
+            compared = tuple({axis: choice} for choice in dict.fromkeys(_typed(f"compare {axis}", choices)))
         shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
         names = [*points[0], tuned, *compared[0], *shared]
         for key in names:
@@ -153,7 +139,8 @@ class Space:
         count = len(points) * len(numbers) * len(compared) * seeds
         if count > MOST_TRIALS:
             raise ConfigError(f"the study has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
-        return cls(name, points, measured_by, tuned, numbers, compared, seeds, tuple(shared.items()))
+        measure = measured_by or next(iter(points[0]))
+        return cls(name, points, measure, tuned, numbers, compared, seeds, tuple(shared.items()))
 
     @property
     def axes(self) -> StoredAxes:
@@ -202,29 +189,23 @@ class Space:
 
 def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
     """Sort points by size. Points of one name may repeat a value; all must set the same names."""
+    given: list[Mapping[str, Any]] = []
     if isinstance(scale, Mapping):
         name, values = _one_axis("scale", scale)
-        given: Sequence[Mapping[str, Any]] = [{name: value} for value in values]
+        given = [{name: value} for value in values]
     elif isinstance(scale, Sequence) and not isinstance(scale, str):
         given = [_table("a point of scale", point) for point in scale]
-    else:
-        given = []
     if not given or not given[0]:
         raise ConfigError(
             f"scale {shown(scale)} is not a name with its values, as {{'width': [64, 128]}}, nor a list of "
             "points, as [{'width': 64, 'depth': 2}, {'width': 128, 'depth': 4}]"
         )
     names = list(given[0])
-    for point in given:
-        if set(point) != set(names):
-            raise ConfigError(
-                f"scale: point {shown(point)} does not set {', '.join(names)} as the first does"
-            )
-    if measured_by is not None and measured_by not in names:
-        raise ConfigError(
-            f"measured_by {shown(measured_by)} is not one of {', '.join(names)}, which scale sets"
-        )
-    measure = measured_by or names[0]
+    if other := next((point for point in given if set(point) != set(names)), None):
+        raise ConfigError(f"scale: point {shown(other)} does not set {', '.join(names)} as the first does")
+    measure = names[0] if measured_by is None else measured_by
+    if measure not in names:
+        raise ConfigError(f"measured_by {shown(measure)} is not one of {', '.join(names)}, which scale sets")
     columns = {name: _typed(f"scale {name}", [point[name] for point in given]) for name in names}
     numbers = _numbers(f"scale {measure}", columns[measure])
     if len(numbers) < len(given) and len(names) > 1:

@@ -12,10 +12,10 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -212,10 +212,9 @@ class Study:
         purchase = store.next_purchase()
         busy = f"results folder {self.folder} is being run by {{who}}: wait for it, or let both ask and tell"
         try:
-            with (
-                store.folder.locked("driver.lock", busy),
-                _Calls(self.space, pickled(function, by_value=on_ray), how, pool, code) as calls,
-            ):
+            with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
+                opened = functools.cache(lambda: at_end.enter_context(pool()))
+                calls = _Calls(self.space, pickled(function, by_value=on_ray), how, opened, code)
                 # A killed call may have left losses of trials that failed, or of an earlier function.
                 done = store.done() if halving else set[str]()
                 for group in (store.folder / "rungs").names() if halving else ():
@@ -290,11 +289,9 @@ class Study:
         outcome = Outcome("failed", math.nan, failed)
         if failed is None:
             try:
-                value = number("loss", loss)
+                outcome = Outcome.of(number("loss", loss))
             except TypeError as error:
                 raise ConfigError(str(error)) from None
-            is_finite = math.isfinite(value)
-            outcome = Outcome("finished" if is_finite else "diverged", value if is_finite else math.inf)
         store, leases = self._open()
         with leases.alone():
             lease = leases.find(trial.id if isinstance(trial, Trial) else str(trial))
@@ -311,10 +308,6 @@ class Study:
             epsilon: largest regret that does not matter, in the unit; by default 0.01 nat, and in another
                 unit 2 % of what the scales differ by at their best.
             unit: unit of the losses, as people read it: "nat" per token, "MSE".
-
-        Raises:
-            StoreError: nothing is stored yet.
-            TableError: the stored trials cannot be analysed.
         """
         return PrintedAnalysis(**_fields_of(analyze(self._table(unit), epsilon)))
 
@@ -325,10 +318,6 @@ class Study:
             epsilon: as for `verdict`.
             unit: as for `verdict`.
             target: value of the scale.
-
-        Raises:
-            StoreError: nothing is stored yet.
-            TableError: the target is not along the scale, or two scales have no known optimum.
         """
         made = predict(self._table(unit), [f"{name}={value}" for name, value in target.items()], epsilon)
         return PrintedPredictions(**_fields_of(made))
@@ -342,9 +331,6 @@ class Study:
 
         Args:
             name: "transfer", "optimum", "regret", "best_loss", "collapse", "learning_curves" or "sequence".
-
-        Raises:
-            ConfigError: there is no such figure, or no data for it yet.
         """
         from mup_tpu import plots
 
@@ -356,10 +342,8 @@ class Study:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the stored trials, one row each; empty if none is stored."""
-        store, _ = self._open()
-        return store.results()[[*self.space.columns, "seed", "loss", "status", "trial_id"]].reset_index(
-            drop=True
-        )
+        columns = [*self.space.columns, "seed", "loss", "status", "trial_id"]
+        return self._open()[0].results()[columns].reset_index(drop=True)
 
     def __repr__(self) -> str:
         return f"Study({self.folder!r}: {self.space.axes}, {len(self.space.trials)} trials)"
@@ -406,54 +390,49 @@ def _grid_of(space: Space) -> Grid[Trial]:
     )
 
 
+@dataclass
 class _Calls:
     """Trials of a study, for the runner of trials: calls of its function."""
 
-    def __init__(self, space: Space, payload: bytes, how: How, pool: OpensPool, code: str | None) -> None:
-        self._space, self._payload, self._how, self._open_pool = space, payload, how, pool
-        self._code, self._at_end = code, contextlib.ExitStack()
-        self._pool: Pool[Any] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with self._at_end:
-            self._pool = None
+    space: Space
+    payload: bytes
+    how: How
+    open_pool: Callable[[], Pool[Any]]  # once
+    code: str | None  # fingerprint of the trainer
 
     def trial_id(self, trial: Trial) -> str:
         return trial.id
 
     def size(self, trial: Trial) -> str:
-        return self._space.size(trial)
+        return self.space.size(trial)
 
     def work(self, trial: Trial) -> float:
-        return float(trial.values[self._space.measured_by])
+        return float(trial.values[self.space.measured_by])
 
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
-        self._pool = self._pool or self._at_end.enter_context(self._open_pool())
         missing = sorted(missing, key=self.work, reverse=True)
-        return [FunctionJob(self._payload, t, self._how, self._group(t)) for t in missing], self._pool
+        jobs = [FunctionJob(self.payload, trial, self.how, self._group(trial)) for trial in missing]
+        return jobs, self.open_pool()
 
     def _group(self, trial: Trial) -> str:
         # Trials that differ in the hyperparameter alone.
-        values = {name: value for name, value in trial.values.items() if name != self._space.tuned}
-        return Trial(self._space.name, values).id
+        values = {name: value for name, value in trial.values.items() if name != self.space.tuned}
+        return Trial(self.space.name, values).id
 
     def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
         outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
-        return _rows(job.trial, outcome, code=self._code)
+        return _rows(job.trial, outcome, code=self.code)
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
         """Remove checkpoints of a trial; of a failed one, its losses at rungs instead."""
         if rows[0]["status"] != "failed":
-            (Folder(self._how.folder) / "work").remove(job.trial.id)
-        elif (rungs := self._how.rungs(job.group)) is not None:
+            (Folder(self.how.folder) / "work").remove(job.trial.id)
+        elif (rungs := self.how.rungs(job.group)) is not None:
             forget_rungs(Folder(rungs), lambda name: name != job.trial.id)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
         # A driver that is killed after it has stored a row leaves checkpoints.
-        work = Folder(self._how.folder) / "work"
+        work = Folder(self.how.folder) / "work"
         if names := work.names():
             work.remove(*{*names} & {*stored()})
 
@@ -462,7 +441,6 @@ class _Calls:
 
 
 def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
-    """Return the row and the curve of a trial for the store; `code` is the fingerprint of its trainer."""
     values = {name: value for name, value in trial.values.items() if name != "seed"}
     row = {
         **trial.values,
@@ -473,7 +451,7 @@ def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str |
         "wall_time_s": ended.seconds,
         "steps_done": ended.step,
         "purchase": purchase,
-        "versions": json.dumps({**_versions(), **({"trainer": code} if code else {})}),
+        "versions": json.dumps(_versions() | ({"trainer": code} if code else {})),
         "config": json.dumps(values, sort_keys=True),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -501,9 +479,6 @@ def _place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
     """Return the CPU threads of a trial on this machine, and the opener of its workers' pool.
 
     By default one worker a GPU, which sees no other GPU; without GPUs one a core.
-
-    Raises:
-        ConfigError: the number of workers is not allowed.
     """
     if workers is not None:
         require_count("workers", workers)
@@ -517,13 +492,7 @@ def _place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
 def _place_on_ray(
     folder: str, address: str | None, resources: Mapping[str, float], console: Console
 ) -> tuple[int, OpensPool]:
-    """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial.
-
-    Without an address the pool starts a cluster. The opener raises ConfigError if no cluster or node fits.
-
-    Raises:
-        ConfigError: an amount is not above 0.
-    """
+    """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial."""
     for name, amount in resources.items():
         require_above_zero(f"resources {name}", amount)
 
@@ -544,12 +513,9 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
     Args:
         path: file with experiment, scale (or [[ladder]] tables), tune, compare, num_seeds and [settings].
         results: results folder or fsspec URL; by default results/EXPERIMENT.
-
-    Raises:
-        ConfigError: no such file, not TOML, an unknown key, or a name or value that is not allowed.
     """
     entries = read_toml(path)
-    try:
+    with raised_as(ConfigError, str(path), (ConfigError,)):
         for key in entries:
             if key not in _KEYS:
                 raise ConfigError(f"{unknown_key(key, _KEYS)}; names of your own go into [settings]")
@@ -572,8 +538,6 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
             settings=entries.get("settings"),
             measured_by=entries.get("measured_by"),
         )
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
     return study, trainer
 
 

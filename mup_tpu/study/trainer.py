@@ -11,13 +11,13 @@ import json
 import math
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
 import string
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,17 +39,12 @@ RESULT = "MUP_TPU_RESULT"
 """Environment variable with the path at which a program may write its result as JSON."""
 
 _NAME = r"[\w.]+:[\w.]+"
-_LONGEST_LINE, _LONGEST_PIPE = 10_000, 2**20  # bytes of a line; bytes in a pipe whose writer has ended
-_LOOK_EVERY_S = 0.1
+_LONGEST_LINE = 10_000  # bytes
+_REST_S = 3.0  # seconds to read what a program has left in its pipe
 
 
 def find_trainer(train: Any, space: Space) -> Function:
-    """Find the function of a study: itself, `package.module:function`, or a command line.
-
-    Raises:
-        ConfigError: there is no such module, function or program, a name in braces is not one of the study's,
-            or the function cannot be called with a trial and its report.
-    """
+    """Find the function of a study: itself, `package.module:function`, or a command line."""
     if isinstance(train, str):
         if not re.fullmatch(_NAME, train.strip()):
             return Program(train, space)
@@ -66,16 +61,11 @@ def find_trainer(train: Any, space: Space) -> Function:
         ) from None
     except ValueError:  # a builtin without a signature
         pass
-    function: Function = train
-    return function
+    return train  # type: ignore[no-any-return]
 
 
 def load(text: str, what: str) -> Any:
-    """Load the object that `package.module:name` names; `what` names it in errors.
-
-    Raises:
-        ConfigError: the text has another form, or there is no such module or name.
-    """
+    """Load the object that `package.module:name` names; `what` names it in errors."""
     if not re.fullmatch(_NAME, text):
         raise ConfigError(f"{what} {text!r} is not of the form my_package.my_module:name")
     module, name = text.split(":")
@@ -117,21 +107,13 @@ def _without_comments(source: bytes) -> str:
 
 
 def pickled(function: Function, by_value: bool) -> bytes:
-    """Send a function to other processes as a pickle; functions of notebooks and scripts too.
-
-    Args:
-        function: training function.
-        by_value: whether to include its module, which other machines may lack.
-
-    Raises:
-        ConfigError: an object in it cannot be sent.
-    """
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    is_ours = module is None or module.__name__.partition(".")[0] in ("mup_tpu", "__main__")
-    includes_module = by_value and not is_ours
+    """Pickle a function, of a notebook or script too; `by_value` with its module, which hosts may lack."""
+    name = getattr(function, "__module__", None) or "__main__"
+    includes_module = by_value and name in sys.modules
+    includes_module &= name.partition(".")[0] not in ("mup_tpu", "__main__")
     try:
         if includes_module:
-            cloudpickle.register_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(sys.modules[name])
         return bytes(cloudpickle.dumps(function))
     except Exception as error:  # objects in the function raise what they like
         raise ConfigError(
@@ -140,22 +122,15 @@ def pickled(function: Function, by_value: bool) -> bytes:
         ) from None
     finally:
         if includes_module:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
 class Program:
     """A training function that runs a program, without a shell.
 
     The result is a number, or a JSON object with the key "loss", in the file that `MUP_TPU_RESULT` names;
-    without one, the last line of standard output. All output is kept as the trial's.
-
-    Args:
-        line: command line; in each word `{name}` becomes the trial's value, `{folder}` its folder for
-            checkpoints, `{id}` its id.
-        space: space of the study.
-
-    Raises:
-        ConfigError: a name in braces is not one of the study's, or there is no such program.
+    without one, the last line of standard output. In each word of the command line `{name}` becomes the
+    trial's value, `{folder}` its folder for checkpoints, `{id}` its id.
     """
 
     def __init__(self, line: str, space: Space) -> None:
@@ -181,52 +156,35 @@ class Program:
                 )
 
     def __call__(self, trial: Trial, report: Report) -> Any:
-        """Run the program.
-
-        Raises:
-            ProgramFailed: it cannot be started, ends with another exit code than 0, or gives no number.
-        """
+        """Run the program; print its output as it comes."""
         values = {**trial.values, "folder": report.folder, "id": trial.id}
         texts = {k: repr(v) if isinstance(v, float) else str(v) for k, v in values.items()}
         words = [word.format(**texts) for word in self.words]
         with scratch_folder() as scratch:
-            file = scratch / "result.json"
+            file, tail = scratch / "result.json", bytearray()
             environment = os.environ | {RESULT: str(file)}
             try:
                 # In a new process group: `kill 0` in a script means the script.
                 program = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, process_group=0)
             except OSError as error:
                 raise ProgramFailed(f"{words[0]} cannot be started: {reason(error)}") from None
-            last = _pass_output_on(program)
+            assert program.stdout is not None
+            output = program.stdout.fileno()
+
+            def pass_on() -> None:
+                while part := os.read(output, 65536):
+                    with contextlib.suppress(OSError):
+                        os.write(1, part)
+                    tail[:] = (tail + part)[-_LONGEST_LINE:]
+
+            reader = threading.Thread(target=pass_on, daemon=True)
+            reader.start()
             if code := program.wait():
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
                 raise ProgramFailed(f"{words[0]} {how}")
-            return _result(file, last)
-
-
-def _pass_output_on(program: subprocess.Popen[bytes]) -> str:
-    """Print the output of a program until it ends; return its last line with text.
-
-    Processes that it leaves behind may keep its output open: nothing is read after a pipe's content.
-    """
-    assert program.stdout is not None
-    last = line = b""
-    descriptor, left = program.stdout.fileno(), _LONGEST_PIPE
-    while left > 0:
-        has_ended = program.poll() is not None
-        if not select.select([descriptor], [], [], 0.0 if has_ended else _LOOK_EVERY_S)[0]:
-            if has_ended:
-                break
-            continue
-        if not (part := os.read(descriptor, 65536)):
-            break
-        left -= len(part) if has_ended else 0
-        with contextlib.suppress(OSError):
-            os.write(1, part)
-        *lines, line = (line + part).split(b"\n")
-        line = line[-_LONGEST_LINE:]
-        last = next((w for w in reversed(lines) if w.strip()), last)
-    return (line if line.strip() else last)[-_LONGEST_LINE:].decode(errors="replace").strip()
+            reader.join(_REST_S)  # processes that it leaves behind may keep its output open
+            lines = bytes(tail).decode(errors="replace").strip().splitlines()
+            return _result(file, lines[-1].strip() if lines else "")
 
 
 def _result(file: Path, last: str) -> Any:
@@ -251,14 +209,10 @@ def _result(file: Path, last: str) -> Any:
 class How:
     """Settings for each trial of a study."""
 
-    folder: str
-    """Folder or fsspec URL of the study."""
-    threads: int = 1
-    """CPU threads for libraries of the function."""
-    timeout: float = math.inf
-    """Seconds after which a trial counts as failed."""
-    halving: bool = False
-    """Whether trials far behind the best stop early."""
+    folder: str  # folder or fsspec URL of the study
+    threads: int = 1  # CPU threads for libraries of the function
+    timeout: float = math.inf  # seconds after which a trial counts as failed
+    halving: bool = False  # whether trials far behind the best stop early
 
     def rungs(self, group: str) -> str | None:
         return f"{Folder(self.folder) / 'rungs' / group}" if self.halving else None
@@ -282,13 +236,7 @@ class FunctionJob(Job):
         return result.status == "preempted"
 
     def run(self, here: Surroundings) -> Generator[Any, None, Outcome]:
-        """Import the function's modules, fork a process that calls it, and pass its reports on.
-
-        Raises:
-            ConfigError: the function cannot be imported here.
-            StoreError: its folder or output is a link.
-            WorkerLost: a signal has killed its process.
-        """
+        """Import the function's modules, fork a process that calls it, and pass its reports on."""
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ.setdefault(name, str(self.how.threads))
         yield Preparing("importing the trainer")
@@ -309,9 +257,8 @@ class FunctionJob(Job):
         with handling(handlers if here.handles_sigterm else {}):
             return (yield from keepers[-1].run(call, self.how.timeout, lambda: bool(signals)))
 
-    def _load(self) -> Function:
+    def _load(self) -> Any:
         try:
-            function: Function = cloudpickle.loads(self.payload)
+            return cloudpickle.loads(self.payload)
         except Exception as error:
             raise ConfigError(f"trainer cannot be imported by a worker: {first_line(error)}") from None
-        return function

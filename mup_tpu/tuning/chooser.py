@@ -32,7 +32,7 @@ from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import shown
-from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
+from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import Folder, open_own, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 
@@ -40,11 +40,15 @@ LOSS, _SHARE = "loss", "share"
 _ALL = 100  # share of a trial's steps at its end, per cent
 
 
+def _trial(key: int) -> Any:
+    return SimpleNamespace(trial_id=str(key))
+
+
 class Chooser:
     """Algorithm and scheduler of a search, with the proposals of its log."""
 
     def __init__(self, search: Search, options: SearchOptions, log: SearchLog) -> None:
-        self._algorithm, self._log = algorithm(search, options), log
+        self._algorithm, self.log = algorithm(search, options), log
         self._asha: Any = None
         if options.scheduler == "asha":
             self._asha = ASHAScheduler(
@@ -69,12 +73,12 @@ class Chooser:
         if self._unfinished:
             key = self._unfinished.pop(0)
         else:
-            point = self._algorithm.suggest(str(len(self._log.proposals)))
+            point = self._algorithm.suggest(str(len(self.log.proposals)))
             if point is None or point == Searcher.FINISHED:
                 return None
-            key = self._log.propose({name: float(value) for name, value in point.items()})
+            key = self.log.propose({name: float(value) for name, value in point.items()})
         if self._asha is not None:
-            self._asha.on_trial_add(None, _tune_trial(key))
+            self._asha.on_trial_add(None, _trial(key))
         return key
 
     def stops(self, key: int, share: float, loss: float) -> bool:
@@ -82,20 +86,16 @@ class Chooser:
         if self._asha is None:
             return False
         result = {_SHARE: max(1, int(_ALL * share)), LOSS: loss}
-        return bool(self._asha.on_trial_result(None, _tune_trial(key), result) == TrialScheduler.STOP)
+        return bool(self._asha.on_trial_result(None, _trial(key), result) == TrialScheduler.STOP)
 
     def end(self, key: int, loss: float, is_whole: bool) -> None:
         """Log the last loss of a proposal, and report it to Tune; `is_whole` unless it was stopped early."""
-        self._log.end(key, loss)
+        self.log.end(key, loss)
         self._algorithm.on_trial_complete(str(key), {LOSS: loss})
         if self._asha is not None:
             # Without a share, ASHA only forgets the trial: it has compared the last evaluation already.
             result = {_SHARE: _ALL, LOSS: loss} if is_whole else {}
-            self._asha.on_trial_complete(None, _tune_trial(key), result)
-
-
-def _tune_trial(key: int) -> Any:
-    return SimpleNamespace(trial_id=str(key))
+            self._asha.on_trial_complete(None, _trial(key), result)
 
 
 def algorithm(search: Search, options: SearchOptions) -> Searcher:
@@ -122,19 +122,13 @@ def algorithm(search: Search, options: SearchOptions) -> Searcher:
     return OptunaSearch(space=space, metric=LOSS, mode="min", sampler=sampler)
 
 
-_AT_ONCE = 16  # objects of a log to read in parallel
-
-
 class SearchLog:
     """Proposals and their ends; each event is written to the disk or bucket at once."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._writer = folder, uuid.uuid4().hex
         self.events: list[dict[str, Any]] = []
-        self.error: StoreError | None = None
-        """Error after which nothing can be added."""
-        self._in_line = False
-        """Whether a local log ends within a line, as after a kill."""
+        self._in_line = False  # whether a local log ends within a line, as after a kill
         self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
         misfits = (OSError, ValueError, RecursionError)
         with raised_as(StoreError, f"search log {self.path} cannot be read", misfits):
@@ -149,10 +143,10 @@ class SearchLog:
                         warnings.warn(
                             f"line {number} of {path} is torn, as by a kill: left out", stacklevel=2
                         )
-                        continue
-                    self._take(event, f"line {number}")
+                    else:
+                        self._take(event, f"line {number}")
             else:
-                with ThreadPoolExecutor(_AT_ONCE) as pool:
+                with ThreadPoolExecutor(16) as pool:
                     names = (folder / LOG_OBJECTS).names()
                     contents = pool.map((folder / LOG_OBJECTS).read, names)
                     for name, content in zip(names, contents, strict=True):
@@ -165,16 +159,17 @@ class SearchLog:
         self.ended: set[int] = {e["key"] for e in self.events if e["event"] == "ended"}
 
     def _take(self, event: Any, where: str) -> None:
+        numbers: list[Any] = []
         match event:
             case {"event": "begun", "space": dict(), "algorithm": str(), "seed": int(), "base": dict()}:
-                is_event = True
+                pass
             case {"event": "proposed", "key": int(), "point": dict(point)}:
-                is_event = all(type(value) in (int, float) for value in point.values())
-            case {"event": "ended", "key": int(), "loss": int() | float()}:
-                is_event = True
+                numbers = [*point.values()]
+            case {"event": "ended", "key": int(), "loss": loss}:
+                numbers = [loss]
             case _:
-                is_event = False
-        if not is_event:
+                numbers = [None]
+        if any(type(number) not in (int, float) for number in numbers):
             raise ValueError(f"{where} is no event of a search: {shown(event)}")
         self.events.append(event)
 
@@ -215,17 +210,13 @@ class SearchLog:
         self._add({"event": "ended", "key": key, "loss": loss})
 
     def _add(self, event: dict[str, Any]) -> None:
-        try:
+        with raised_as(StoreError, f"search log {self.path} cannot be written"):
             if self._folder.is_local:
                 with open_own(self.path) as file:
                     file.write(("\n" if self._in_line else "") + json.dumps(event) + "\n")
                 self._in_line = False
             else:
                 self._create({**event, "writer": self._writer})
-        except OSError as error:
-            self.error = StoreError(f"search log {self.path} cannot be written: {reason(error)}")
-        if self.error:
-            raise self.error
         self.events.append(event)
 
     def _create(self, event: dict[str, Any]) -> None:
@@ -238,8 +229,8 @@ class SearchLog:
                 written = json.loads(self._folder.read(name))
             except FileNotFoundError:
                 raise error from None
-            if written["writer"] != self._writer:
-                self.error = StoreError(
+            if written["writer"] != self._writer:  # else the answer to an earlier try was lost
+                raise StoreError(
                     f"results folder {self._folder} is being written by another search; wait for it, "
                     "or stop it"
-                )
+                ) from None

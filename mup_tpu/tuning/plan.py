@@ -35,12 +35,11 @@ from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.target import Goal, Values, goal_of, params_of, rate_by_law, read_target
-from mup_tpu.words.plans import WORTH, at_words, cost_words, plan_lines
+from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_lines
 
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
 # H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
 LAUNCH_S = 0.17e-3
-_CHECKPOINT_S = 300.0  # longest training without a checkpoint
 _LEVELS, _MOST_CELLS = 10, 9
 _PACK = 32  # trials of our networks that share launches
 # Best learning rates at the smallest scale of stored sweeps of our networks: medians, to an octave
@@ -51,10 +50,8 @@ _TYPICAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
 class Measured:
     """Times of a trainer that was run for a few steps at some sizes."""
 
-    points: tuple[tuple[float, float], ...]
-    """log2 of a step's work, and log2 of its seconds, ascending."""
-    start_s: float
-    """Time before the first step."""
+    points: tuple[tuple[float, float], ...]  # log2 of a step's work, and log2 of its seconds, ascending
+    start_s: float  # time before the first step
 
     def seconds(self, goal: Goal, values: Values) -> float:
         """Return the time of a run; beyond the sizes that were timed it grows as the work."""
@@ -69,11 +66,9 @@ class Measured:
 class Machine:
     """Speed of the runs; without one, costs are FLOP."""
 
-    flops_per_second: float = math.nan
-    """That training reaches, all devices together."""
+    flops_per_second: float = math.nan  # that training reaches, all devices together
     devices: int = 1
-    measured: Measured | None = None
-    """Times of a trainer of one's own, in place of FLOPs."""
+    measured: Measured | None = None  # times of a trainer of one's own, in place of FLOPs
 
     def seconds(self, goal: Goal, values: Values, runs: int) -> float:
         """Return the time of some runs of a size, several at once on several devices."""
@@ -89,17 +84,13 @@ class Machine:
 class Step:
     """Runs of one size, and what is expected after them and those before."""
 
-    values: Values
-    """Of the runs, by the names of whoever trains."""
+    values: Values  # of the runs, by the names of whoever trains
     sizes: Mapping[str, float]
-    looks: tuple[Look, ...]
-    """Learning rates and seeds."""
-    cost: float
-    """Of all of its runs: seconds, or FLOP on a machine of unknown speed."""
+    looks: tuple[Look, ...]  # learning rates and seeds
+    cost: float  # of all of its runs: seconds, or FLOP on a machine of unknown speed
     half_width: float = math.inf
     """Half of the 95 % interval of log2 of the target's learning rate after this step."""
-    regret: float = math.inf
-    """Expected regret of the prediction after this step, nat."""
+    regret: float = math.inf  # expected regret of the prediction after this step, nat
 
     @property
     def runs(self) -> int:
@@ -111,33 +102,23 @@ class Plan:
     """Runs for a target, in order, and the expected regret."""
 
     goal: Goal
-    rule: str
-    """Rule of the runs; "" where none is known."""
+    rule: str  # rule of the runs; "" where none is known
     steps: tuple[Step, ...]
-    budget: float
-    """In the unit of costs."""
-    target_cost: float
-    """Of one run of the target."""
-    is_time: bool
-    """Whether costs are seconds; else FLOP."""
+    budget: float  # in the unit of costs
+    target_cost: float  # of one run of the target
+    is_time: bool  # whether costs are seconds; else FLOP
     shortened: Mapping[str, float]
     """Half-width if the cells had the target's value of a size, octaves, by size."""
-    copied: float
-    """Expected regret of the smallest proxy's optimum, copied, nat."""
-    others: Mapping[str, float]
-    """Expected regret of the same runs under other rules, nat."""
-    source: Reason
-    """Where priors and curvature come from."""
+    copied: float  # expected regret of the smallest proxy's optimum, copied, nat
+    others: Mapping[str, float]  # expected regret of the same runs under other rules, nat
+    source: Reason  # where priors and curvature come from
     fixes: Mapping[str, float]
-    sweep: Sweep | None
-    """Of our networks; None for somebody's own training."""
+    base: Sweep | None  # sweep of our networks that was planned; None for somebody's own training
     experiment: str
-    rates: tuple[float, ...]
-    """Learning rates, or other values of the hyperparameter, to start with."""
+    rates: tuple[float, ...]  # learning rates, or other values of the hyperparameter, to start with
     tuned: str
-    trainer: str | None
-    largest: str
-    """Why no larger proxy is run."""
+    largest: str  # why no larger proxy is run
+    trainer: str | None = None
 
     @property
     def cost(self) -> float:
@@ -157,11 +138,10 @@ class Plan:
         if not self.is_time or self.goal.base is None:
             return 0
         # The runs of a size may train in one pack.
-        parts = max(step.cost for step in self.steps) / _CHECKPOINT_S
+        parts = max(step.cost for step in self.steps) / CHECKPOINT_S
         return 0 if parts <= 1 else max(1, int(min(self.goal.steps(s.values)[0] for s in self.steps) / parts))
 
     def lines(self) -> list[str]:
-        """Return steps, costs and expectations, a line each."""
         return plan_lines(self)
 
     def __repr__(self) -> str:
@@ -177,8 +157,7 @@ class Plan:
         top: dict[str, Any] = {"experiment": self.experiment}
         top |= {"trainer": self.trainer} if self.trainer else {}
         top["tune"] = {self.tuned: list(self.rates)}
-        names = self.changing
-        points = [{name: step.values[name] for name in names} for step in self.steps]
+        names, points, same = self.changing, list(self._points), self._same
         ladder = ""
         if len(names) == 1:
             top["scale"] = {names[0]: [point[names[0]] for point in points]}
@@ -187,7 +166,6 @@ class Plan:
             for point, step in zip(points, self.steps, strict=True):
                 point["compute"] = self.goal.compute(step.values)
             ladder = "".join(f"\n[[ladder]]\n{write_values(point)}" for point in points)
-        same = {name: value for name, value in self.goal.values.items() if name not in names}
         settings = dict(self.goal.settings) | same
         tables = f"{ladder}\n[settings]\n{write_values(settings)}\n[target]\n{write_values(target)}"
         return f"{comments}{write_values(top)}{tables}"
@@ -198,8 +176,27 @@ class Plan:
         values = [step.values for step in self.steps]
         return [name for name in values[0] if len({v[name] for v in values}) > 1]
 
+    @property
+    def _points(self) -> tuple[Values, ...]:
+        return tuple({name: step.values[name] for name in self.changing} for step in self.steps)
+
+    @property
+    def _same(self) -> Values:
+        return {name: value for name, value in self.goal.values.items() if name not in self.changing}
+
+    @property
+    def sweep(self) -> Sweep | None:
+        """Return the plan as a sweep of our networks; None for somebody's own training."""
+        if self.base is None:
+            return None
+        names, points = self.changing, self._points
+        bases = {f"base_{name}": min(p[name] for p in points) for name in ("width", "depth") if name in names}
+        base = self.base.base.replace(**self._same, **bases, parametrization=self.rule)
+        scale = Axis(names[0], tuple(p[names[0]] for p in points)) if len(names) == 1 else Ladder(points)
+        seeds = max(look.seeds for look in self.steps[0].looks)
+        return Sweep(self.experiment, base, (self.rule,), None, self.rates, seeds, scale)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         steps = [
             {name: value for name, value in asdict(step).items() if name != "looks"}
             | {"runs": step.runs, "at": at_words(step.values, self.changing)}
@@ -256,11 +253,10 @@ def plan(
         TableError: the table cannot be used.
     """
     given, space = read_target(target), getattr(base, "space", base)
-    trial = base.base if isinstance(base, Sweep) else base if isinstance(base, Trial) else None
     sweep = base if isinstance(base, Sweep) else Sweep("plan", base) if isinstance(base, Trial) else None
     if sweep is not None and sweep.tune is not None and sweep.tune.field != "learning_rate":
         raise ConfigError(f"tune {sweep.tune.field} of the sweep: a plan is made for the learning rate alone")
-    goal = goal_of(given, space, 0 if trial is None else Corpora().of(trial).vocab_size)
+    goal = goal_of(given, space, 0 if sweep is None else Corpora().of(sweep.base).vocab_size)
     fixes = _fixes(fix, goal)
     machine = flops_per_second
     if machine is not None and not isinstance(machine, Machine):
@@ -276,31 +272,27 @@ def plan(
     def cost(values: Values, runs: int) -> float:
         return runs * goal.flops(values) if machine is None else machine.seconds(goal, values, runs)
 
-    whole = cost(goal.values, 1)
+    whole, rungs = cost(goal.values, 1), _rungs(goal)
     analysis = None if table is None else analyze(table)
-    rates = _given_rates(sweep, space)
-    designs = []
+    rates = tuple(getattr(space, "values", ()))
+    if sweep is not None:
+        rates = sweep.tune_axis.values if sweep.learning_rates or sweep.tune else ()
+    designs: list[tuple[float, int, tuple[Step, ...], str, str, _Belief]] = []
     for name in _rules(sweep, goal, rule):
-        assumed, priors = _assume(goal, name, fixes, analysis)
+        belief = _belief(goal, name, fixes, analysis)
         start = rates or (_guess(goal, name, analysis),)
         looks = first_batch(name, 1.0, [math.log2(r) for r in start if r > 0]).cells
-        made = _design(goal, priors, assumed, looks, cost, paid, whole)
+        made = _design(belief, rungs, looks, cost, paid, whole)
         if made is not None:
-            designs.append((made, name, assumed, priors, looks))
+            steps, largest = made
+            score = steps[-1].regret + WORTH * sum(step.cost for step in steps) / whole
+            designs.append((score, len(designs), steps, largest, name, belief))
     if not designs:
-        raise ConfigError(_too_little(goal, looks, cost, paid, machine is not None, given))
-    (steps, largest), name, assumed, priors, looks = min(
-        designs, key=lambda d: d[0][0][-1].regret + WORTH * sum(s.cost for s in d[0][0]) / whole
-    )
-    octaves = _octaves(goal, steps)
-    reaches = [assumed.error(runs_within_reach(step.looks)) for step in steps]
-    shortened = {}
-    for a, size in enumerate(goal.shrinks):
-        kept = octaves.copy()
-        kept[:, a] = 0.0
-        shortened[size] = 1.96 * math.sqrt(_variance(priors, kept, reaches))
-    sp = [_assume(goal, "sp", fixes, None)[1]] if name not in ("", "sp") and analysis is None else []
-    others = {"sp": assumed.regret(_variance(sp[0], octaves, reaches))} if sp and sp[0] != priors else {}
+        at = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise ConfigError(_too_little(goal, rungs, looks, cost, paid, machine is not None, at))
+    _, _, steps, largest, name, belief = min(designs)
+    sp = _belief(goal, "sp", fixes, None)
+    is_other = name not in ("", "sp") and analysis is None and sp.priors != belief.priors
     return Plan(
         goal=goal,
         rule=name,
@@ -308,16 +300,15 @@ def plan(
         budget=paid,
         target_cost=whole,
         is_time=machine is not None,
-        shortened=shortened,
-        copied=_copied(priors, assumed, octaves[0], reaches[0]),
-        others=others,
-        source=assumed.source,
+        shortened={size: 1.96 * math.sqrt(belief.variance(steps, size)) for size in goal.shrinks},
+        copied=belief.copied(steps[0]),
+        others={"sp": belief.assumed.regret(sp.variance(steps))} if is_other else {},
+        source=belief.assumed.source,
         fixes=fixes,
-        sweep=None if sweep is None else _as_sweep(sweep, goal, name, steps, looks, rates),
+        base=sweep,
         experiment=sweep.experiment if sweep is not None else getattr(space, "name", "plan"),
-        rates=tuple(rates or (2.0**look.x for look in looks)),
+        rates=tuple(rates or (2.0**look.x for look in steps[0].looks)),
         tuned="learning_rate" if sweep is not None else getattr(space, "tuned", "learning_rate"),
-        trainer=None,
         largest=largest,
     )
 
@@ -337,9 +328,6 @@ def planned_of(
         base: trial of our networks; None for somebody's own training.
         settings: values that all runs of somebody's own training share.
         columns: of the run table.
-
-    Raises:
-        ConfigError: the table is not one that `mup-tpu plan` writes.
     """
     misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule and fix"
     with raised_as(ConfigError, misfit, (TypeError, ValueError, KeyError, AttributeError)):
@@ -361,22 +349,17 @@ def _budget(budget: str | float, machine: Machine | None) -> float:
         flops = float(text)
     except ValueError:
         seconds = parse_seconds("budget", text)
-        if machine is None:
-            raise ConfigError(
-                f"budget {text} is a time: give flops_per_second, or a budget in FLOP"
-            ) from None
-        return seconds
+        if machine is not None:
+            return seconds
+        raise ConfigError(f"budget {text} is a time: give flops_per_second, or a budget in FLOP") from None
     if not 0 < flops < math.inf:
         raise ConfigError(f"budget {text} is not allowed: FLOP above 0, as 1e20, or a time, as 200h")
-    if machine is None:
-        return flops
-    if machine.measured is not None:
+    if machine is not None and machine.measured is not None:
         raise ConfigError(f"budget {text} is FLOP, and the trainer is timed: give a time, as 2h")
-    return flops / machine.flops_per_second
+    return flops if machine is None else flops / machine.flops_per_second
 
 
 def _fixes(fix: Mapping[str, float] | Sequence[str], goal: Goal) -> dict[str, float]:
-    """Return fixed exponents by size. Raises ConfigError for a size that does not shrink."""
     pairs = dict(fix) if isinstance(fix, Mapping) else dict(text.partition("=")[::2] for text in fix)
     fixes = {}
     for name, value in pairs.items():
@@ -386,12 +369,6 @@ def _fixes(fix: Mapping[str, float] | Sequence[str], goal: Goal) -> dict[str, fl
             )
         fixes[name] = parse_number(value, f"fix: {name}")
     return fixes
-
-
-def _given_rates(sweep: Sweep | None, space: Any) -> tuple[float, ...]:
-    if sweep is not None:
-        return sweep.tune_axis.values if sweep.learning_rates or sweep.tune else ()
-    return tuple(getattr(space, "values", ()))
 
 
 def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]:
@@ -414,10 +391,41 @@ def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]
     return tuple(fits) or (sweep.base.model.parametrization,)
 
 
-def _assume(
-    goal: Goal, rule: str, fixes: Mapping[str, float], analysis: TransferAnalysis | None
-) -> tuple[Assumed, tuple[Priors, ...]]:
-    """Return what is assumed of errors and valleys, and the priors of each size that shrinks."""
+@dataclass(frozen=True)
+class _Belief:
+    """What is assumed of a rule: errors, valleys, and the drift along each size that shrinks."""
+
+    goal: Goal
+    assumed: Assumed
+    priors: tuple[Priors, ...]
+
+    def variance(self, steps: Sequence[Step], whole_size: str = "") -> float:
+        """Return the expected variance of the target's optimum; runs have the target's `whole_size`."""
+        target = self.goal.sizes(self.goal.values)
+        octaves_SA = np.array(
+            [
+                [0.0 if n == whole_size else math.log2(step.sizes[n] / target[n]) for n in self.goal.shrinks]
+                for step in steps
+            ]
+        )
+        errors = np.sqrt([self.assumed.error(runs_within_reach(step.looks)) for step in steps])
+        return JointTrend(self.priors, octaves_SA, np.zeros(len(steps)), errors).expected_variance()
+
+    def copied(self, step: Step) -> float:
+        """Return the expected regret at the target of this cell's optimum, nat."""
+        moved, target = 0.0, self.goal.sizes(self.goal.values)
+        for prior, size in zip(self.priors, self.goal.shrinks, strict=True):
+            octaves = math.log2(step.sizes[size] / target[size])
+            at = np.array([abs(octaves)])
+            for probability, mean, pace in prior.paces:
+                moved += probability * (float(pace.covariance(at, at)[0, 0]) + (mean * octaves) ** 2)
+        scatter = max((prior.scatter for prior in self.priors), default=0.1)
+        error2 = self.assumed.error(runs_within_reach(step.looks))
+        return self.assumed.regret(moved + 2 * scatter**2 + error2)
+
+
+def _belief(goal: Goal, rule: str, fixes: Mapping[str, float], analysis: TransferAnalysis | None) -> _Belief:
+    """Assume what usual sweeps, or those of a table, show."""
     kinds = {name: kind_of(name) for name in goal.shrinks}
     each = {name: Assumed.usual(name, rule) for name in goal.shrinks}
     curvature = float(np.mean([a.curvature for a in each.values()])) if each else 0.05
@@ -430,14 +438,15 @@ def _assume(
         along = next((n for n in goal.shrinks if kinds[n] and kinds[n] == kind_of(analysis.scale)), None)
         if along is None:
             known = {"assumed": source, "name": analysis.name, "column": analysis.scale}
-            return replace(assumed, source=Reason.of("only rates", **known)), tuple(priors.values())
-        measured = Assumed.measured(analysis, rule)
-        assumed = replace(measured, drift=0.0)
-        if along not in fixes and measured.weight_K is not None:
-            half = len(measured.weight_K) // len(measured.priors.paces)
-            steady = float(measured.weight_K[:half].sum()) if len(measured.priors.paces) > 1 else 0.0
-            priors[along] = replace(measured.priors, steady=steady, mean=measured.drift)
-    return assumed, tuple(priors.values())
+            assumed = replace(assumed, source=Reason.of("only rates", **known))
+        else:
+            measured = Assumed.measured(analysis, rule)
+            assumed = replace(measured, drift=0.0)
+            if along not in fixes and measured.weight_K is not None:
+                half = len(measured.weight_K) // len(measured.priors.paces)
+                steady = float(measured.weight_K[:half].sum()) if len(measured.priors.paces) > 1 else 0.0
+                priors[along] = replace(measured.priors, steady=steady, mean=measured.drift)
+    return _Belief(goal, assumed, tuple(priors.values()))
 
 
 def _guess(goal: Goal, rule: str, analysis: TransferAnalysis | None) -> float:
@@ -462,30 +471,18 @@ def _guess(goal: Goal, rule: str, analysis: TransferAnalysis | None) -> float:
     return _TYPICAL_RATES["adamw"]
 
 
-def _octaves(goal: Goal, steps: Sequence[Step]) -> np.ndarray:
-    whole = goal.sizes(goal.values)
-    return np.array([[math.log2(step.sizes[n] / whole[n]) for n in goal.shrinks] for step in steps])
-
-
-def _variance(priors: tuple[Priors, ...], octaves_SA: np.ndarray, errors2: Sequence[float]) -> float:
-    return JointTrend(priors, octaves_SA, np.zeros(len(errors2)), np.sqrt(errors2)).expected_variance()
-
-
-def _copied(priors: tuple[Priors, ...], assumed: Assumed, octaves_A: np.ndarray, error2: float) -> float:
-    """Return the expected regret of the smallest cell's optimum at the target, copied, nat."""
-    moved = 0.0
-    for prior, octaves in zip(priors, octaves_A, strict=True):
-        at = np.array([abs(octaves)])
-        for probability, mean, pace in prior.paces:
-            moved += probability * (float(pace.covariance(at, at)[0, 0]) + (mean * octaves) ** 2)
-    scatter = max((prior.scatter for prior in priors), default=0.1)
-    return assumed.regret(moved + 2 * scatter**2 + error2)
+def _rungs(goal: Goal) -> list[dict[str, float]]:
+    """Return the sizes of a ladder from the floors towards the target, all together."""
+    target = goal.sizes(goal.values)
+    return [
+        {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
+        for i in range(_LEVELS)
+    ]
 
 
 def _design(
-    goal: Goal,
-    priors: tuple[Priors, ...],
-    assumed: Assumed,
+    belief: _Belief,
+    rungs: Sequence[Mapping[str, float]],
     first: Sequence[Look],
     cost: Callable[[Values, int], float],
     budget: float,
@@ -496,13 +493,9 @@ def _design(
     Returns:
         The cells, the cheapest first, and why no larger proxy is run.
     """
-    target = goal.sizes(goal.values)
-    rungs = [
-        {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
-        for i in range(_LEVELS)
-    ]
+    goal = belief.goal
     apart = [
-        rungs[i] | {name: rungs[j][name]}
+        {**rungs[i], name: rungs[j][name]}
         for i, further, name in itertools.product(range(0, _LEVELS - 2, 2), (2, 4), goal.shrinks)
         if (j := i + further) < _LEVELS and len(goal.shrinks) > 1
     ]
@@ -519,17 +512,17 @@ def _design(
     if len(pool) < NEEDED:
         return None
 
-    def after(steps: Sequence[Step]) -> tuple[float, float]:
-        errors = [assumed.error(runs_within_reach(step.looks)) for step in steps]
-        variance = _variance(priors, _octaves(goal, steps), errors)
-        return variance, assumed.regret(variance) + WORTH * sum(step.cost for step in steps) / whole
+    def spent(steps: Sequence[Step]) -> float:
+        return sum(step.cost for step in steps)
 
-    chosen = [pool[0]]
-    score = math.inf
+    def score_of(steps: Sequence[Step]) -> float:
+        return belief.assumed.regret(belief.variance(steps)) + WORTH * spent(steps) / whole
+
+    chosen, score = [pool[0]], math.inf
     while len(chosen) < _MOST_CELLS:
-        left = budget - sum(step.cost for step in chosen)
+        left = budget - spent(chosen)
         options = [step for step in pool if step not in chosen and step.cost <= left]
-        scored = [(after([*chosen, step])[1], i) for i, step in enumerate(options)]
+        scored = [(score_of([*chosen, step]), i) for i, step in enumerate(options)]
         best, i = min(scored, default=(math.inf, 0))
         if best >= score and len(chosen) >= NEEDED or not options:
             break
@@ -537,65 +530,47 @@ def _design(
         score = best
     for step in chosen[1:]:  # drop cells that later ones have made superfluous
         fewer = [other for other in chosen if other is not step]
-        if len(fewer) >= NEEDED and (without := after(fewer)[1]) < score:
+        if len(fewer) >= NEEDED and (without := score_of(fewer)) < score:
             chosen, score = fewer, without
-    if len(chosen) < NEEDED or sum(step.cost for step in chosen) > budget:
+    if len(chosen) < NEEDED or spent(chosen) > budget:
         return None
     chosen.sort(key=lambda step: (step is not pool[0], step.cost / step.runs))
     steps = []
     for i, step in enumerate(chosen):
-        variance, _ = after(chosen[: i + 1])
-        steps.append(replace(step, half_width=1.96 * math.sqrt(variance), regret=assumed.regret(variance)))
-    left = budget - sum(step.cost for step in chosen)
+        variance = belief.variance(chosen[: i + 1])
+        regret = belief.assumed.regret(variance)
+        steps.append(replace(step, half_width=1.96 * math.sqrt(variance), regret=regret))
     larger = [step for step in pool if step.cost / step.runs > chosen[-1].cost / chosen[-1].runs]
-    why = "the next one is the target itself"
-    if larger:
-        step = larger[0]
-        saved = steps[-1].regret - assumed.regret(after([*chosen, step])[0])
+    if not larger:
+        return tuple(steps), "the next one is the target itself"
+    step = larger[0]
+    why = "cost more than is left of the budget"
+    if step.cost <= budget - spent(chosen):
+        saved = steps[-1].regret - belief.assumed.regret(belief.variance([*chosen, step]))
         price = WORTH * step.cost / whole
-        why = f"{at_words(step.values, [n for n in step.values if step.values[n] != goal.values[n]])} would "
-        why += (
-            "cost more than is left of the budget"
-            if step.cost > left
-            else (f"save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat")
-        )
-    return tuple(steps), why
+        why = f"save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
+    smaller = [name for name, value in step.values.items() if value != goal.values[name]]
+    return tuple(steps), f"{at_words(step.values, smaller)} would {why}"
 
 
 def _too_little(
     goal: Goal,
+    rungs: Sequence[Mapping[str, float]],
     first: Sequence[Look],
     cost: Callable[[Values, int], float],
     paid: float,
     is_time: bool,
-    given: Mapping[str, str],
+    at: str,
 ) -> str:
-    target, count = goal.sizes(goal.values), sum(look.runs for look in first)
-    cells = []
-    for i in range(_LEVELS):
-        sizes = {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
-        values = goal.values_at(sizes)
+    cells = list[Values]()
+    for values in map(goal.values_at, rungs):
         cells += [values] if values not in cells and values != goal.values else []
-    at = ", ".join(f"{name}={value}" for name, value in given.items())
     if len(cells) < NEEDED:
         least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
         return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
-    least_cost = cost(cells[0], count) + sum(cost(values, PACK) for values in cells[1:NEEDED])
-    runs = " + ".join(map(str, (count, PACK, PACK)))
+    counts = (sum(look.runs for look in first), PACK, PACK)
+    least_cost = sum(cost(values, count) for values, count in zip(cells, counts, strict=False))
     return (
-        f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({runs} runs), which cost at the "
-        f"least {cost_words(least_cost, is_time)}: give a larger one"
+        f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({' + '.join(map(str, counts))} "
+        f"runs), which cost at the least {cost_words(least_cost, is_time)}: give a larger one"
     )
-
-
-def _as_sweep(
-    sweep: Sweep, goal: Goal, rule: str, steps: Sequence[Step], looks: Sequence[Look], rates: Sequence[float]
-) -> Sweep:
-    names = [name for name in goal.values if len({step.values[name] for step in steps}) > 1]
-    points = tuple({name: step.values[name] for name in names} for step in steps)
-    same = {name: steps[0].values[name] for name in goal.values if name not in names}
-    bases = {f"base_{name}": min(p[name] for p in points) for name in ("width", "depth") if name in names}
-    base = sweep.base.replace(**same, **bases, parametrization=rule)
-    scale = Axis(names[0], tuple(p[names[0]] for p in points)) if len(names) == 1 else Ladder(points)
-    values = tuple(rates or (2.0**look.x for look in looks))
-    return Sweep(sweep.experiment, base, (rule,), None, values, max(look.seeds for look in looks), scale)

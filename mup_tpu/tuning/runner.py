@@ -7,6 +7,7 @@ Checkpoints of packs lie beside the rows until each trial of the pack has its ro
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from typing import Any, Protocol, Self, TypeVar
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.config import DEVICES, DataConfig, RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import DEVICES, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder, short_hash
@@ -83,13 +84,9 @@ def run_missing(
         purchase: function from a trial to the number of its purchase in a sequence, or None.
         deadline: time by `time.monotonic` at which unfinished jobs are given up.
         elsewhere: ids of trials that somebody else runs.
-
-    Raises:
-        Preempted: SIGTERM ended the run.
-        ConfigError: an option does not fit the trials, or the device or cluster is not there.
     """
     lacking = missing_trials(trials, store.done(stopped=halving), kind.trial_id)
-    missing = [trial for trial in lacking if kind.trial_id(trial) not in elsewhere]
+    missing = missing_trials(lacking, elsewhere, kind.trial_id)
     awaited = len(lacking) - len(missing)
     console.print(
         f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
@@ -124,7 +121,7 @@ def run_missing(
                                 f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, and "
                                 "the same command goes on"
                             )
-                        for reason in dict.fromkeys(r["reason"] for r in rows if r["status"] == "failed"):
+                        for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
                             console.print(f"{job} failed: {reason}", style="red", markup=False)
                         kind.stored(job, rows)
                     case report:
@@ -146,14 +143,12 @@ class Corpora:
     """
 
     def __init__(self, trials: Sequence[Trial] = ()) -> None:
-        self._datasets: dict[DataConfig, data.TokenDataset] = {}
+        self._load = functools.cache(data.load)
         for trial in trials:
             self.of(trial)
 
     def of(self, trial: Trial) -> data.TokenDataset:
-        if trial.data not in self._datasets:
-            self._datasets[trial.data] = data.load(trial.data)
-        return self._datasets[trial.data]
+        return self._load(trial.data)
 
     def trial_id(self, trial: Trial) -> str:
         return trial.trial_id(self.of(trial).fingerprint)
@@ -177,12 +172,7 @@ def refuse_another_device(results: str | None, run: RunOptions) -> None:
 
 
 def with_precision(trial: Trial, results: str | None, run: RunOptions, console: Console) -> Trial:
-    """Return the trial with a precision in place of "auto", and print the precision and the reason.
-
-    Raises:
-        ConfigError: the folder holds runs of another device.
-        StoreError: the results folder cannot be read.
-    """
+    """Return the trial with a precision in place of "auto", and print the precision and the reason."""
     refuse_another_device(results, run)
     if trial.train.precision != "auto":
         return trial
@@ -203,9 +193,8 @@ def sweep_with_precision(sweep: Sweep, results: str, run: RunOptions, console: C
 
 
 def precision_of(run: RunOptions) -> tuple[str, str]:
-    has, why = bfloat16_units(
-        run.device if run.device in ("tpu", "xla") else "cpu" if is_cpu(run) else "cuda"
-    )
+    on_tpu = run.device in ("tpu", "xla")
+    has, why = bfloat16_units(run.device if on_tpu else "cpu" if is_cpu(run) else "cuda")
     return ("bf16" if has else "float32"), why
 
 
@@ -213,8 +202,7 @@ class Packs:
     """Trials of our networks, several of one shape a job.
 
     Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. With `steps_before`, trials
-    go on from checkpoints of the same trials with that number of steps. Raises ConfigError if a tracker's
-    package is not installed.
+    go on from checkpoints of the same trials with that number of steps.
     """
 
     def __init__(
@@ -233,9 +221,7 @@ class Packs:
         self._tracking = Tracking(options.track, store)
         self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
         self._pools = Pools(options, str(store.folder), console)
-        self._began = 0.0
-        self._rates: list[Rates] = []
-        """Rates of each ended pack, over all of its training."""
+        self._began, self._rates = 0.0, list[Rates]()  # rates of each ended pack, over all of its training
 
     def __enter__(self) -> Self:
         return self
@@ -249,7 +235,7 @@ class Packs:
         purchase: Callable[[Trial], int | None] = lambda trial: None,
         deadline: float = math.inf,
     ) -> Counter[str]:
-        """Run missing trials; workers stay for the next call. Arguments and errors as of `run_missing`."""
+        """Run missing trials; workers stay for the next call."""
         heartbeat, halving = self._options.heartbeat, self._run.halving
         return run_missing(
             self, trials, self._store, self._tracking, self._console, heartbeat, halving, purchase, deadline
@@ -294,7 +280,6 @@ class Packs:
         self._folders.remove_done(list(trials), stored)
 
     def summary(self) -> str:
-        """Return a line about packs of all hosts: tokens, total rate, rate of a device, MFU, input wait."""
         tokens = sum(r.tokens for r in self._rates)
         rate = tokens / max(time.monotonic() - self._began, 1e-9)
         parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
@@ -324,16 +309,14 @@ class CheckpointFolders:
         self.root, self._is_kept, self._trial_id = results / "checkpoints", run.checkpoint_every > 0, trial_id
 
     def of(self, pack: list[Trial]) -> str | None:
-        return str(self.root / self._name(pack)) if self._is_kept else None
-
-    def _name(self, pack: list[Trial]) -> str:
         first, *others = map(self._trial_id, pack)
-        return first if not others else f"{first}-{short_hash(' '.join([first, *others]))[:8]}"
+        name = first if not others else f"{first}-{short_hash(' '.join([first, *others]))[:8]}"
+        return str(self.root / name) if self._is_kept else None
 
     def remove(self, pack: list[Trial]) -> None:
-        if self._is_kept:
+        if folder := self.of(pack):
             with contextlib.suppress(OSError):
-                self._remove(self._name(pack))
+                self._remove(folder.rpartition("/")[2])
 
     def _remove(self, name: str) -> None:
         steps = (self.root / name).names()
@@ -344,7 +327,7 @@ class CheckpointFolders:
         """Remove checkpoints of an earlier, killed call whose trials all have rows.
 
         A pack without the row of a trial keeps its checkpoints: another driver may be training it. `stored`
-        gives the trial_ids with a row; it is called only if packs are checkpointed.
+        gives the trial_ids with a row.
         """
         if not self._is_kept:
             return
@@ -359,8 +342,6 @@ class CheckpointFolders:
                 os.rmdir(self.root.path)  # succeeds only on an empty folder; a bucket has none
 
     def _meta(self, name: str, step: str) -> dict[str, Any]:
-        """Return the metadata of a checkpoint; empty if it is damaged."""
-        with contextlib.suppress(OSError, ValueError):
-            meta = json.loads(self.root.read(f"{name}/{step}/meta.json"))
-            return meta if isinstance(meta, dict) else {}
+        with contextlib.suppress(OSError, ValueError, TypeError):  # it is damaged
+            return dict(json.loads(self.root.read(f"{name}/{step}/meta.json")))
         return {}

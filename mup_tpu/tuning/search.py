@@ -38,12 +38,9 @@ from mup_tpu.tuning.tracking import Tracking, require_packages
 class SearchOutcome:
     """End of a call of a search."""
 
-    counts: Counter[str]
-    """Trials of this call by status."""
-    unfinished: int
-    """Trials left for a resumed search."""
-    interrupted: bool = False
-    """Whether Ctrl-C ended the call."""
+    counts: Counter[str]  # trials of this call by status
+    unfinished: int  # trials left for a resumed search
+    interrupted: bool = False  # whether Ctrl-C ended the call
 
 
 def run_search(
@@ -90,7 +87,6 @@ def run_search(
         tracking = Tracking(where.track, store)
         with (
             contextlib.closing(Pools(where, str(folder), console)) as pools,
-            SearchProgress(console, search, store, options.num_samples, log) as progress,
             _pause_on_interrupt(console) as interrupted,
         ):
             place = pools.place(left, run, options.max_concurrent or left)
@@ -104,13 +100,14 @@ def run_search(
             def is_pausing() -> bool:
                 return bool(interrupted) or time.monotonic() >= deadline
 
+            progress = SearchProgress(console, search, store, options.num_samples, log)
             proposals = _Proposals(
-                search, log, Chooser(search, options, log), corpora, progress, make_job, is_pausing, left,
+                search, Chooser(search, options, log), corpora, progress, make_job, is_pausing, left,
                 where.pack_size or 1, {row["trial_id"]: row for row in store.results().to_dict("records")},
             )  # fmt: skip
             attempts = options.max_failures + 1
             events = run_jobs(proposals, place.pool, where.heartbeat, proposals.decide, attempts)
-            with contextlib.closing(events):
+            with progress, contextlib.closing(events):
                 for job, event in events:
                     match event:
                         case Started():
@@ -132,11 +129,11 @@ def run_search(
                             for row in rows:
                                 counts[row["status"]] += 1
                                 proposals.end(row)
-                            for failed in (row for row in rows if row["status"] == "failed"):
-                                console.print(f"{job} failed: {failed['reason']}", style="red")
+                                if row["status"] == "failed":
+                                    console.print(f"{job} failed: {row['reason']}", style="red")
                             folders.remove(job.trials)
                         case report:
-                            progress.update(proposals.keys(job), "running", report.step)
+                            progress.update(proposals.keys(job), f"at step {report.step}")
         folders.remove_done([*proposals.trials.values()], store.done)
     return SearchOutcome(counts, options.num_samples - len(log.ended), bool(interrupted))
 
@@ -146,7 +143,6 @@ class _Proposals:
     """Jobs of a search, each made when a worker is free, and the answers to their questions."""
 
     search: Search
-    log: SearchLog
     chooser: Chooser
     corpora: Corpora
     progress: SearchProgress
@@ -154,10 +150,8 @@ class _Proposals:
     is_pausing: Callable[[], bool]
     left: int
     pack_size: int
-    rows: dict[str, Mapping[Any, Any]]
-    """Rows of trials that have ended, by trial_id."""
-    trials: dict[str, Trial] = field(default_factory=dict)
-    """Proposed trials by trial_id."""
+    rows: dict[str, Mapping[Any, Any]]  # rows of trials that have ended, by trial_id
+    trials: dict[str, Trial] = field(default_factory=dict)  # proposed trials by trial_id
     waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Numbers of proposals without an end, by trial_id: an algorithm may propose a point again."""
 
@@ -173,18 +167,16 @@ class _Proposals:
             yield from map(self.make_job, packs.values())
 
     def _draw(self) -> list[Trial]:
-        """Return trials for the next packs; none at the end of the search."""
         trials = list[Trial]()
-        while self.left and len(trials) < self.pack_size and not self.is_pausing():
-            key = self.chooser.propose()
-            if key is None:
+        while len(trials) < self.pack_size and self.left and not self.is_pausing():
+            if (key := self.chooser.propose()) is None:
                 break
             self.left -= 1
             try:
-                trial = self.search.trial(self.log.proposals[key])
+                trial = self.search.trial(self.chooser.log.proposals[key])
             except ConfigError as error:  # the ends of each domain are allowed, not all between them
                 self.progress.refused(key, str(error))
-                self.chooser.end(key, self._worst(self.search.base), is_whole=False)
+                self.chooser.end(key, self._finite(math.inf, self.search.base), is_whole=False)
                 continue
             trial_id = self.corpora.trial_id(trial)
             self.trials[trial_id] = trial
@@ -203,7 +195,7 @@ class _Proposals:
         share, stopped = question.step / job.trials[0].train.steps, set[str]()
         for trial_id, loss in question.losses.items():
             first, *_ = self.waiting[trial_id]
-            self.progress.update([first], "running", question.step, loss)
+            self.progress.update([first], f"at step {question.step}: loss {loss:.4f}")
             if self.chooser.stops(first, share, self._finite(loss, self.trials[trial_id])):
                 stopped.add(trial_id)
         # ASHA hears of the loss even if the trial pauses: its next evaluation has another share.
@@ -219,12 +211,9 @@ class _Proposals:
         if status in FINAL:
             self.rows[trial_id] = row
 
-    def _worst(self, trial: Trial) -> float:
-        """Return twice the loss of chance: algorithms and schedulers need a number for a divergence."""
-        return 2 * math.log(self.corpora.of(trial).vocab_size)
-
     def _finite(self, loss: float, trial: Trial) -> float:
-        worst = self._worst(trial)
+        # Algorithms and schedulers need a number for a divergence: twice the loss of chance.
+        worst = 2 * math.log(self.corpora.of(trial).vocab_size)
         return min(loss, worst) if math.isfinite(loss) else worst
 
 

@@ -6,6 +6,7 @@ an interrupted purchase is planned again from the rows before it.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import Counter
@@ -56,43 +57,34 @@ def run_until_settled(
 
     The sweep gives the scales, and the hyperparameter's values at the start. Stored rows count.
 
-    Returns:
-        Number of this call's trials by status; empty if none was bought.
-
-    Raises:
-        ConfigError: a trial is not allowed, the hyperparameter is no real number above 0, there are fewer
-            than three scales, or the device or cluster is not there.
-        StoreError: the results folder cannot be written, or does not fit the sweep: another experiment, other
-            axes, runs of another kind, more scales, or a question about fewer.
-        DataError: the corpus cannot be used.
+    Returns the number of this call's trials by status; empty if none was bought.
     """
     deadline = time.monotonic() + until.seconds
     sweep = sweep_with_precision(sweep, results, run, console)
     corpora = Corpora()
     grid, header, column = _grid_of(sweep, corpora), load_header(results), sweep.scale_axis.column
-    if lacking := sorted(set(header.planned) - set(grid.points)):
-        at = ", ".join(write_scale(column, scale) for scale in lacking)
+
+    def named(scales: set[float]) -> str:
+        return f"{label(column)} {', '.join(write_scale(column, scale) for scale in sorted(scales))} too"
+
+    if lacking := {*header.planned} - {*grid.points}:
         raise StoreError(
-            f"results folder {results} plans {label(column)} {at} too, which this sweep lacks: give all of "
-            "its scales, or another --results"
+            f"results folder {results} plans {named(lacking)}, which this sweep lacks: give all of its "
+            "scales, or another --results"
         )
     # Rows of scales that the folder's stored conditions exclude would never be analysed.
     conditions = [condition for condition in header.where if condition.column == column]
-    if lacking := sorted(set(grid.points) - set(selected_scales(grid.points, column, conditions))):
-        at = ", ".join(write_scale(column, scale) for scale in lacking)
+    if lacking := {*grid.points} - {*selected_scales(grid.points, column, conditions)}:
         raise StoreError(
             f"results folder {results} asks about {', '.join(c.words for c in conditions)}, and this sweep "
-            f"has {label(column)} {at} too: give scales that it asks about, or have it ask about all "
+            f"has {named(lacking)}: give scales that it asks about, or have it ask about all "
             f"(mup-tpu analyze {results} --keep)"
         )
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
     with Packs(store, corpora, sweep.scale_axis.fields, options, run, console) as packs:
-
-        def run_batch(trials: list[Trial], purchase: Callable[[Trial], int]) -> Counter[str]:
-            return packs.run(trials, purchase, deadline)
-
+        run_batch = functools.partial(packs.run, deadline=deadline)
         outcome = buy(grid, store, run_batch, run.halving, deadline, console, until.first_looks)
     if time.monotonic() >= deadline:
         console.print(f"the budget of {until.budget} is used up; the same command goes on")
@@ -104,46 +96,34 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True)
 class Grid(Generic[T]):
-    """Trials that a sequence may buy.
-
-    Raises:
-        ConfigError: there are fewer scales than a verdict needs, or the hyperparameter is no real number
-            above 0.
-    """
+    """Trials that a sequence may buy."""
 
     columns: Columns
-    points: Mapping[float, Any]
-    """Points of the scale by their measure."""
-    values: Sequence[float]
-    """Values of the hyperparameter to start from."""
-    is_real: bool
-    """Whether the hyperparameter is a real number."""
-    compared: Mapping[str, Any]
-    """Compared points by their names in the run table."""
+    points: Mapping[float, Any]  # points of the scale by their measure
+    values: Sequence[float]  # values of the hyperparameter to start from
+    is_real: bool  # whether the hyperparameter is a real number
+    compared: Mapping[str, Any]  # compared points by their names in the run table
     trial: Callable[[Any, Any, float, int], T]
-    """Makes a trial of a point of the scale, a compared point, a value and a seed from 0 on; raises
-    ConfigError if it is not allowed."""
-    trial_id: Callable[[T], str]
-    """Name of a trial in the store."""
-    by_column: Callable[[Any], dict[str, Any]] = dict
-    """Returns the values of a point of the scale by their columns."""
+    """Makes a trial of a point of the scale, a compared point, a value and a seed from 0 on."""
+    trial_id: Callable[[T], str]  # name of a trial in the store
+    by_column: Callable[[Any], dict[str, Any]] = dict  # returns the values of a point by their columns
 
     def __post_init__(self) -> None:
-        scale, tuned = label(self.columns.scale), self.columns.hyperparameter
-        if len(self.points) < NEEDED:
-            raise ConfigError(
-                f"the sweep has {len(self.points)} {scale}s: until_settled needs {NEEDED} at least"
-            )
-        if not min(self.points) > 0:
-            raise ConfigError(
-                f"the sweep has {scale} {min(self.points):g}: until_settled needs scales above 0"
-            )
-        if not self.is_real:
-            raise ConfigError(
-                f"tune {tuned} is a whole number: until_settled needs a real one, as learning_rate"
-            )
-        if not any(value > 0 for value in self.values):
-            raise ConfigError(f"tune {tuned} has no value above 0: until_settled needs one to start from")
+        scale, tuned = label(self.columns.scale), f"tune {self.columns.hyperparameter}"
+        count, least = len(self.points), min(self.points)
+        for is_met, has, needs in (
+            (count >= NEEDED, f"the sweep has {count} {scale}s", f"{NEEDED} at least"),
+            (least > 0, f"the sweep has {scale} {least:g}", "scales above 0"),
+            (self.is_real, f"{tuned} is a whole number", "a real one, as learning_rate"),
+            (max(self.values) > 0, f"{tuned} has no value above 0", "one to start from"),
+        ):
+            if not is_met:
+                raise ConfigError(f"{has}: until_settled needs {needs}")
+
+    @property
+    def start(self) -> list[float]:
+        """Return log2 of the values to start from."""
+        return [math.log2(value) for value in self.values if value > 0]
 
 
 def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
@@ -208,13 +188,10 @@ class PurchasePlan(Generic[T]):
 
     name: str
     looks: tuple[LookTaken, ...]
-    batch: Batch | None
-    """Next batch; None after a settled verdict."""
-    stops: Reason | None
-    """Reason not to buy the batch; None if it is bought."""
+    batch: Batch | None  # next batch; None after a settled verdict
+    stops: Reason | None  # reason not to buy the batch; None if it is bought
     purchase: int
-    trials: tuple[T, ...]
-    """Trials of the batch, if it is bought."""
+    trials: tuple[T, ...]  # trials of the batch, if it is bought
 
 
 class Buyer(Generic[T]):
@@ -229,8 +206,7 @@ class Buyer(Generic[T]):
         first_looks: bool = False,
     ) -> None:
         self._grid, self._store, self._halving, self._first_looks = grid, store, halving, first_looks
-        self._known = np.empty(0)
-        """Values of the hyperparameter above 0, from the grid and the rows."""
+        self._known = np.empty(0)  # values of the hyperparameter above 0, from the grid and the rows
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
     def show(self, plans: Sequence[PurchasePlan[Any]], console: Console) -> None:
@@ -238,7 +214,18 @@ class Buyer(Generic[T]):
         title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
         texts = (label(columns.parametrization), "verdict")
         headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])
-        rows = [(plan.name, *_cells(plan.looks[-1] if plan.looks else None)) for plan in plans]
+        rows = []
+        for plan in plans:
+            cells = ["-", "0", "-", "-", "-"]
+            if plan.looks:
+                look = plan.looks[-1]
+                drift, regret = look.evidence.drift, look.evidence.headline
+                alpha = exponent(drift.alpha, drift.low, drift.high) if drift.is_known else "-"
+                lost = "-" if regret is None else regret.status
+                if regret is not None and regret.status == "estimated":
+                    lost = f"{regret.value:.3f} ({regret.low:.3f} to {regret.high:.3f})"
+                cells = [str(look.number or "-"), str(look.runs), alpha, lost, look.decision]
+            rows.append((plan.name, *cells))
         console.print(Table(headings, rows, title, texts, texts))
         for plan in plans:
             if plan.batch is None:
@@ -251,7 +238,6 @@ class Buyer(Generic[T]):
             console.print(line)
 
     def plans(self) -> list[PurchasePlan[T]]:
-        """Return the plan of each parametrization."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
         values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
@@ -263,9 +249,8 @@ class Buyer(Generic[T]):
         self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]
     ) -> PurchasePlan[T]:
         runs = table.runs[table.runs["compared"] == name] if table is not None else pd.DataFrame()
-        if not len(runs):
-            return self._bought(name, (), self._first(name), None, 1)
-        assert table is not None
+        if table is None or not len(runs):
+            return self._bought(name, (), self._next(name, None, (), None), None, 1)
         question = Question.of(table)
         looks = tuple(take_looks(runs, question))
         last = looks[-1].purchase
@@ -283,16 +268,12 @@ class Buyer(Generic[T]):
             stops = Reason.of("first looks taken")
         return self._bought(name, looks, batch, stops, last + 1)
 
-    def _first(self, name: str) -> Batch:
-        grid = [math.log2(value) for value in self._grid.values if value > 0]
-        return first_batch(name, min(self._grid.points), grid)
-
     def _next(
-        self, name: str, table: RunTable, looks: Sequence[LookTaken], question: Question
+        self, name: str, table: RunTable | None, looks: Sequence[LookTaken], question: Question | None
     ) -> Batch | None:
         """Return the batch after some looks; None if the last one settled the verdict."""
-        if not looks:
-            return self._first(name)
+        if table is None or question is None or not looks:
+            return first_batch(name, min(self._grid.points), self._grid.start)
         if looks[-1].decision != "INCONCLUSIVE":
             return None
         return next_batch(name, looks[-1].evidence, run_cost(table), question)
@@ -300,13 +281,12 @@ class Buyer(Generic[T]):
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: Reason | None, purchase: int
     ) -> PurchasePlan[T]:
-        """Plan the trials of a batch; a value that trials do not allow ends the sequence."""
         trials: list[T] = []
         if batch is not None and not stops:
             try:
                 trials = [t for cell in batch.cells for t in self._trials(name, cell)]
-            except ConfigError as error:
-                stops, trials = Reason.of("not allowed", purpose=batch.reason, error=str(error)), []
+            except ConfigError as error:  # a value that trials do not allow ends the sequence
+                stops = Reason.of("not allowed", purpose=batch.reason, error=str(error))
         return PurchasePlan(name, tuple(looks), batch, stops, purchase, tuple(trials))
 
     def _trials(self, name: str, cell: Cell) -> list[T]:
@@ -332,15 +312,14 @@ class PlanBuyer(Generic[T]):
 
     def __init__(self, grid: Grid[T], store: Store, planned: Planned, halving: bool = False) -> None:
         self._grid, self._store, self._planned, self._halving = grid, store, planned, halving
-        (self._name,) = list(grid.compared)[:1]
-        self._start = first_batch(self._name, 0.0, [math.log2(v) for v in grid.values if v > 0]).cells
+        self._name = next(iter(grid.compared))
+        self._start = first_batch(self._name, 0.0, grid.start).cells
 
     def show(self, plans: Sequence[PurchasePlan[Any]], console: Console) -> None:
         for line in self._lines:
             console.print(line)
 
     def plans(self) -> list[PurchasePlan[T]]:
-        """Return the next purchase of the plan, if any."""
         planned, rows = self._planned, self._store.results()
         done = done_of(rows, stopped=self._halving)
         estimates = planned.estimates(rows) if len(rows) else {}
@@ -370,19 +349,16 @@ class PlanBuyer(Generic[T]):
                 looks = [replace(look, scale=float(cell)) for look in beyond(estimates[cell])]
                 lines = [f"on to 2^{looks[0].x:g} and 2^{looks[-1].x:g}: the best so far is at an end"]
             wanted += looks
-            self._lines += [f"{self._at(cell)}, {tuned} {line}" for line in lines]
+            at_cell = ", ".join(f"{label(n)} {value:g}" for n, value in planned.cells[cell][0].items())
+            self._lines += [f"{at_cell}, {tuned} {line}" for line in lines]
         trials = [trial for look in wanted for trial in self._trials(look)]
-        trials = [trial for trial in trials if self._grid.trial_id(trial) not in done]
+        trials = missing_trials(trials, done, self._grid.trial_id)
         if not trials:
             self._lines = [
                 f"the plan's sizes are run: {len(known)} of {len(planned.cells)} have a known optimum"
             ]
         number = self._store.next_purchase() or 1
         return [PurchasePlan(self._name, (), None, None, number, tuple(trials))]
-
-    def _at(self, cell: int) -> str:
-        values = self._planned.cells[cell][0]
-        return ", ".join(f"{label(name)} {value:g}" for name, value in values.items())
 
     def _trials(self, look: Cell) -> list[T]:
         grid, (values, _) = self._grid, self._planned.cells[int(look.scale)]
@@ -402,18 +378,6 @@ def buyer_of(
     first_looks: bool = False,
 ) -> Buyer[T] | PlanBuyer[T]:
     """Return the buyer of a folder: of its plan, if it holds one. Arguments as for `buy`."""
-    planned = Planned.load(str(store.folder))
-    if planned is not None:
+    if (planned := Planned.load(str(store.folder))) is not None:
         return PlanBuyer(grid, store, planned, halving)
     return Buyer(grid, store, halving, deadline, first_looks)
-
-
-def _cells(look: LookTaken | None) -> tuple[str, ...]:
-    if look is None:
-        return "-", "0", "-", "-", "-"
-    drift, regret = look.evidence.drift, look.evidence.headline
-    alpha = exponent(drift.alpha, drift.low, drift.high) if drift.is_known else "-"
-    lost = "-" if regret is None else regret.status
-    if regret is not None and regret.status == "estimated":
-        lost = f"{regret.value:.3f} ({regret.low:.3f} to {regret.high:.3f})"
-    return str(look.number or "-"), str(look.runs), alpha, lost, look.decision

@@ -40,15 +40,13 @@ class Kept:
     """File for a trace of two log intervals, after two for warming up; Perfetto opens it."""
 
     def prepare(self) -> None:
-        """Make folders, so that a bad path ends the command before training.
-
-        Raises:
-            ConfigError: a folder cannot be written.
-        """
-        if self.checkpoints is not None and "://" not in self.checkpoints:
-            with raised_as(ConfigError, f"checkpoint folder {self.checkpoints} cannot be written"):
-                Path(self.checkpoints).mkdir(parents=True, exist_ok=True)
-        for name, path in (("export", self.export), ("profile", self.profile and self.profile.parent)):
+        """Make folders, so that a bad path ends the command before training."""
+        local = None if self.checkpoints is None or "://" in self.checkpoints else Path(self.checkpoints)
+        for name, path in (
+            ("checkpoint folder", local),
+            ("export", self.export),
+            ("profile", self.profile and self.profile.parent),
+        ):
             if path is not None:
                 with raised_as(ConfigError, f"{name} {path} cannot be written"):
                     path.mkdir(parents=True, exist_ok=True)
@@ -75,10 +73,6 @@ def train_one(
     """Train a trial, store its row, then export it.
 
     With `shorter`, the same trial with fewer steps, training goes on from its checkpoint.
-
-    Raises:
-        ConfigError: an export or a profile cannot be written, or the trial is not allowed.
-        Preempted: SIGTERM ended training; the row is stored and checkpoints are kept.
     """
     from mup_tpu.tuning.runner import with_precision
 
@@ -105,9 +99,7 @@ def train_one(
         checkpoints = f"{root.rstrip('/')}/{trial_id(trial)}"
         if shorter is not None:
             before = [shorter.replace(precision=trial.train.precision)]
-            if not begin(
-                Folder(root), [trial], before, lambda t: t.trial_id(dataset.fingerprint), checkpoints
-            ):
+            if not begin(Folder(root), [trial], before, trial_id, checkpoints):
                 console.print(f"no checkpoint in {root} to go on from: it trains from the start")
     if note := unused_gpus(run):
         console.print(note, style="yellow")

@@ -83,21 +83,6 @@ def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
     return missing_trials(trials, done, corpora.trial_id), corpora
 
 
-def run_trials(
-    experiment: str,
-    trials: list[Trial],
-    scale: Sequence[str],
-    results: str,
-    options: SweepOptions,
-    run: RunOptions,
-    console: Console,
-) -> Counter[str]:
-    """Run missing trials, as `run_sweep` does; fields of `scale` tell sizes apart."""
-    store = Store(results, experiment)
-    with Packs(store, Corpora(trials), scale, options, run, console) as packs:
-        return packs.run(trials)
-
-
 def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
     """Return the points of the scale by their measure; refuse two of the same: an analysis joins them."""
     axis, by_size = sweep.scale_axis, dict[float, dict[str, Any]]()
@@ -138,35 +123,25 @@ class Machine:
     """Machine for packs, as far as a forecast needs it."""
 
     name: str
-    flops: float
-    """Peak FLOP/s of the whole machine, in the precision of the trials."""
-    packs: int
-    """Packs at once."""
+    flops: float  # peak FLOP/s of the whole machine, in the precision of the trials
+    packs: int  # packs at once
     execution: str
-    devices: int = 1
-    """Devices of one pack."""
-    memory_bytes: int = 0
-    """Memory of one device."""
-    kind: str = "cpu"
-    """Type of its torch devices."""
+    devices: int = 1  # devices of one pack
+    memory_bytes: int = 0  # memory of one device
+    kind: str = "cpu"  # type of its torch devices
 
 
 @dataclass(frozen=True)
 class SizeForecast:
     """Forecast for the trials of one size."""
 
-    size: str
-    """Name of the size, as "width 64"."""
+    size: str  # name of the size, as "width 64"
     trials: int
     packs: int
-    flops: float
-    """Arithmetic of one trial."""
-    seconds: float
-    """Time of all trials, at the utilisation of the forecast."""
-    memory_bytes: int
-    """Memory of a pack on each device."""
-    fits: bool
-    """Whether it can be trained, if need be in smaller packs."""
+    flops: float  # arithmetic of one trial
+    seconds: float  # time of all trials, at the utilisation of the forecast
+    memory_bytes: int  # memory of a pack on each device
+    fits: bool  # whether it can be trained, if need be in smaller packs
 
 
 def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
@@ -176,24 +151,26 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     from mup_tpu.jobs import this_machine as here
 
     device, precision = get_device(run.device), trials[0].train.precision
-    execution = here.execution(run)
+    kind, execution, memory = device.torch_device.type, here.execution(run), device.free_memory_bytes()
     packs, threads = here.room(len(trials), run)
+    name, devices = device.name, 1
     if run.split_over > 1:
-        on_cpu = device.torch_device.type == "cpu"
-        peak = peak_flops(device, precision) * (1 if on_cpu else run.split_over)
-        memory = device.free_memory_bytes() // (run.split_over if on_cpu else 1)
-        name = f"{run.split_over} × {device.name}"
-        return Machine(name, peak, 1, "loop", run.split_over, memory, device.torch_device.type)
-    if device.torch_device.type == "cpu":
+        devices, packs, execution = run.split_over, 1, "loop"
+        if kind == "cpu":  # processes share the cores and the memory
+            peak, memory = peak_flops(device, precision), memory // devices
+        else:
+            peak = peak_flops(device, precision) * devices
+        name = f"{devices} × {name}"
+    elif kind == "cpu":
         peak = cpu_peak_flops(precision, 1) * threads * packs
-        return Machine(f"{packs * threads} cores here", peak, packs, execution, 1, device.free_memory_bytes())
-    kind = device.torch_device.type
-    members = len(make_packs(trials, 1, execution, gpu=here.gpu(run))[0])
-    mesh = device.arrange(members, trials[0].data.batch_size, run.mesh).mesh
-    devices = mesh.trial * mesh.data
-    peak = peak_flops(device, precision) * devices * packs
-    name = device.name if packs == 1 else f"{packs} × {device.name}"
-    return Machine(name, peak, packs, execution, devices, device.free_memory_bytes(), kind)
+        name = f"{packs * threads} cores here"
+    else:
+        members = len(make_packs(trials, 1, execution, gpu=here.gpu(run))[0])
+        mesh = device.arrange(members, trials[0].data.batch_size, run.mesh).mesh
+        devices = mesh.trial * mesh.data
+        peak = peak_flops(device, precision) * devices * packs
+        name = name if packs == 1 else f"{packs} × {name}"
+    return Machine(name, peak, packs, execution, devices, memory, kind)
 
 
 def tpu(kind: TpuType) -> Machine:

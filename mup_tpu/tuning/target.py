@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,6 @@ def read_target(target: str | Sequence[str] | Mapping[str, Any]) -> dict[str, st
     """Return the parts of a target as text by name.
 
     A part is NAME=VALUE, a config.json of transformers, or a TOML file with NAME = VALUE.
-
-    Raises:
-        ConfigError: a part has another form, or a name is given twice.
     """
     if isinstance(target, Mapping):
         return {name: str(value) for name, value in target.items()}
@@ -114,22 +111,20 @@ def read_target(target: str | Sequence[str] | Mapping[str, Any]) -> dict[str, st
 class Goal:
     """A target and its proxies."""
 
-    values: Values
-    """Of the target's run."""
-    shrinks: tuple[str, ...]
-    """Sizes that proxies make smaller, by their names in the law."""
-    floors: Sizes
-    """Least useful value of each."""
-    derived: tuple[str, ...] = ()
-    """Where values come from that were not given, a sentence each."""
-    base: Trial | None = None
-    """Trial of our networks; None for somebody's own training."""
-    vocab_size: int = 0
-    """Tokens of the corpus of our networks."""
-    units: Mapping[str, int] = field(default_factory=dict)
-    """Values of a name are multiples of its unit."""
+    values: Values  # of the target's run
+    shrinks: tuple[str, ...]  # sizes that proxies make smaller, by their names in the law
+    floors: Sizes  # least useful value of each
+    derived: tuple[str, ...] = ()  # where values come from that were not given, a sentence each
+    base: Trial | None = None  # trial of our networks; None for somebody's own training
+    vocab_size: int = 0  # tokens of the corpus of our networks
+    units: Mapping[str, int] = field(default_factory=dict)  # values of a name are multiples of its unit
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Values that all runs of somebody's own training share."""
+
+    def shrinking(self) -> Goal:
+        """Return this goal with the sizes that are twice their floors at least."""
+        whole = replace(self, shrinks=tuple(self.floors)).sizes(self.values)
+        return replace(self, shrinks=tuple(name for name in whole if whole[name] >= 2 * self.floors[name]))
 
     def sizes(self, values: Mapping[str, Any]) -> Sizes:
         """Return the sizes of a run with some values; those of the target where a value is not given."""
@@ -172,14 +167,23 @@ class Goal:
         """Return the FLOP of a run; nan where its sizes do not give them."""
         if self.base is not None:
             return training_flops(self.base.replace(**values), self.vocab_size)
-        known = {**self.settings, **self.values, **values}
-        params = known.get("params", math.nan)
+        known = {"params": math.nan, "tokens": math.nan} | {**self.settings, **self.values, **values}
         if {"width", "depth"} <= known.keys():
-            params = params_of(known["width"], known["depth"])
-        tokens = (
-            known["steps"] * known["batch"] if {"steps", "batch"} <= known.keys() else known.get("tokens")
-        )
-        return 6 * params * tokens if tokens else math.nan
+            known["params"] = params_of(known["width"], known["depth"])
+        if {"steps", "batch"} <= known.keys():
+            known["tokens"] = known["steps"] * known["batch"]
+        return float(6 * known["params"] * known["tokens"])
+
+    def memory_bytes(self, values: Mapping[str, Any]) -> float:
+        """Return the bytes of weights, gradients and AdamW's moments; nan where sizes do not give them.
+
+        16 a parameter, in float32 or mixed precision (Rajbhandari et al. 2020, arXiv:1910.02054).
+        """
+        flat = self.base.flat() if self.base is not None else self.settings
+        known = {**flat, **self.values, **values}
+        if not {"width", "depth"} <= known.keys():
+            return math.nan
+        return 16.0 * params_of(known["width"], known["depth"])
 
     def work(self, values: Mapping[str, Any]) -> float:
         """Return a measure of a run's time: FLOP, or the product of its values where these do not give it."""
@@ -206,11 +210,7 @@ class Goal:
 
 
 def goal_of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal:
-    """Return the goal of a trial of our networks, of which some fields grow; nothing is derived.
-
-    Raises:
-        ConfigError: a field does not grow, or fields contradict each other.
-    """
+    """Return the goal of a trial of our networks, of which some fields grow; nothing is derived."""
     length = base.data.sequence_length
     if unknown := next((n for n in given if n not in (*_LEAST_OF_OURS, "tokens", "batch")), None):
         allowed = ", ".join((*_LEAST_OF_OURS, "tokens", "batch"))
@@ -234,22 +234,11 @@ def goal_of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal
         floors["batch"] = float(least["batch_size"] * length)
     if "steps" in values:
         floors["tokens"] = float(least["steps"] * floors.get("batch", batch))
-    shrinks = tuple(n for n in floors if _target_size(n, values, base) >= 2 * floors[n])
-    return Goal(values, shrinks, floors, (), base, vocab_size, {"width": unit})
-
-
-def _target_size(name: str, values: Mapping[str, Any], base: Trial) -> float:
-    flat = {**base.flat(), **values}
-    batch = flat["batch_size"] * flat["sequence_length"]
-    return float({"batch": batch, "tokens": batch * flat["steps"]}.get(name, flat.get(name, 0)))
+    return Goal(values, (), floors, (), base, vocab_size, {"width": unit}).shrinking()
 
 
 def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
-    """Return the goal of somebody's own transformer; what is not given is derived by published laws.
-
-    Raises:
-        ConfigError: its size is not given, or sizes contradict each other.
-    """
+    """Return the goal of somebody's own transformer; what is not given is derived by published laws."""
     allowed = ("width", "depth", "params", "tokens", "batch", "steps")
     if unknown := next((name for name in given if name not in allowed), None):
         raise ConfigError(f"target: {unknown_key(unknown, allowed)}")
@@ -258,11 +247,8 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     if not {"width", "depth", "params"} & of.keys():
         raise ConfigError("target: the model's size is missing: give params=1.3B, or width=2048 depth=24")
     if "params" in of:
-        depth = of.get("depth") or (
-            of["params"] / (12 * of["width"] ** 2)
-            if "width" in of
-            else (of["params"] / 12 / _ASPECT**2) ** (1 / 3)
-        )
+        by_aspect = (of["params"] / 12 / _ASPECT**2) ** (1 / 3)
+        depth = of.get("depth") or (of["params"] / (12 * of["width"] ** 2) if "width" in of else by_aspect)
         depth = max(1, round(depth / 2) * 2 if "depth" not in of and depth > 3 else round(depth))
         width = of.get("width") or round(math.sqrt(of["params"] / 12 / depth) / 64) * 64
         made = params_of(width, depth)
@@ -279,10 +265,9 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     else:
         width = of.get("width") or round(_ASPECT * of["depth"] / 64) * 64
         depth = of.get("depth") or max(1, round(of["width"] / _ASPECT / 2) * 2)
-        missing = next((name for name in ("width", "depth") if name not in of), None)
-        if missing:
-            value = width if missing == "width" else depth
-            derived.append(f"{missing} {value:g}: width about {_ASPECT} × depth, as GPT-3's 1.3B")
+        for name, value in (("width", width), ("depth", depth)):
+            if name not in of:
+                derived.append(f"{name} {value:g}: width about {_ASPECT} × depth, as GPT-3's 1.3B")
     params = params_of(width, depth)
     if {"tokens", "steps", "batch"} <= of.keys() and abs(of["steps"] * of["batch"] / of["tokens"] - 1) > 0.02:
         raise ConfigError(
@@ -292,27 +277,20 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     tokens = of.get("tokens") or of.get("steps", 0) * of.get("batch", 0)
     if not tokens:
         tokens = TOKENS_A_PARAMETER * params
-        derived.append(
-            f"tokens {short(tokens)}: {TOKENS_A_PARAMETER} a parameter, compute-optimal (Hoffmann et al. "
-            "2022)"
-        )
+        law = f"{TOKENS_A_PARAMETER} a parameter, compute-optimal (Hoffmann et al. 2022)"
+        derived.append(f"tokens {short(tokens)}: {law}")
     batch = of.get("batch") or (tokens / of["steps"] if "steps" in of else 0)
     if not batch:
         batch = 2.0 ** round(math.log2(batch_by_law(tokens)))
-        derived.append(
-            f"batch {short(batch)} tokens: 0.58·tokens^0.571 to a power of 2 (Step Law, Li et al. 2025)"
-        )
+        law = "0.58·tokens^0.571 to a power of 2 (Step Law, Li et al. 2025)"
+        derived.append(f"batch {short(batch)} tokens: {law}")
     values = {"width": int(width), "depth": int(depth), "batch": int(batch)}
     values["steps"] = max(1, round(tokens / batch))
     least = {name: min(float(_LEAST[name]), float(values[name])) for name in _LEAST}
     shortest = min(tokens, tokens / params * params_of(least["width"], least["depth"]))
-    floors = least | {
-        "tokens": shortest,
-        "batch": min(batch, batch_by_law(shortest), shortest / _LEAST_STEPS),
-    }
-    whole = {"width": width, "depth": depth, "tokens": tokens, "batch": batch}
-    shrinks = tuple(name for name in whole if whole[name] >= 2 * floors[name])
-    return Goal(values, shrinks, floors, tuple(derived), units={"width": 64})
+    smallest = min(batch, batch_by_law(shortest), shortest / _LEAST_STEPS)
+    floors = least | {"tokens": shortest, "batch": smallest}
+    return Goal(values, (), floors, tuple(derived), units={"width": 64}).shrinking()
 
 
 def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings: Mapping[str, Any]) -> Goal:
@@ -322,9 +300,6 @@ def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings:
         given: sizes at the target.
         scale: points of the study's scale, the smallest first.
         settings: values that all runs share.
-
-    Raises:
-        ConfigError: a name is not the study's, or its smallest size is not below the target's.
     """
     names = {*scale[0], *settings, "width", "depth", "steps", "batch"} if scale else {*settings}
     if unknown := next((name for name in given if name not in names), None):
@@ -343,10 +318,7 @@ def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings:
     if both and "steps" in values:
         least = floors.pop("steps")
         floors["tokens"] = least * floors.get("batch", float({**values, **rest}["batch"]))
-    goal = Goal(values, tuple(floors), floors, units=units, settings=rest)
-    whole_sizes = goal.sizes(values)
-    shrinks = tuple(name for name in floors if whole_sizes[name] >= 2 * floors[name])
-    return Goal(values, shrinks, floors, units=units, settings=rest)
+    return Goal(values, (), floors, units=units, settings=rest).shrinking()
 
 
 def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:

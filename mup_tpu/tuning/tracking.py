@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
-
 from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import shown
@@ -39,7 +37,8 @@ class Tracker(Protocol):
     """Tracker of experiments."""
 
     def known(self) -> set[str]: ...  # trial_ids of the trials in the tracker
-    def forget(self, trial_id: str) -> None: ...  # before the trial is sent again
+
+    # Sends a trial, in place of its earlier copy.
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None: ...
 
 
@@ -51,9 +50,6 @@ class TensorBoard:
 
     def known(self) -> set[str]:
         return {name for name in self._folder.names() if (self._folder / name).names()}
-
-    def forget(self, trial_id: str) -> None:
-        self._folder.remove(trial_id)
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Write a file of events: curve, final loss, hyperparameters."""
@@ -73,6 +69,7 @@ class TensorBoard:
                 writer.add_event(Event(wall_time=time.time(), step=step, summary=point))
             writer.close()
             (file,) = events.iterdir()
+            self._folder.remove(row["trial_id"])
             self._folder.write(f"{row['trial_id']}/{file.name}", file.read_bytes())
 
 
@@ -86,16 +83,14 @@ class WandB:
     def known(self) -> set[str]:
         return {path.name.rpartition("-")[2] for path in self._where.glob("wandb/*run-*-*")}
 
-    def forget(self, trial_id: str) -> None:
-        for folder in self._where.glob(f"wandb/*run-*-{trial_id}"):
-            shutil.rmtree(folder)
-
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Log the curve, with the final loss as summary."""
         import wandb
 
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):  # or it would ask
             raise ConfigError("nobody is logged in: `wandb login`, or WANDB_MODE=offline")
+        for folder in self._where.glob(f"wandb/*run-*-{row['trial_id']}"):
+            shutil.rmtree(folder)
         run = wandb.init(
             project=self._experiment,
             dir=str(self._where),
@@ -134,14 +129,12 @@ class MLflow:
             page = runs.token or ""
         return sent
 
-    def forget(self, trial_id: str) -> None:
-        for run in self._client.search_runs([self._experiment], f"tags.trial_id = '{trial_id}'"):
-            self._client.delete_run(run.info.run_id)
-
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Log the curve, the final loss as `loss`, and the settings as parameters."""
         from mlflow.entities import Metric, Param
 
+        for earlier in self._client.search_runs([self._experiment], f"tags.trial_id = '{row['trial_id']}'"):
+            self._client.delete_run(earlier.info.run_id)
         run = self._client.create_run(self._experiment, tags={"trial_id": row["trial_id"]}).info.run_id
         now = int(1000 * time.time())
         points = _with_loss(curve, row)
@@ -168,7 +161,7 @@ class Tracking:
     def __init__(self, names: Sequence[TrackerName], store: Store) -> None:
         require_packages(names)
         self._trackers: dict[str, Tracker] = {}
-        self._told: dict[str, set[str]] = {}
+        self._told: dict[str, set[str]] = {}  # trial_ids in each tracker
         columns = store.own_columns
         self._settings = list(CONFIGURED) if columns is None else [*columns, "seed"]
         for name in dict.fromkeys(names):
@@ -177,8 +170,7 @@ class Tracking:
                 self._told[name] = self._trackers[name].known()
         if not self._trackers:
             return
-        told_by_all = set[str].intersection(*(self._told[name] for name in self._trackers))
-        table = store.results()
+        table, told_by_all = store.results(), set[str].intersection(*self._told.values())
         untold = table[~table["trial_id"].isin(told_by_all)] if len(table) else table
         if strange := [name for name in untold["trial_id"] if not _TRIAL_ID.fullmatch(name)]:
             warnings.warn(
@@ -188,16 +180,11 @@ class Tracking:
             )
         if untold.empty:
             return
-        rows = []
-        for row in untold.to_dict("records"):
-            plain = {str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()}
-            rows.append({k: None if pd.isna(v) else v for k, v in plain.items()})
-        curves = load_curves(str(store.folder))
-        points = [{str(k): v for k, v in point.items()} for point in curves.to_dict("records")]
-        self.add(rows, points, again=False)
+        plain = untold.astype(object).where(untold.notna(), None)
+        self.add(plain.to_dict("records"), load_curves(str(store.folder)).to_dict("records"), again=False)
 
     def add(
-        self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]], again: bool = True
+        self, rows: Sequence[Mapping[Any, Any]], curves: Sequence[Mapping[Any, Any]], again: bool = True
     ) -> None:
         """Send trials with a result; failed ones, which are trained again, are not sent.
 
@@ -213,11 +200,8 @@ class Tracking:
             settings = {name: row[name] for name in self._settings if row.get(name) is not None}
             curve = points.get(row["trial_id"], [])
             for name, tracker in list(self._trackers.items()):
-                is_told = row["trial_id"] in self._told[name]
-                if again or not is_told:
+                if again or row["trial_id"] not in self._told[name]:
                     with self._or_without(name):
-                        if is_told:
-                            tracker.forget(row["trial_id"])
                         tracker.tell(row, settings, curve)
                         self._told[name].add(row["trial_id"])
 

@@ -34,9 +34,9 @@ from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
 from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import sizes
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.store import StoredAxes, is_search, load_axes, load_runs
+from mup_tpu.store import Store, StoredAxes, is_search, load_axes, load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions
-from mup_tpu.tuning.runner import Corpora
+from mup_tpu.tuning.runner import Corpora, Packs
 from mup_tpu.tuning.target import Goal
 from mup_tpu.words.plans import planned_optimum
 from mup_tpu.words.predictions import prediction, prediction_details
@@ -44,7 +44,6 @@ from mup_tpu.words.verdicts import score as score_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
-
 
 SOURCE = "Yang et al. 2022, Tensor Programs V, table 2"
 _MOVES = {
@@ -58,39 +57,43 @@ _MOVES = {
 
 
 @dataclass(frozen=True)
-class KnownTrial:
-    """Trial of a search, and its loss (nat per token)."""
+class Choice:
+    """A stored trial to train at the target, with the value for the target."""
 
     trial: Trial
-    loss: float
+    loss: float  # loss of the stored trial, nat per token
+    sentence: str = ""  # where the value comes from
+    is_predicted: bool = False
+    """Whether its value is its rule's predicted optimum at the target; else it is its own best value."""
+    prediction: KeptPrediction | None = None
+    """The prediction, where a run of the trial scores it: not with other steps or another batch size."""
 
 
-def finished_runs(results: str) -> pd.DataFrame:
-    runs = load_runs(results)
-    finished = runs[runs["status"] == "finished"]
-    if finished.empty:
-        raise StoreError(f"results folder {results} holds no finished trial to transfer from")
-    return finished
+def _finished(results: str) -> pd.DataFrame:
+    runs = load_runs(results).query("status == 'finished'")
+    if runs.empty:
+        raise StoreError(f"results folder {results} holds no finished trial")
+    return runs
 
 
-def best_trials(results: str, count: int = 1, rule: str | None = None) -> list[KnownTrial]:
-    """Return finished trials of least loss in a results folder, of one rule if the folder has any of it."""
-    finished = finished_runs(results)
-    of_rule = finished[finished[field_column("parametrization")] == rule]
-    best = (finished if of_rule.empty else of_rule).nsmallest(count, "loss")
-    return [known_trial(row, results) for row in best.to_dict("records")]
-
-
-def known_trial(row: Mapping[Any, Any], results: str) -> KnownTrial:
+def _choice(row: Mapping[Any, Any], results: str) -> Choice:
     misfit = f"results folder {results} has a row whose config is no JSON of a trial"
     with raised_as(StoreError, misfit, (TypeError, ValueError)):
-        return KnownTrial(stored_trial(json.loads(row["config"])), float(row["loss"]))
+        return Choice(stored_trial(json.loads(row["config"])), float(row["loss"]))
+
+
+def best_trials(results: str, count: int = 1, rule: str | None = None) -> list[Choice]:
+    """Return finished trials of least loss in a results folder, of one rule if the folder has any of it."""
+    finished = _finished(results)
+    of_rule = finished[finished[field_column("parametrization")] == rule]
+    best = (finished if of_rule.empty else of_rule).nsmallest(count, "loss")
+    return [_choice(row, results) for row in best.to_dict("records")]
 
 
 def target_trials(
-    sources: Sequence[KnownTrial],
+    sources: Sequence[Choice],
     target: Mapping[str, Any],
-    parametrizations: Sequence[str],
+    rule: str,
     num_seeds: int = 1,
     **changes: int | str | None,
 ) -> list[Trial]:
@@ -99,39 +102,33 @@ def target_trials(
     Args:
         sources: trials to transfer from.
         target: growing fields with their values at the target, such as {"width": 256} or {"depth": 8}.
-        parametrizations: "mup" for the transfer; others, with the same hyperparameters, for comparison.
+        rule: parametrization of the trials.
         num_seeds: seeds of each trial.
         changes: other fields to change; None changes nothing.
-
-    Raises:
-        ConfigError: the target is not larger than the source, or not allowed.
     """
     for name, value in target.items():
         sources[0].trial.replace(**{name: value})  # checks name and value
-        small = max(f.trial.flat()[name] for f in sources)
+        small = max(source.trial.flat()[name] for source in sources)
         if not value > small:
             raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give a larger one")
-    if (count := len(sources) * len(parametrizations) * num_seeds) > MOST_TRIALS:
+    if (count := len(sources) * num_seeds) > MOST_TRIALS:
         raise ConfigError(
             f"num_seeds {num_seeds} makes {count:,} trials; at most {MOST_TRIALS:,} are planned"
         )
     changed = {name: value for name, value in changes.items() if value is not None}
     trials = []
-    for source, rule in itertools.product([known.trial for known in sources], parametrizations):
+    for source, seed in itertools.product([known.trial for known in sources], range(num_seeds)):
         fields, is_timescale = source.flat(), source.optimizer.rules.decay == "timescale"
+        follows = {"depth": "depth" in PARAMETRIZATIONS[rule].follows}
+        follows |= {"batch_size": is_timescale, "steps": is_timescale}
         # A rule of depth, batch size or steps without a base would take the target for its own base, and
         # scale nothing.
         bases = {
             f"base_{name}": fields[name]
-            for name, follows in (
-                ("depth", "depth" in PARAMETRIZATIONS[rule].follows),
-                ("batch_size", is_timescale),
-                ("steps", is_timescale),
-            )
-            if follows and not fields[f"base_{name}"]
+            for name, is_so in follows.items()
+            if is_so and not fields[f"base_{name}"]
         }
-        for seed in range(num_seeds):
-            trials.append(source.replace(parametrization=rule, seed=seed, **bases, **changed, **target))
+        trials.append(source.replace(parametrization=rule, seed=seed, **bases, **changed, **target))
     return trials
 
 
@@ -164,25 +161,11 @@ def transfer_warnings(source: Trial, target: Trial, is_predicted: bool = False) 
     return warnings
 
 
-def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]:
-    """Return loss minus the best of a sweep at the same scale and parametrization.
-
-    A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
-    """
-    best = best_of_sweep(sweep)
-    reached = runs.groupby(list(best.index.names))["loss"].mean()
-    table = pd.DataFrame({"loss": reached}).join(best.rename("best"), how="inner")
-    return table.assign(regret=table["loss"] - table["best"]).reset_index().to_dict("records")
-
-
 def best_of_sweep(sweep: str) -> pd.Series:
     """Return the mean loss at the best tuned value (nat per token), by parametrization and scale."""
-    known, axes = load_runs(sweep), _axes(sweep)
+    axes, finished = _axes(sweep), _finished(sweep)
     cell = ["parametrization", axes.scale.column]
-    finished = known[known["status"] == "finished"]
-    if finished.empty:
-        raise StoreError(f"results folder {sweep} holds no finished trial to compare with")
-    return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min()
+    return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min().rename("best")
 
 
 def _axes(path: str) -> StoredAxes:
@@ -202,10 +185,6 @@ class Transfer:
         path: results folder of the search or sweep.
         target: where they go.
         sweep: results folder of a sweep at the target; its optimum is the reference of the regret.
-
-    Raises:
-        ConfigError: the target is not larger, or not allowed.
-        StoreError: a folder holds no finished trial.
     """
 
     def __init__(self, path: str, target: TransferOptions, sweep: str | None = None) -> None:
@@ -213,57 +192,45 @@ class Transfer:
         self.sweep, self.tuned = sweep, axes.tune.column
         self._fields, changes = target.split(axes.scale.fields)
         self._name = f"{Path(path).name}_transfer"
-        self.chosen: list[Choice] = []
         if target.top > 1 or is_search(path):
-            best_of_rule = {rule: best_trials(path, target.top, rule) for rule in target.rules(("mup", "sp"))}
-            self.trials = [
-                trial
-                for rule, best in best_of_rule.items()
-                for trial in target_trials(best, self._fields, (rule,), target.num_seeds, **changes)
-            ]
-            self.source = next(iter(best_of_rule.values()))[0]
+            best = {rule: best_trials(path, target.top, rule) for rule in target.rules(("mup", "sp"))}
         else:
-            self.chosen = choices(path, target)
-            self.trials = [
-                trial
-                for choice in self.chosen
-                for trial in target_trials(
-                    [choice.source],
-                    self._fields,
-                    (choice.source.trial.model.parametrization,),
-                    target.num_seeds,
-                    **changes,
-                )
-            ]
-            self.source = self.chosen[0].source
-        if sweep is not None:
-            best_of_sweep(sweep)  # raises before anything trains
+            best = {choice.trial.model.parametrization: [choice] for choice in choices(path, target)}
+        self.trials = [
+            trial
+            for rule, sources in best.items()
+            for trial in target_trials(sources, self._fields, rule, target.num_seeds, **changes)
+        ]
+        self.chosen = [choice for sources in best.values() for choice in sources]
+        self._best = None if sweep is None else best_of_sweep(sweep)
 
     @property
     def warnings(self) -> list[str]:
         """Return warnings of changes that neither the parametrization nor the prediction covers."""
-        source, is_predicted = self.source.trial, bool(self.chosen) and self.chosen[0].is_predicted
+        source, is_predicted = self.chosen[0].trial, self.chosen[0].is_predicted
         if is_predicted:
             source = source.replace(**self._fields)
         return transfer_warnings(source, self.trials[0], is_predicted)
 
     @property
-    def sizes(self) -> tuple[str, str]:
-        return describe(self.source.trial, tuple(self._fields)), describe(self.trials[0], tuple(self._fields))
+    def size(self) -> str:
+        return describe(self.trials[0], tuple(self._fields))
 
     @property
     def origin(self) -> list[str]:
-        if not self.chosen:
-            return [f"{self.sizes[0]}, searched: loss {self.source.loss:.4f} nat/token"]
-        return [choice.sentence for choice in self.chosen]
+        first = self.chosen[0]
+        at = describe(first.trial, tuple(self._fields))
+        searched = f"{at}, searched: loss {first.loss:.4f} nat/token"
+        return [choice.sentence for choice in self.chosen if choice.sentence] or [searched]
 
     def keep(self, results: str) -> None:
         keep_predictions(results, [c.prediction for c in self.chosen if c.prediction is not None])
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
-        from mup_tpu.tuning.sweep import run_trials
-
-        return run_trials(self._name, self.trials, tuple(self._fields), results, where, run, console)
+        """Run the missing trials at the target."""
+        store = Store(results, self._name)
+        with Packs(store, Corpora(self.trials), tuple(self._fields), where, run, console) as packs:
+            return packs.run(self.trials)
 
     def reached(self, results: str) -> pd.DataFrame:
         ids = map(Corpora(self.trials).trial_id, self.trials)
@@ -278,37 +245,28 @@ class Transfer:
         """
         sentences = []
         for choice in self.chosen:
-            prediction = choice.prediction
-            if prediction is None:
+            if (made := choice.prediction) is None:
                 continue
-            rule, column = choice.source.trial.model.parametrization, field_column("parametrization")
-            rows = runs[(runs[column] == rule) & (runs["status"] == "finished")]
-            rows = rows[np.isclose(rows[self.tuned], 2**prediction.x, rtol=1e-6)]
+            rule = choice.trial.model.parametrization
+            rows = runs[(runs[field_column("parametrization")] == rule) & (runs["status"] == "finished")]
+            rows = rows[np.isclose(rows[self.tuned], 2**made.x, rtol=1e-6)]
             x = error = math.nan
             if self.sweep is not None:
                 with contextlib.suppress(TableError):
-                    scores = [s for s in score([prediction], analyze(self.sweep)) if math.isfinite(s.x)]
+                    scores = [s for s in score([made], analyze(self.sweep)) if math.isfinite(s.x)]
                     x, error = (scores[0].x, scores[0].error) if scores else (x, error)
             if len(rows) or math.isfinite(x):
                 loss = float(rows["loss"].mean()) if len(rows) else math.nan
-                sentences.append(score_sentence(Score(prediction, x, error, loss)))
+                sentences.append(score_sentence(Score(made, x, error, loss)))
         return sentences
 
     def regrets(self, runs: pd.DataFrame) -> list[dict[Any, Any]]:
-        return [] if self.sweep is None else regret_against_sweep(runs, self.sweep)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A sweep's trial to be trained at the target, with the value for the target."""
-
-    source: KnownTrial
-    sentence: str
-    """Sentence on where its value comes from."""
-    is_predicted: bool = False
-    """Whether its value is its rule's predicted optimum at the target; else it is its own best value."""
-    prediction: KeptPrediction | None = None
-    """The prediction, where a run of the trial scores it: not with other steps or another batch size."""
+        """Return loss minus the best of the sweep at the target, nat per token, a row for each rule."""
+        if self._best is None:
+            return []
+        reached = runs.groupby(list(self._best.index.names))["loss"].mean()
+        table = pd.DataFrame({"loss": reached}).join(self._best, how="inner")
+        return table.assign(regret=table["loss"] - table["best"]).reset_index().to_dict("records")
 
 
 def choices(path: str, target: TransferOptions) -> list[Choice]:
@@ -317,7 +275,7 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     If nothing can be predicted (one scale, or a target along another one), the rule's best trial at the
     sweep's largest scale is taken.
     """
-    axes, finished = load_axes(path), finished_runs(path)
+    axes, finished = load_axes(path), _finished(path)
     scale, tuned, rule_column = axes.scale.column, axes.tune.column, field_column("parametrization")
     stored_rules = sorted(finished[rule_column].dropna().unique())
     rules = target.rules(stored_rules if len(stored_rules) == 1 else ("mup",))
@@ -327,7 +285,7 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
             f"results folder {path} has no trial of {rules[0]}: give --compare {' or '.join(stored_rules)}"
         )
     fields, changes = target.split(axes.scale.fields)
-    analysis, why_not = None, ""
+    analysis, why_not, planned = None, "", Planned.load(path)
     try:
         table = load_table(path)
         analysis = analyze(table)
@@ -338,58 +296,50 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
         rows = finished[finished[rule_column] == (rule if rule in stored_rules else lender)]
         largest = rows[rows[scale] == rows[scale].max()]
         means = largest.groupby([axes.compare.column, tuned])["loss"].transform("mean")
-        source = known_trial(largest.loc[means.idxmin()].to_dict(), path)
-        values, why, choice = configured(source.trial), why_not, None
-        compared = str(values[axes.compare.column])
-        if (planned := Planned.load(path)) is not None and {*fields} <= {*axes.scale.fields}:
-            sizes_there = Goal(fields, planned.follows, {}, base=source.trial).sizes(fields)
-            optimum = predict_planned(path, sizes_there)
+        choice = source = _choice(largest.loc[means.idxmin()].to_dict(), path)
+        values, why = configured(source.trial), why_not
+        results = analysis.results if analysis is not None else ()
+        only = tuple(r for r in results if r.compared == str(values[axes.compare.column]))
+        if planned is not None and {*fields} <= {*axes.scale.fields}:
+            at_target = Goal(fields, planned.follows, {}, base=source.trial).sizes(fields)
+            optimum = predict_planned(path, at_target)
             assert optimum is not None
             trial = source.trial.replace(learning_rate=2.0**optimum.x)
-            words = "\n  ".join(planned_optimum(optimum))
-            choice = Choice(KnownTrial(trial, source.loss), words, True)
+            choice = Choice(trial, source.loss, "\n  ".join(planned_optimum(optimum)), True)
+        elif analysis is not None and not {*fields} <= {*axes.scale.fields}:
+            why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
+        elif analysis is not None and (len(axes.tune.fields) > 1 or not only):
+            why = "its tuned value is not one field" if only else "the verdict takes none of its rows"
         elif analysis is not None:
-            only = tuple(result for result in analysis.results if result.compared == compared)
-            if not set(fields) <= set(axes.scale.fields):
-                why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
-            elif len(axes.tune.fields) > 1 or not only:
-                why = "its tuned value is not one field" if only else "the verdict takes none of its rows"
+            goal = source.trial.replace(**changes, **fields)
+            measures = configured(goal)
+            if scale not in measures:
+                measures |= sizes(goal, data.load(goal.data).vocab_size)
+            if scale not in measures:
+                raise ConfigError(f"the scale {scale} of a target is not known before it is run")
+            at = At(", ".join(f"{n}={v}" for n, v in fields.items()), float(measures[scale]))
+            try:
+                predictions = predict_analysis(replace(analysis, results=only), (at,))
+            except TableError as error:
+                why = str(error)
             else:
-                goal = source.trial.replace(**changes, **fields)
-                at = At(", ".join(f"{n}={v}" for n, v in fields.items()), _measure(goal, scale))
-                try:
-                    predictions = predict_analysis(replace(analysis, results=only), (at,))
-                except TableError as error:
-                    why = str(error)
-                else:
-                    (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
-                    is_scored = all(source.trial.flat()[n] == v for n, v in changes.items())
-                    trial = source.trial.replace(**{axes.tune.fields[0]: made.value})
-                    details = prediction_details(made, predictions)
-                    sentence = "\n  ".join([prediction(made, predictions), *details])
-                    known = KnownTrial(trial, source.loss)
-                    choice = Choice(known, sentence, True, kept if is_scored else None)
-        if choice is None:
+                (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
+                is_scored = all(source.trial.flat()[n] == v for n, v in changes.items())
+                trial = source.trial.replace(**{axes.tune.fields[0]: made.value})
+                words = "\n  ".join([prediction(made, predictions), *prediction_details(made, predictions)])
+                choice = Choice(trial, source.loss, words, True, kept if is_scored else None)
+        if not choice.sentence:
             place = "its scale"
             if scale in values:
                 place = f"{columns.label(scale)} {columns.write_scale(scale, values[scale])}"
-            choice = Choice(
-                source,
+            words = (
                 f"{source.trial.model.parametrization}: nothing predicted ({why}); the best of {place} is "
                 f"taken: {columns.label(tuned)} "
-                f"{columns.write(tuned, values[tuned])}, loss {source.loss:.4f} nat/token",
+                f"{columns.write(tuned, values[tuned])}, loss {source.loss:.4f} nat/token"
             )
+            choice = replace(source, sentence=words)
         if rule not in stored_rules:  # its result does not score the lender's prediction
-            trial = choice.source.trial.replace(parametrization=rule)
-            choice = Choice(KnownTrial(trial, source.loss), f"{rule} takes the value of {choice.sentence}")
+            trial = choice.trial.replace(parametrization=rule)
+            choice = Choice(trial, choice.loss, f"{rule} takes the value of {choice.sentence}")
         chosen.append(choice)
     return chosen
-
-
-def _measure(trial: Trial, column: str) -> float:
-    values = configured(trial)
-    if column not in values:
-        values |= sizes(trial, data.load(trial.data).vocab_size)
-    if column not in values:
-        raise ConfigError(f"the scale {column} of a target is not known before it is run")
-    return float(values[column])

@@ -17,6 +17,7 @@ from mup_tpu.words.reasons import because
 
 # Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
 WORTH = 0.1
+CHECKPOINT_S = 300.0  # longest training without a checkpoint
 
 
 def label(name: str) -> str:
@@ -108,6 +109,13 @@ def plan_lines(plan: Any) -> list[str]:
         for name, value in plan.others.items()
     ]
     lines.append(f"the largest proxy that pays: {at_words(steps[-1].values, changing)}; {plan.largest}")
+    target_bytes, proxy_bytes = goal.memory_bytes({}), goal.memory_bytes(steps[-1].values)
+    if math.isfinite(target_bytes):
+        lines.append(
+            "memory of weights, gradients and AdamW's moments, 16 bytes a parameter: "
+            f"{target_bytes / 1e9:.2g} GB at the target, {proxy_bytes / 1e9:.2g} GB for the largest proxy; "
+            "activations come on top"
+        )
     left = plan.budget - plan.cost
     if left < plan.target_cost:
         lines.append(f"left of the budget: {cost_words(left, is_time)}; the target's own run costs more")
@@ -118,7 +126,7 @@ def plan_lines(plan: Any) -> list[str]:
             "the compute"
         )
     longest = max(step.cost / step.runs for step in steps)
-    if is_time and goal.base is None and longest > 300:
+    if is_time and goal.base is None and longest > CHECKPOINT_S:
         lines.append(f"the longest run takes {write_time(longest)}: have the trainer save to its folder")
     lines.append(f"drift, scatter and valleys as in {because(plan.source)}")
     return lines

@@ -12,8 +12,6 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.address import check_answers, find
 from mup_tpu.jobs.cluster import ray_cluster
 
-FOREIGN = "192.0.2.7:6379"
-
 
 @pytest.fixture
 def note(tmp_path, monkeypatch):
@@ -24,12 +22,6 @@ def note(tmp_path, monkeypatch):
     return tmp_path / "ray" / "ray_current_cluster"
 
 
-def auto():
-    """What "auto" finds, if anything; other tests' clusters may run beside this one."""
-    with contextlib.suppress(ConfigError):
-        return find("auto")
-
-
 def test_auto_is_the_environment_s_address_or_the_one_that_this_user_noted(note, monkeypatch):
     note.write_text("127.0.0.1:6379\n")
     assert find("auto") == "127.0.0.1:6379"
@@ -38,23 +30,22 @@ def test_auto_is_the_environment_s_address_or_the_one_that_this_user_noted(note,
     assert find("10.0.0.4:6379") == "10.0.0.4:6379"
 
 
-def test_auto_follows_no_link_no_pipe_and_no_folder(note, tmp_path):
-    (tmp_path / "theirs").write_text(FOREIGN)
-    note.symlink_to(tmp_path / "theirs")
-    assert auto() != FOREIGN
-    note.unlink()
-    os.mkfifo(note)
-    assert auto() != FOREIGN
-    note.unlink()
-    note.mkdir()
-    assert auto() != FOREIGN
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="files are given away by a superuser")
-def test_auto_follows_no_file_of_another_user(note):
-    note.write_text(FOREIGN)
-    os.chown(note, 65534, 65534)
-    assert auto() != FOREIGN
+@pytest.mark.parametrize("there", ["a link", "a pipe", "a folder", "another user's file"])
+def test_auto_follows_no_link_no_pipe_no_folder_and_no_other_user(there, note, tmp_path):
+    if there == "a link":
+        (tmp_path / "theirs").write_text("192.0.2.7:6379")
+        note.symlink_to(tmp_path / "theirs")
+    elif there == "a pipe":
+        os.mkfifo(note)
+    elif there == "a folder":
+        note.mkdir()
+    elif os.getuid() == 0:
+        note.write_text("192.0.2.7:6379")
+        os.chown(note, 65534, 65534)
+    else:
+        pytest.skip("files are given away by a superuser")
+    with pytest.raises(ConfigError, match="'auto' finds no Ray cluster of this user .*another user's"):
+        find("auto")
 
 
 @contextlib.contextmanager

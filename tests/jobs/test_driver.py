@@ -231,43 +231,48 @@ def test_new_jobs_are_made_when_a_worker_is_free_for_them(pool):
     assert pool.wanted[0] == 9
 
 
-def test_a_job_whose_worker_dies_is_tried_again_on_another_and_said_so(pool, caplog):
-    job, other = Scripted("a", (1, Dies), (1, 2)), Scripted("b", (1,) * 9)
-    last, starts = ends(run_jobs([job, other], pool, LIMIT))
-    assert starts == {"a": 2, "b": 1}
-    assert last["a"] == Finished("a's result")
-    assert [worker.number for worker in pool.ended] == [0]
-    assert "a is tried again (its process on host 0 died)" in caplog.text
+DONE, HALVES = Finished("a's result"), [Scripted("a1"), Scripted("a2")]
+DIED, HUNG = "its process on host {} died", "hung on host {}: no report within the heartbeat of 5 s"
+IN_HALVES = Split(HALVES, "its process died, as when memory is short")
+
+
+@pytest.mark.parametrize(
+    ("scripts", "members", "starts", "end", "again"),
+    [
+        (((1, Dies), (1, 2)), 1, 2, DONE, DIED.format(0)),
+        (((Dies,),), 1, 3, "died, the last of 3 attempts", DIED.format(0)),
+        (((1, Hangs), (1, 2)), 1, 2, DONE, HUNG.format(0)),
+        (((Hangs,),), 1, 3, "no report within the heartbeat of 5 s, the last of 3 attempts", HUNG.format(0)),
+        (((PackTooLarge("too large", 1),),), 1, 1, Failed("too large"), None),
+        (((1, ValueError("no such luck")),), 1, 1, Failed("ValueError: no such luck"), None),
+        (((1, KilledForMemory),), 1, 3, "its process died, the last of 3 attempts", "its process died"),
+        (((1, Killed),), 1, 3, "its process died, the last of 3 attempts", "its process died"),
+        (((1, KilledForMemory),), 5, 1, IN_HALVES, None),
+        (((1, Killed),), 5, 2, IN_HALVES, "its process died"),
+        (((1, Killed), (1, Dies), (1,)), 2, 3, DONE, "its process died"),
+    ],
+)
+def test_a_job_ends_after_its_attempts_and_the_others_go_on(
+    scripts, members, starts, end, again, pool, caplog
+):
+    """Alone, whole or in halves: after one kill for memory, or the second of unknown cause."""
+    job = Scripted("a", *scripts, parts=HALVES if members > 1 else (), members=members)
+    last, started = ends(run_jobs([job, Scripted("b", tuple(range(30)))], pool, LIMIT))
+    assert started["a"] == starts and last["b"] == Finished("b's result"), "who reports is not hung"
+    if isinstance(end, str):
+        assert isinstance(last["a"], Failed) and last["a"].reason.endswith(end)
+    else:
+        assert last["a"] == end
+    assert (f"a is tried again ({again})" in caplog.text) if again else "tried again" not in caplog.text
+    if end == IN_HALVES:
+        assert job.fits == [members // 2]
+        assert all(last[half.name] == Finished(f"{half.name}'s result") for half in HALVES)
 
 
 def test_a_job_that_lost_its_worker_comes_before_all_that_wait(clock):
     jobs = [Scripted("a", (Dies,), (1,)), Scripted("b")]
     events = run_jobs(jobs, ScriptedPool(clock, count=1), LIMIT)
     assert [job.name for job, event in events if event == Started()] == ["a", "a", "b"]
-
-
-def test_a_job_that_loses_three_workers_has_failed_and_the_others_end(pool):
-    last, starts = ends(run_jobs([Scripted("a", (Dies,)), Scripted("b"), Scripted("c")], pool, LIMIT))
-    assert starts["a"] == 3
-    assert isinstance(last["a"], Failed) and last["a"].reason.endswith("died, the last of 3 attempts")
-    assert last["b"] == Finished("b's result") and last["c"] == Finished("c's result")
-
-
-def test_a_worker_that_is_silent_for_longer_than_the_heartbeat_is_ended_and_its_job_tried_again(pool, caplog):
-    lively = Scripted("b", tuple(range(30)))
-    last, starts = ends(run_jobs([Scripted("a", (1, Hangs), (1, 2)), lively], pool, LIMIT))
-    assert starts == {"a": 2, "b": 1}, "who reports is not hung"
-    assert last["a"] == Finished("a's result")
-    assert [worker.number for worker in pool.ended] == [0]
-    assert "a is tried again (hung on host 0: no report within the heartbeat of 5 s)" in caplog.text
-
-
-def test_a_job_that_hangs_three_times_has_failed_with_the_reason(pool, clock):
-    last, starts = ends(run_jobs([Scripted("a", (Hangs,)), Scripted("b")], pool, LIMIT))
-    assert starts["a"] == 3 and last["b"] == Finished("b's result")
-    sentence = "hung on host 4: no report within the heartbeat of 5 s, the last of 3 attempts"
-    assert last["a"].reason.partition(":")[2] == sentence.partition(":")[2]
-    assert clock.now < 3 * (LIMIT + 3), "silence was noticed late"
 
 
 @pytest.mark.parametrize(
@@ -308,19 +313,6 @@ def test_a_job_that_is_too_large_goes_on_in_parts_before_all_that_wait(clock):
     events = list(run_jobs([whole, Scripted("b")], pool, LIMIT))
     assert [job.name for job, event in events if event == Started()] == ["a", "a1", "a2", "a21", "a22", "b"]
     assert (whole, Split(halves, "too large")) in events
-
-
-def test_a_job_that_is_too_large_and_has_no_parts_has_failed(pool):
-    last, _ = ends(run_jobs([Scripted("a", (PackTooLarge("too large", 1),)), Scripted("b")], pool, LIMIT))
-    assert last == {"a": Failed("too large"), "b": Finished("b's result")}
-
-
-def test_a_job_that_raises_has_failed_alone_and_is_not_tried_again(pool):
-    last, starts = ends(
-        run_jobs([Scripted("a", (1, ValueError("no such luck"))), Scripted("b")], pool, LIMIT)
-    )
-    assert last == {"a": Failed("ValueError: no such luck"), "b": Finished("b's result")}
-    assert starts["a"] == 1
 
 
 def test_an_error_that_the_user_can_mend_ends_the_run_and_all_workers_that_are_busy(pool):
@@ -385,28 +377,3 @@ def test_jobs_wait_for_a_pool_that_has_no_room_for_now(pool, clock):
     last, _ = ends(run_jobs([Scripted("a"), Scripted("b")], growing, LIMIT))
     assert set(last.values()) == {Finished("a's result"), Finished("b's result")}
     assert filled[:3] == [0, 0, 0]
-
-
-@pytest.mark.parametrize(("killed", "starts"), [(KilledForMemory, 1), (Killed, 2)])
-def test_a_pack_whose_worker_is_killed_for_memory_goes_on_in_halves(pool, killed, starts):
-    """Once, where the system says so; the second time, where only a kill is known."""
-    halves = [Scripted("a1"), Scripted("a2")]
-    pack = Scripted("a", (1, killed), parts=halves, members=5)
-    last, started = ends(run_jobs([pack, Scripted("b")], pool, LIMIT))
-    assert last["a"] == Split(halves, "its process died, as when memory is short") and pack.fits == [2]
-    assert {name: last[name] for name in ("a1", "a2", "b")} == {
-        name: Finished(f"{name}'s result") for name in ("a1", "a2", "b")
-    }
-    assert started["a"] == starts
-
-
-@pytest.mark.parametrize("killed", [KilledForMemory, Killed])
-def test_a_single_trial_whose_worker_is_killed_for_memory_fails_after_three_attempts(pool, killed):
-    last, started = ends(run_jobs([Scripted("a", (1, killed)), Scripted("b")], pool, LIMIT))
-    assert isinstance(last["a"], Failed) and started["a"] == 3 and last["b"] == Finished("b's result")
-
-
-def test_a_pack_that_was_killed_once_goes_on_as_it_is(pool):
-    pack = Scripted("a", (1, Killed), (1, Dies), (1,), parts=[Scripted("a1")], members=2)
-    last, started = ends(run_jobs([pack], pool, LIMIT))
-    assert last == {"a": Finished("a's result")} and started == {"a": 3}

@@ -137,39 +137,26 @@ def test_answers_reach_the_job_that_asked_also_after_its_worker_has_died(
 
 @LINUX
 @WITH_PROCESSES
-def test_a_worker_that_dies_or_hangs_is_replaced_and_its_job_goes_on(
+def test_a_worker_that_dies_or_hangs_at_work_or_idle_is_replaced_and_its_job_goes_on(
     opened, kind, ray, local_ray, tmp_path, patience, caplog
 ):
     """Kill -9 and SIGSTOP, from within; the heartbeat is long enough for a new worker to start."""
     jobs = [Count(tmp_path, how, then=how) for how in ("die", "hang", "die always")]
     with opened(kind) as pool:
         last = lasts(jobs, pool, limit=(5.0 if kind == "ray" else 3.0) * patience)
-    assert last["die"] == Finished("die from 2") and last["hang"] == Finished("hang from 2")
+        first, second = Count(tmp_path, "first"), Count(tmp_path, "second")
+        last |= lasts([first], pool)
+        os.kill(first.pids()[0], signal.SIGKILL)  # while it is idle
+        assert gone(first.pids())
+        last |= lasts([second, Count(tmp_path, "third")], pool)
+    ends = {"die": 2, "hang": 2, "first": 0, "second": 0, "third": 0}
+    assert {name: last[name] for name in ends} == {n: Finished(f"{n} from {k}") for n, k in ends.items()}
     assert [len(job.pids()) for job in jobs] == [2, 2, 3]
     assert "died" in last["die always"].reason and "last of 3 attempts" in last["die always"].reason
     assert "job hang is tried again (hung" in caplog.text and "job die is tried again (its" in caplog.text
     if kind == "forked":
         assert "its process died (exit code -9)" in last["die always"].reason
     assert gone(jobs[1].pids()[:1]), "the process that hung is still there"
-
-
-@LINUX
-@WITH_PROCESSES
-def test_a_worker_that_dies_while_it_is_idle_is_replaced(opened, kind, ray, local_ray, tmp_path):
-    first, long, last_one = (
-        Count(tmp_path, name, then=then) for name, then in (("a", ""), ("b", "wait"), ("c", ""))
-    )
-
-    def kill_the_idle(job, event):
-        if job is first and isinstance(event, Finished):
-            os.kill(first.pids()[0], signal.SIGKILL)
-            assert gone(first.pids())
-        if job is last_one and isinstance(event, Finished):
-            (tmp_path / "go").touch()
-
-    with opened(kind) as pool:
-        last = lasts([first, long, last_one], pool, on_event=kill_the_idle)
-    assert last == {name: Finished(f"{name} from 0") for name in "abc"}
 
 
 @WITH_PROCESSES

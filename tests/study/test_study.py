@@ -42,15 +42,13 @@ def valley_study(folder, **changes):
     return Study(folder, **(grid | changes))
 
 
-def one_trial(folder, how, lr=(0.5,), **options):
-    """A study of trials that do what `how` says, beside one that is well."""
-    study = Study(
-        folder, scale={"width": [64]}, tune={"lr": list(lr)}, compare={"how": [how, "is well"]}, name="one"
-    )
-    outcome = study.run(trainers.misbehave, workers=2, console=QUIET, **options)
+def each(folder, train, hows, **options):
+    """Rows of trials that do what `how` says, by it, from one study of all and of one that is well."""
+    study = Study(folder, scale={"width": [64]}, tune={"lr": [0.5]}, compare={"how": [*hows, "is well"]})
+    study.run(train, **({"workers": 3, "console": QUIET} | options))
     runs = load_runs(folder).set_index("how")
     assert runs.loc["is well", "status"] == "finished" and runs.loc["is well", "loss"] == 2.5
-    return outcome, runs.loc[how]
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -163,27 +161,59 @@ def test_the_id_of_a_trial_stays_what_it_is():
 TRIAL_ID = "49dc513d14dfd2fd"
 
 
-@pytest.mark.parametrize(
-    "how, status, reason",
-    [
-        ("raises", "failed", "ValueError: no such layer"),
-        ("nan", "diverged", None),
-        ("inf", "diverged", None),
-        ("text", "failed", "the returned loss '2.5' is str, not a number"),
-        ("many", "failed", "the returned loss array([0., 0., 0.]) is not one number"),
-        ("exits", "failed", "exit code 7 and no result"),
-        ("sysexit", "failed", "SystemExit: 3"),
-        ("bad report", "failed", "step 'two' is str, not a number"),
-    ],
-)
-def test_a_function_that_misbehaves_has_a_row_and_the_others_go_on(how, status, reason, tmp_path):
-    _, row = one_trial(tmp_path, how)
-    assert row["status"] == status
-    assert (row["loss"] == math.inf) if status == "diverged" else math.isnan(row["loss"])
-    assert reason is None or reason in row["reason"]
-    if how == "raises":
-        assert "second line" in (tmp_path / "output" / f"{row['trial_id']}.txt").read_text()
-        assert row["reason"].endswith(f"| second line (output/{row['trial_id']}.txt)")
+MISBEHAVIOUR = {
+    "raises": ("failed", "ValueError: no such layer"),
+    "nan": ("diverged", None),
+    "inf": ("diverged", None),
+    "text": ("failed", "the returned loss '2.5' is str, not a number"),
+    "many": ("failed", "the returned loss array([0., 0., 0.]) is not one number"),
+    "exits": ("failed", "exit code 7 and no result"),
+    "sysexit": ("failed", "SystemExit: 3"),
+    "bad report": ("failed", "step 'two' is str, not a number"),
+    "killed": ("failed", "killed by signal 9, the last of 3 attempts"),
+    "parent": ("finished", None),
+    "loud": ("finished", None),
+}
+HARM = {
+    "kills its group": ("failed", "killed by signal 9, the last of 3 attempts"),
+    "terminates its group": ("failed", "got a SIGTERM of its own, the last of 3 attempts"),
+    "tears a message": ("failed", "no result within the time-out"),
+    "writes into the pipe": ("failed", "wrote to a pipe of mup_tpu"),
+    "floods the pipe": ("failed", "wrote to a pipe of mup_tpu"),
+    "closes all": ("failed", "exit code 1 and no result"),
+    "kills its parent": ("failed", "was forked from was killed, the last of 3 attempts"),
+    "bad text": ("failed", r"ValueError: \udc80"),
+    "steps as text": ("failed", "TypeError: steps '10' is str, not a number"),
+    "step of 64 bits": ("failed", "TypeError: step 9.22337e+18 is not a whole number from 0 to"),
+    "loss of many digits": ("failed", "too large for a number of 64 bits"),
+    "many digits": ("failed", "too large for a number of 64 bits"),
+    "closes its output": ("finished", None),
+    "closes file 1": ("finished", None),
+    "leaves a session": ("finished", None),
+}
+
+
+@pytest.mark.parametrize(("train", "hows"), [(trainers.misbehave, MISBEHAVIOUR), (trainers.lethal, HARM)])
+def test_functions_that_misbehave_or_harm_their_surroundings_have_rows_and_the_others_go_on(
+    train, hows, tmp_path, patience
+):
+    runs = each(tmp_path / "one", train, hows, timeout=f"{6 * patience}s")
+    for how, (status, reason) in hows.items():
+        row = runs.loc[how]
+        assert row["status"] == status and (reason is None or reason in row["reason"]), how
+        loss = {"finished": 2.5, "diverged": math.inf}.get(status, math.nan)
+        assert row["loss"] == pytest.approx(loss, nan_ok=True)
+    folder = tmp_path / "one"
+    if hows is HARM:
+        assert not psutil.pid_exists(int((folder / "left").read_text()))
+        return
+    assert (folder / "work" / runs.loc["killed", "trial_id"] / "attempts").read_text() == "xxx"
+    output = {how: f"output/{runs.loc[how, 'trial_id']}.txt" for how in hows}
+    assert "second line" in (folder / output["raises"]).read_text()
+    assert runs.loc["raises", "reason"].endswith(f"| second line ({output['raises']})")
+    assert 2**20 <= (folder / output["loud"]).stat().st_size < 2**20 + 100, "it is cut"
+    children = [int(pid) for pid in (folder / "children").read_text().split()]
+    assert not [p for p in children if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
 
 
 def test_a_failures_reason_has_the_last_lines_of_its_output(tmp_path):
@@ -229,60 +259,15 @@ def test_a_trial_is_not_ended_before_it_could_save(tmp_path):
         other(step=4)
 
 
-def test_a_function_that_is_killed_is_tried_three_times(tmp_path):
-    _, row = one_trial(tmp_path, "killed")
-    assert row["status"] == "failed" and "killed by signal 9, the last of 3 attempts" in row["reason"]
-    assert (tmp_path / "work" / row["trial_id"] / "attempts").read_text() == "xxx"
-
-
 @pytest.mark.slow
 def test_a_function_that_hangs_ends(tmp_path, patience):
     """One that reports by its silence, one that does not by its time."""
     limit = 4 * patience
-    options = {"heartbeat": 2.0 * patience, "timeout": f"{limit}s", "workers": 3, "console": QUIET}
-    study = Study(
-        tmp_path, scale={"width": [64]}, tune={"lr": [0.5]}, compare={"how": ["hangs", "slow", "is well"]}
+    runs = each(
+        tmp_path, trainers.misbehave, ("hangs", "slow"), heartbeat=2.0 * patience, timeout=f"{limit}s"
     )
-    assert study.run(trainers.misbehave, **options) == {"finished": 1, "failed": 2}
-    reasons = load_runs(tmp_path).set_index("how")["reason"]
-    assert "no report within the heartbeat" in reasons["hangs"]
-    assert f"no result within the time-out of {limit} s" in reasons["slow"]
-
-
-@pytest.mark.parametrize(
-    "how, status, reason",
-    [
-        ("kills its group", "failed", "killed by signal 9, the last of 3 attempts"),
-        ("terminates its group", "failed", "got a SIGTERM of its own, the last of 3 attempts"),
-        ("tears a message", "failed", "no result within the time-out"),
-        ("writes into the pipe", "failed", "wrote to a pipe of mup_tpu"),
-        ("floods the pipe", "failed", "wrote to a pipe of mup_tpu"),
-        ("closes all", "failed", "exit code 1 and no result"),
-        ("kills its parent", "failed", "was forked from was killed, the last of 3 attempts"),
-        ("bad text", "failed", r"ValueError: \udc80"),
-        ("steps as text", "failed", "TypeError: steps '10' is str, not a number"),
-        ("step of 64 bits", "failed", "TypeError: step 9.22337e+18 is not a whole number from 0 to"),
-        ("loss of many digits", "failed", "too large for a number of 64 bits"),
-        ("many digits", "failed", "too large for a number of 64 bits"),
-        ("closes its output", "finished", None),
-        ("closes file 1", "finished", None),
-        ("leaves a session", "finished", None),
-    ],
-)
-def test_a_function_that_harms_its_surroundings_has_a_row_and_the_others_go_on(
-    how, status, reason, tmp_path, patience
-):
-    study = Study(
-        tmp_path / "one", scale={"width": [64]}, tune={"lr": [0.5, 1.0]}, compare={"how": [how, "is well"]}
-    )
-    study.run(trainers.lethal, workers=2, timeout=f"{6 * patience}s", console=QUIET)
-    runs = load_runs(tmp_path / "one").set_index("how")
-    assert runs.loc["is well", "loss"].tolist() == [2.5, 2.5]
-    assert set(runs.loc[how, "status"]) == {status}
-    assert reason is None or all(reason in text for text in runs.loc[how, "reason"])
-    assert status != "finished" or runs.loc[how, "loss"].tolist() == [2.5, 2.5]
-    if how == "leaves a session":
-        assert not psutil.pid_exists(int((tmp_path / "one" / "left").read_text()))
+    assert "no report within the heartbeat" in runs["reason"]["hangs"]
+    assert f"no result within the time-out of {limit} s" in runs["reason"]["slow"]
 
 
 def test_losses_of_a_function_that_failed_stop_no_trial_of_the_mended_one(tmp_path):
@@ -306,16 +291,6 @@ def test_halving_compares_trials_of_one_scale_and_one_rule_alone(tmp_path):
     study.run(trainers.behind_its_group, workers=1, halving=True, console=QUIET)
     runs = load_runs(tmp_path)
     assert runs.groupby("lr")["status"].unique().map(list).to_dict() == {1.0: ["finished"], 3.0: ["stopped"]}
-
-
-def test_children_of_a_function_end_with_it_and_its_output_is_cut(tmp_path):
-    _, row = one_trial(tmp_path / "a", "parent")
-    assert row["status"] == "finished"
-    children = [int(pid) for pid in (tmp_path / "a" / "children").read_text().split()]
-    assert not [p for p in children if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
-    _, row = one_trial(tmp_path / "b", "loud")
-    output = tmp_path / "b" / "output" / f"{row['trial_id']}.txt"
-    assert row["status"] == "finished" and 2**20 <= output.stat().st_size < 2**20 + 100
 
 
 def test_each_gpu_has_a_worker(tmp_path, monkeypatch):
@@ -350,44 +325,37 @@ def kill(whom, driver, folder):
         function, keeper, worker = wait_for_functions(driver, folder, True)
         time.sleep(0.4)
         with contextlib.suppress(ProcessLookupError):  # it had just ended
-            os.kill(
-                {"driver": driver.pid, "worker": worker, "keeper": keeper, "function": function}[whom],
-                signal.SIGKILL,
-            )
+            os.kill({"worker": worker, "keeper": keeper, "function": function}[whom], signal.SIGKILL)
             return
 
 
 @pytest.mark.slow
 def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
-    """A driver is killed, and then a worker, a keeper and a function of another one."""
+    """Drivers are interrupted, ended and killed; then a worker, a keeper and a function of another one."""
     alone, killed = tmp_path / "alone" / "killed", tmp_path / "killed"
     assert killed_study(alone).run(trainers.resumable, workers=2, console=QUIET) == {"finished": 6}
-    for whom in (["driver"], ["worker", "keeper", "function"]):
+    for sent, words in (
+        (signal.SIGINT, "stopped; finished trials are stored"),
+        (signal.SIGTERM, "the same command goes on"),
+        (signal.SIGKILL, ""),
+    ):
         driver = start(killed)
-        for one in whom:
-            kill(one, driver, killed)
+        wait_for_functions(driver, killed, True)
+        driver.send_signal(sent)
         output = driver.communicate(timeout=240)[0]
+        assert driver.returncode and words in output, output
         wait_for_functions(driver, killed, False)
-        assert driver.returncode == (-signal.SIGKILL if whom == ["driver"] else 0), output
+    driver = start(killed)
+    for one in ("worker", "keeper", "function"):
+        kill(one, driver, killed)
+    output = driver.communicate(timeout=240)[0]
+    wait_for_functions(driver, killed, False)
+    assert driver.returncode == 0, output
     assert load_runs(killed)["status"].eq("finished").all()
     pd.testing.assert_frame_equal(table(killed), table(alone))
     pd.testing.assert_frame_equal(load_curves(killed), load_curves(alone))
     assert len(starts(killed)) > 6 and {step % 10 for step, *_ in starts(killed)} == {0}
     assert not list((killed / "work").iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
-def test_ctrl_c_and_sigterm_leave_a_table_that_goes_on(sent, tmp_path):
-    driver = start(tmp_path / "killed")
-    wait_for_functions(driver, tmp_path / "killed", True)
-    driver.send_signal(sent)
-    output = driver.communicate(timeout=120)[0]
-    said = "stopped; finished trials are stored" if sent == signal.SIGINT else "the same command goes on"
-    assert driver.returncode and said in output, output
-    wait_for_functions(driver, tmp_path / "killed", False)
-    killed_study(tmp_path / "killed").run(trainers.resumable, workers=2, console=QUIET)
-    assert load_runs(tmp_path / "killed")["status"].tolist() == ["finished"] * 6
 
 
 @pytest.mark.slow

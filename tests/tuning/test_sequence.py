@@ -18,14 +18,12 @@ from mup_tpu.tuning.sweep import run_sweep
 UNTIL = SequenceOptions(until_settled=True)
 ALONE = RunOptions(threads=os.cpu_count() or 1)
 """Options by which packs run in this process."""
-OCTAVES = tuple(2.0**e for e in range(-10, -2))
 
 
 @pytest.fixture(scope="module")
 def sweep(tiny):
-    """Sweep of SP: its optimum drifts so clearly that few runs settle it."""
-    base = tiny.replace(steps=30, batch_size=8, init_std=0.06, eval_batches=8)
-    return Sweep("seq", base, widths=(32, 64, 128), learning_rates=OCTAVES, parametrizations=("sp",))
+    base, rates = tiny.replace(steps=5, eval_batches=1), tuple(2.0**e for e in range(-9, -5))
+    return Sweep("seq", base, widths=(32, 64, 128), learning_rates=rates, parametrizations=("sp", "mup"))
 
 
 def settle(sweep, path, until=UNTIL, options=SweepOptions(), console=None):
@@ -33,63 +31,40 @@ def settle(sweep, path, until=UNTIL, options=SweepOptions(), console=None):
     return run_until_settled(sweep, str(path), until, options, RunOptions(threads=1), console)
 
 
-def ended(path):
-    """Whether each parametrization is settled or stops with a reason."""
-    results = analyze(load_table(path)).results
-    return results and all(r.next_batch is None or r.sequence.stops for r in results)
-
-
 @pytest.mark.slow
-def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing(
+def test_an_interrupted_sequence_goes_on_from_its_rows_ends_and_buys_nothing_more(
     sweep, tmp_path, monkeypatch
 ):
-    """Each parametrization on its own, by workers that stay. Two looks of few steps are enough."""
+    """Each rule on its own, by workers that stay. Two looks of few steps are enough."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 2)
-    short = dataclasses.replace(sweep, base=sweep.base.replace(steps=10, eval_batches=2))
-    both = dataclasses.replace(short, parametrizations=("sp", "mup"))
-    outcome = settle(both, tmp_path)
-    runs = load_runs(tmp_path)
-    assert sum(outcome.values()) == len(runs)
-    assert load_header(tmp_path).planned == (32.0, 64.0, 128.0)
-    first = runs[runs["purchase"] == 1]
-    assert set(first["width"]) == {32} and set(first["seed"]) == {0, 1, 2}
-    assert first.groupby("parametrization")["lr"].nunique().to_dict() == {"mup": 8, "sp": 8}
-    assert runs["purchase"].max() > 1
-    assert len(list(tmp_path.glob("logs/*"))) <= os.cpu_count(), "a purchase started workers anew"
-    for result in analyze(load_table(tmp_path)).results:
-        own = runs[runs["parametrization"] == result.parametrization]
-        assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
-        assert result.sequence.looks[-1].number <= MOST_LOOKS
-        assert result.verdict.look or not result.drift.is_known
-    assert ended(tmp_path)
-    assert not settle(both, tmp_path), "what is settled is settled"
-    assert len(load_runs(tmp_path)) == len(runs)
-
-
-@pytest.mark.slow
-def test_an_interrupted_sequence_goes_on_from_its_rows(sweep, tmp_path, monkeypatch):
-    """In its second purchase: the first has eight runs, in four packs. Two looks of few steps are enough."""
-    monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 2)
-    short = dataclasses.replace(sweep, base=sweep.base.replace(steps=10, eval_batches=2))
-    append, calls = Store.append, []
+    append, calls, packs = Store.append, [], SweepOptions(pack_size=6)
 
     def interrupted(*arguments, **options):
         calls.append(arguments)
-        if len(calls) == 6:
+        if len(calls) == 6:  # in the second purchase: the first has four packs
             raise KeyboardInterrupt
         return append(*arguments, **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "append", interrupted)
-        settle(short, tmp_path, options=SweepOptions(pack_size=2))
-    before = set(load_runs(tmp_path)["trial_id"])
-    assert len(before) > 8 and not ended(tmp_path)
-    settle(short, tmp_path, options=SweepOptions(pack_size=2))
+        settle(sweep, tmp_path, options=packs)
+    before = load_runs(tmp_path)
+    first = before[before["purchase"] == 1]
+    assert len(before) > len(first) == 24 and set(first["width"]) == {32} and set(first["seed"]) == {0, 1, 2}
+    assert first.groupby("parametrization")["lr"].nunique().to_dict() == {"mup": 4, "sp": 4}
+    workers = len(list(tmp_path.glob("logs/*")))
+    outcome = settle(sweep, tmp_path, options=packs)
     runs = load_runs(tmp_path)
-    assert before < set(runs["trial_id"]) and runs["trial_id"].is_unique
-    for _, own in runs.groupby("parametrization"):
-        assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
-    assert ended(tmp_path)
+    assert sum(outcome.values()) == len(runs) - len(before) and runs["trial_id"].is_unique
+    assert set(before["trial_id"]) < set(runs["trial_id"]) and load_header(tmp_path).planned == (32, 64, 128)
+    assert len(list(tmp_path.glob("logs/*"))) <= workers + os.cpu_count(), "a purchase started workers anew"
+    results = analyze(load_table(tmp_path)).results
+    for result in results:
+        bought = runs.loc[runs["parametrization"] == result.parametrization, "purchase"]
+        assert sorted(bought.unique()) == list(range(1, int(bought.max()) + 1)) and bought.max() > 1
+        assert result.sequence.looks[-1].number <= MOST_LOOKS
+        assert result.next_batch is None or result.sequence.stops
+    assert not settle(sweep, tmp_path, options=packs), "what is settled is settled"
 
 
 def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
@@ -110,10 +85,9 @@ def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, 
 def test_bought_values_stay_within_what_a_trial_may_have(tiny, tmp_path, monkeypatch, patience):
     """After so few steps the best may lie at the edge; a β₂ beyond 1 cannot be bought."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
-    sweep = Sweep(
-        "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
-    )
-    settle(sweep, tmp_path, SequenceOptions(True, budget=f"{10 * patience}s"))
+    base, tune = tiny.replace(steps=3, eval_batches=1), Axis("beta2", (0.1, 0.2, 0.9))
+    sweep = Sweep("x", base, scale=Axis("batch_size", (2, 4, 8)), tune=tune)
+    settle(sweep, tmp_path, SequenceOptions(True, budget=f"{5 * patience}s"))
     assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
 
 
@@ -147,26 +121,38 @@ def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
         analyze(load_table(tmp_path / "b"))
 
 
-def test_impossible_sequences_are_refused_in_a_sentence(sweep, tiny, tmp_path):
-    with pytest.raises(ConfigError, match="first_looks requires until_settled"):
-        SequenceOptions(first_looks=True)
-    with pytest.raises(ConfigError, match="budget '2h' requires until_settled"):
-        SequenceOptions(budget="2h")
-    with pytest.raises(ConfigError, match="budget 'soon' is not a time; write 90s, 30m or 2h"):
-        SequenceOptions(until_settled=True, budget="soon")
-    two = Sweep("x", tiny, widths=(32, 64))
-    with pytest.raises(ConfigError, match="the sweep has 2 widths: until_settled needs 3 at least"):
-        settle(two, tmp_path / "d")
-    without = Sweep("x", tiny, scale=Axis("weight_decay", (0.0, 0.01, 0.1)))
-    with pytest.raises(ConfigError, match="the sweep has weight decay 0: until_settled needs scales above 0"):
-        settle(without, tmp_path / "z")
-    whole = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("depth", (1, 2)))
-    with pytest.raises(ConfigError, match="tune depth is a whole number"):
-        settle(whole, tmp_path / "a")
-    nothing = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("weight_decay", (0.0,)))
-    with pytest.raises(ConfigError, match="tune weight_decay has no value above 0"):
-        settle(nothing, tmp_path / "b")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"first_looks": True}, "first_looks requires until_settled"),
+        ({"budget": "2h"}, "budget '2h' requires until_settled"),
+        ({"until_settled": True, "budget": "soon"}, "budget 'soon' is not a time; write 90s, 30m or 2h"),
+    ],
+)
+def test_impossible_options_are_refused_in_a_sentence(options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        SequenceOptions(**options)
+
+
+SIZES = Axis("batch_size", (2, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"widths": (32, 64)}, "the sweep has 2 widths: until_settled needs 3 at least"),
+        ({"scale": Axis("weight_decay", (0.0, 0.01, 0.1))}, "the sweep has weight decay 0: until_settled ne"),
+        ({"scale": SIZES, "tune": Axis("depth", (1, 2))}, "tune depth is a whole number"),
+        ({"scale": SIZES, "tune": Axis("weight_decay", (0.0,))}, "tune weight_decay has no value above 0"),
+    ],
+)
+def test_impossible_sequences_are_refused_in_a_sentence(axes, sentence, tiny, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        settle(Sweep("x", tiny, **axes), tmp_path / "d")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_more_scales_or_a_question_about_fewer_is_refused(sweep, tmp_path):
     Store(tmp_path / "c", "seq", planned=(32, 64, 128, 256))
     with pytest.raises(StoreError, match="plans width 256 too, which this sweep lacks"):
         settle(sweep, tmp_path / "c")

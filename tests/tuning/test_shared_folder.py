@@ -17,7 +17,7 @@ DRIVERS = 3
 def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     """Each driver packs the same trials differently, and checkpoints every third step."""
     results = tmp_path / "results"
-    base = json.dumps(tiny.replace(steps=30).to_dict())
+    base = json.dumps(tiny.replace(steps=12).to_dict())
     script = (
         "import json, os\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
         "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"

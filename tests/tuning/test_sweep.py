@@ -16,8 +16,8 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.cli import main
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.toml import write_sweep
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, StoredAxes, load_curves, load_runs
 from mup_tpu.training.loop import PackRun
@@ -30,20 +30,33 @@ NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "threads", "git_commit
 
 
 def small_sweep(tiny: Trial) -> Sweep:
-    return Sweep("small", tiny, widths=(32, 64), learning_rates=(0.01, 1e30))
+    """Eight trials, of which half diverge."""
+    return Sweep("small", tiny.replace(grad_clip=0.0), widths=(32, 64), learning_rates=(0.01, 1e30))
+
+
+def one_value(tiny: Trial, *rates: float, **fields: object) -> Sweep:
+    base = tiny.replace(**{"steps": 10, "eval_batches": 1} | fields)
+    return Sweep("x", base, widths=(32,), learning_rates=rates or (0.01,), parametrizations=("mup",))
+
+
+def swept(sweep: Sweep, path, run=ALONE, **options):
+    return run_sweep(sweep, str(path), SweepOptions(**options), run, Console(quiet=True))
 
 
 def results_of(path) -> pd.DataFrame:
     return load_runs(path).drop(columns=NOT_RESULTS)
 
 
+def same_results(path, other) -> None:
+    pd.testing.assert_frame_equal(results_of(path), results_of(other))
+    pd.testing.assert_frame_equal(load_curves(path), load_curves(other))
+
+
 @pytest.fixture(scope="module")
 def in_process(tiny, tmp_path_factory):
     """Folder of the small sweep, run in this process."""
     path = tmp_path_factory.mktemp("in_process")
-    sweep = small_sweep(tiny.replace(grad_clip=0.0))
-    outcome = run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
-    assert outcome == {"finished": 4, "diverged": 4}
+    assert swept(small_sweep(tiny), path) == {"finished": 4, "diverged": 4}
     return path
 
 
@@ -52,31 +65,21 @@ def in_process(tiny, tmp_path_factory):
 def test_workers_give_the_table_of_this_process_and_a_second_run_runs_nothing(
     ray, local_ray, tiny, in_process, tmp_path
 ):
-    sweep = small_sweep(tiny.replace(grad_clip=0.0))
-    options = SweepOptions(ray=ray)
-    outcome = run_sweep(sweep, str(tmp_path), options, RunOptions(threads=1), Console(quiet=True))
-    assert sum(outcome.values()) == 8
-    pd.testing.assert_frame_equal(results_of(tmp_path), results_of(in_process))
-    pd.testing.assert_frame_equal(load_curves(tmp_path), load_curves(in_process))
-    assert not run_sweep(sweep, str(tmp_path), options, RunOptions(), Console(quiet=True))
+    sweep = small_sweep(tiny)
+    assert swept(sweep, tmp_path, RunOptions(threads=1), ray=ray).total() == 8
+    same_results(tmp_path, in_process)
+    assert not swept(sweep, tmp_path, RunOptions(), ray=ray)
 
 
-def test_three_more_learning_rates_run_alone(tiny, tmp_path):
-    sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
-    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
-    more = Sweep("x", tiny, widths=(32,), learning_rates=(0.01, 0.02, 0.04, 0.08), parametrizations=("mup",))
-    outcome = run_sweep(more, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
-    assert outcome == {"finished": 3}
-    assert load_runs(tmp_path)["lr"].tolist() == [0.01, 0.02, 0.04, 0.08]
-
-
-def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
-    sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=2)
-    for size in (1, 3):
-        run_sweep(sweep, str(tmp_path / str(size)), SweepOptions(pack_size=size), ALONE, Console(quiet=True))
-    threads = {size: set(load_runs(tmp_path / str(size))["threads"]) for size in (1, 3)}
-    assert threads[1] == threads[3], "losses of other threads are 1e-6 apart"
-    pd.testing.assert_frame_equal(results_of(tmp_path / "1"), results_of(tmp_path / "3"))
+def test_three_more_learning_rates_run_alone_and_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
+    swept(one_value(tiny), tmp_path / "one")
+    more = one_value(tiny, 0.01, 0.02, 0.04, 0.08)
+    assert swept(more, tmp_path / "one") == {"finished": 3}
+    assert load_runs(tmp_path / "one")["lr"].tolist() == [0.01, 0.02, 0.04, 0.08]
+    swept(more, tmp_path / "three", pack_size=3)
+    threads = [set(load_runs(tmp_path / name)["threads"]) for name in ("one", "three")]
+    assert threads[0] == threads[1], "losses of other threads are 1e-6 apart"
+    same_results(tmp_path / "three", tmp_path / "one")
 
 
 @pytest.mark.nightly
@@ -109,117 +112,68 @@ def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tm
     assert runs["pack_size"].tolist() == [1] * 3
 
 
-@pytest.mark.slow
-def test_killed_sweep_resumes_to_the_same_table(tiny, in_process, tmp_path):
-    """The driver is killed once a row is stored; then the same sweep runs in this process."""
-    results = tmp_path / "results"
-    script = tmp_path / "sweep.py"
-    script.write_text(
-        "import sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nimport json\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(grad_clip=0.0).to_dict())!r}))\n"
-        "sweep = Sweep('small', base, widths=(32, 64), learning_rates=(0.01, 1e30))\n"
-        "options = SweepOptions(pack_size=2)\n"
-        "run = RunOptions(checkpoint_every=10, threads=1)\n"
-        "run_sweep(sweep, sys.argv[1], options, run, Console(quiet=True))\n"
-    )
-    command = [sys.executable, str(script), str(results)]
-    victim = subprocess.Popen(command, start_new_session=True)
-    deadline = time.monotonic() + 300
-    while not list(results.glob("runs/*.arrow")):
-        assert victim.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
-        time.sleep(0.02)
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    stored = len(load_runs(results))
-    assert 0 < stored < 8
-    sweep, options = small_sweep(tiny.replace(grad_clip=0.0)), SweepOptions(pack_size=2)
-    run_sweep(sweep, str(results), options, RunOptions(checkpoint_every=10, threads=1), Console(quiet=True))
-    assert load_runs(results)["trial_id"].is_unique
-    pd.testing.assert_frame_equal(results_of(results), results_of(in_process))
-    pd.testing.assert_frame_equal(load_curves(results), load_curves(in_process))
-    assert not (results / "checkpoints").exists(), "checkpoints of finished packs were left behind"
-
-
 def workers_of(pid: int) -> list[psutil.Process]:
     """Workers of a driver: children of its fork server."""
-    children = psutil.Process(pid).children(recursive=True)
-    found = []
-    for child in children:
+    workers = []
+    for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
             if child.ppid() != pid and "forkserver" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+                workers.append(child)
+    return workers
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 @pytest.mark.parametrize(
-    "sign",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.nightly),
-    ],
+    "sign", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
 )
-def test_a_sweep_that_is_told_to_end_leaves_no_process(sign, tiny, tmp_path):
+def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on_to_the_same_table(
+    sign, tiny, in_process, tmp_path
+):
     """At SIGTERM packs checkpoint at once, and the same command goes on from there."""
-    results, file = tmp_path / "results", tmp_path / "sweep.toml"
-    file.write_text(
-        'experiment = "x"\nwidths = [32]\nparametrizations = ["mup"]\nlearning_rates = [0.01, 0.02]\n'
-        "[base.model]\nbase_width = 32\nhead_size = 16\ndepth = 1\n[base.train]\nsteps = 350\n"
-        f'[base.data]\ncorpus = "{tiny.data.corpus}"\nsequence_length = 32\nbatch_size = 4\n'
-    )
-    command = ["sweep", str(file), "--results", str(results), "--threads", "1", "--checkpoint-every", "1000"]
-    run = [sys.executable, "-m", "mup_tpu", *command]
-    driver = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    results, file, sweep = tmp_path / "results", tmp_path / "sweep.toml", small_sweep(tiny)
+    file.write_text(write_sweep(sweep))
+    words = ["--results", results, "--threads", "1", "--pack-size", "2", "--checkpoint-every", "10"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "mup_tpu", "sweep", file, *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
     deadline = time.monotonic() + 300
-    while sum(log.read_text().count("step ") > 2 for log in results.glob("logs/*")) < 2:
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    while not list(results.glob("runs/*.arrow")):
+        assert driver.poll() is None and time.monotonic() < deadline, "it ended before it could be ended"
+        time.sleep(0.02)
     processes = workers_of(driver.pid)
-    assert len(processes) == 2
     driver.send_signal(sign)
     printed, _ = driver.communicate(timeout=120)
-    gone, alive = psutil.wait_procs(processes, timeout=120)
-    assert not alive
+    assert len(processes) == 2 and not psutil.wait_procs(processes, timeout=120)[1]
     assert "Traceback" not in printed
+    assert 0 < load_runs(results)["status"].isin(["finished", "diverged"]).sum() < 8
     if sign == signal.SIGTERM:
-        assert (
-            driver.returncode == 143 and "preempted in a trial of width 32, its checkpoint is kept" in printed
-        )
-        assert len(list(results.glob("checkpoints/*/step-*"))) == 2
-        main(command)
-        assert " starts its " not in logs_after(results, processes)
-        assert load_runs(results)["status"].tolist() == ["finished"] * 2
+        assert driver.returncode == 143 and "preempted in a pack of 2 trials of width" in printed
+        assert list(results.glob("checkpoints/*/step-*"))
+    swept(sweep, results, RunOptions(checkpoint_every=10, threads=1), pack_size=2)
+    assert load_runs(results)["trial_id"].is_unique
+    same_results(results, in_process)
+    assert not (results / "checkpoints").exists(), "checkpoints of finished packs were left behind"
 
 
-def logs_after(results, processes) -> str:
-    """Logs of workers other than these processes."""
-    old = {str(process.pid) for process in processes}
-    return "".join(f.read_text() for f in results.glob("logs/*") if f.stem.rpartition("-")[2] not in old)
-
-
-def test_folders_of_another_experiment_and_unwritable_ones_are_refused(tiny, tmp_path):
-    Store(tmp_path / "other", "other")
-    sweep = small_sweep(tiny)
-    with pytest.raises(StoreError, match="holds experiment 'other', not 'small'"):
-        run_sweep(sweep, str(tmp_path / "other"), SweepOptions(), RunOptions(), Console(quiet=True))
+@pytest.mark.parametrize(
+    ("error", "sentence", "run", "options"),
+    [
+        (ConfigError, "device 'cuda' is not available", {"device": "cuda"}, {}),
+        (ConfigError, "placement 'chip' needs Ray: add --ray or --address", {"placement": "chip"}, {}),
+        (ConfigError, "no Ray cluster answers at address '127.0.0.1:1'", {}, {"address": "127.0.0.1:1"}),
+        (StoreError, "holds experiment 'other', not 'small'", {}, {}),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_sentence(error, sentence, run, options, tiny, tmp_path):
+    if error is StoreError:
+        Store(tmp_path, "other")
+    with pytest.raises(error, match=sentence):
+        swept(small_sweep(tiny), tmp_path, RunOptions(**run), **options)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
-        run_sweep(sweep, str(tmp_path / "file/x"), SweepOptions(), RunOptions(), Console(quiet=True))
-
-
-def test_missing_devices_and_clusters_are_refused_in_a_sentence(tiny, tmp_path):
-    sweep = small_sweep(tiny)
-    with pytest.raises(ConfigError, match="device 'cuda' is not available"):
-        run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(device="cuda"), Console(quiet=True))
-    with pytest.raises(ConfigError, match="placement 'chip' needs Ray: add --ray or --address"):
-        run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(placement="chip"), Console(quiet=True))
-    with pytest.raises(ConfigError, match="no Ray cluster answers at address '127.0.0.1:1'"):
-        run_sweep(
-            sweep, str(tmp_path), SweepOptions(address="127.0.0.1:1"), RunOptions(), Console(quiet=True)
-        )
+        swept(small_sweep(tiny), tmp_path / "file/x")
 
 
 @pytest.mark.slow
@@ -228,9 +182,7 @@ def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
     lean = {"num_cpus": 1, "no_monitor": True, "include_log_monitor": False}
     there = Cluster(initialize_head=True, head_node_args=lean)
     try:
-        sweep = Sweep("joined", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
-        options = SweepOptions(address=there.address)
-        run_sweep(sweep, str(tmp_path), options, RunOptions(), Console(quiet=True))
+        swept(one_value(tiny), tmp_path, RunOptions(), address=there.address)
     finally:
         there.shutdown()
     assert load_runs(tmp_path)["status"].tolist() == ["finished"]
@@ -244,8 +196,7 @@ def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path)
         tune=Axis("weight_decay", (0.0, 0.1)), num_seeds=2,
     )  # fmt: skip
     for name, run in (("alone", ALONE), ("workers", RunOptions(threads=1))):
-        outcome = run_sweep(sweep, str(tmp_path / name), SweepOptions(), run, Console(quiet=True))
-        assert outcome == {"finished": 8}
+        assert swept(sweep, tmp_path / name, run) == {"finished": 8}
     pd.testing.assert_frame_equal(results_of(tmp_path / "alone"), results_of(tmp_path / "workers"))
     runs = load_runs(tmp_path / "alone")
     assert runs.groupby("batch_size")["tokens"].first().to_dict() == {2: 10 * 2 * 32, 4: 10 * 4 * 32}
@@ -261,7 +212,7 @@ def test_points_of_a_ladder_measure_what_their_rows_say(tiny, tmp_path, measured
     """Both use the vocabulary of the data: a sequence looks up its rows by the measure."""
     points = ({"width": 32, "steps": 2}, {"width": 64, "steps": 3})
     sweep = Sweep("x", tiny, ("mup",), learning_rates=(0.01,), scale=Ladder(points, measured_by=measured_by))
-    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+    swept(sweep, tmp_path)
     runs = load_runs(tmp_path)
     assert set(runs[sweep.scale_axis.column]) == set(measured(sweep, Corpora())) and len(runs) == 2
 
@@ -271,22 +222,17 @@ def test_points_of_a_ladder_that_measure_the_same_are_refused(tiny, tmp_path):
     same_tokens = Sweep("x", tiny, scale=Ladder(points, measured_by="tokens"))
     sentence = "width 32 depth 1 and width 32 depth 2 have the same training tokens .3840.*give a measured_by"
     with pytest.raises(ConfigError, match=sentence):
-        run_sweep(same_tokens, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+        swept(same_tokens, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_takes_no_sweep_along_other_axes(tiny, tmp_path):
-    sweep = Sweep("small", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
-    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
-    other = Sweep("small", tiny, scale=Axis("depth", (1, 2)))
-    with pytest.raises(StoreError, match="holds a sweep of learning_rate by width"):
-        run_sweep(other, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
-
-
-def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
+def test_a_sweep_along_other_axes_or_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
     """The analysis would refuse a folder of two step counts, inits or schedules."""
-    sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
-    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+    sweep = one_value(tiny, steps=30)
+    swept(sweep, tmp_path)
+    other = Sweep("x", tiny, scale=Axis("depth", (1, 2)))
+    with pytest.raises(StoreError, match="holds a sweep of learning_rate by width"):
+        swept(other, tmp_path)
     for changes, sentence in (
         ({"steps": 40}, "holds runs with step count 30, and this sweep has 40; .*--where steps_planned=30"),
         ({"init_std": 0.5}, "holds runs with init σ 0.08, and this sweep has 0.5"),
@@ -294,17 +240,16 @@ def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
         ({"base_depth": 1}, "holds runs with base depth 0, and this sweep has 1"),
         ({"batch_size": 2}, "holds runs with batch size 4, and this sweep has 2"),
     ):
-        other = dataclasses.replace(sweep, base=tiny.replace(**changes))
         with pytest.raises(StoreError, match=sentence):
-            run_sweep(other, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+            swept(dataclasses.replace(sweep, base=sweep.base.replace(**changes)), tmp_path)
     assert len(load_runs(tmp_path)) == 1
     elsewhere = dataclasses.replace(sweep, learning_rates=(0.02,), num_seeds=2)
-    assert run_sweep(elsewhere, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True)) == {"finished": 2}
+    assert swept(elsewhere, tmp_path) == {"finished": 2}
 
 
 def test_trials_that_halving_stopped_are_trained_whole_without_it(tiny, tmp_path):
     sweep = Sweep("halved", tiny.replace(steps=5), widths=(32,), learning_rates=(0.003, 0.01))
-    run_sweep(sweep, str(tmp_path / "whole"), SweepOptions(), ALONE, Console(quiet=True))
+    swept(sweep, tmp_path / "whole")
     stored = Store(tmp_path / "whole", "halved").results().drop(columns="experiment")
     rows = [{k: v for k, v in row.items() if pd.notna(v)} for row in stored.to_dict("records")]
     chosen = [row for row in rows if row["lr"] == 0.01]
@@ -312,8 +257,7 @@ def test_trials_that_halving_stopped_are_trained_whole_without_it(tiny, tmp_path
     Store(tmp_path / "halved", "halved", StoredAxes.of(sweep)).append(stopped)
 
     def run(**options):
-        how = dataclasses.replace(ALONE, **options)
-        return run_sweep(sweep, str(tmp_path / "halved"), SweepOptions(), how, Console(quiet=True))
+        return swept(sweep, tmp_path / "halved", dataclasses.replace(ALONE, **options))
 
     assert run(halving=True) == {}
     assert run() == {"finished": len(chosen)}
@@ -325,8 +269,7 @@ def test_checkpoints_stay_until_rows_are_stored(tiny, tmp_path):
     options = dataclasses.replace(ALONE, checkpoint_every=5)
     (tmp_path / "curves").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
-        run_sweep(sweep, str(tmp_path), SweepOptions(), options, Console(quiet=True))
+        swept(sweep, tmp_path, options)
     assert list(tmp_path.glob("checkpoints/*/step-00000010/meta.json"))
     (tmp_path / "curves").unlink()
-    outcome = run_sweep(sweep, str(tmp_path), SweepOptions(), options, Console(quiet=True))
-    assert set(outcome) == {"finished"} and not list(tmp_path.glob("checkpoints/*/*"))
+    assert set(swept(sweep, tmp_path, options)) == {"finished"} and not list(tmp_path.glob("checkpoints/*/*"))

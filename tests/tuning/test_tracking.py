@@ -1,7 +1,6 @@
 """Trackers hold each trial once, with its settings and curve, and agree with the table."""
 
 import dataclasses
-import itertools
 import math
 import os
 import shutil
@@ -217,7 +216,7 @@ def test_a_trial_whose_name_is_not_ours_names_nothing_outside(stored, tmp_path, 
 
 @pytest.mark.parametrize(
     ("how", "place"),
-    [*itertools.product(["cut", "flipped"], [0.0, 0.01, 0.3, 0.7, 0.999]), ("a pipe", 0), ("a folder", 0)],
+    [("cut", 0.0), ("cut", 0.7), ("flipped", 0.01), ("flipped", 0.999), ("a pipe", 0), ("a folder", 0)],
 )
 def test_a_run_whose_event_file_is_damaged_is_left_out_with_a_word(stored, tmp_path, place, how):
     """TensorBoard's reader stops at the damage, and says nothing."""

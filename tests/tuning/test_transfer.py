@@ -12,14 +12,8 @@ from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_runs
-from mup_tpu.tuning.sweep import run_sweep, run_trials
-from mup_tpu.tuning.transfer import (
-    Transfer,
-    best_trials,
-    regret_against_sweep,
-    target_trials,
-    transfer_warnings,
-)
+from mup_tpu.tuning.sweep import run_sweep
+from mup_tpu.tuning.transfer import Transfer, best_trials, target_trials, transfer_warnings
 
 QUIET = Console(quiet=True)
 ALONE = RunOptions(threads=os.cpu_count() or 1)
@@ -46,7 +40,7 @@ def test_the_best_trials_have_the_least_loss(small):
 
 def test_the_target_differs_in_width_only(small, tiny):
     found = best_trials(small[32])
-    targets = target_trials(found, {"width": 64}, ("mup", "sp"), 2)
+    targets = [t for rule in ("mup", "sp") for t in target_trials(found, {"width": 64}, rule, 2)]
     assert len(targets) == 4
     source = found[0].trial
     for target in targets:
@@ -56,7 +50,7 @@ def test_the_target_differs_in_width_only(small, tiny):
 
 def test_the_target_may_grow_along_any_scale_and_scales_without_a_rule_are_named(small):
     found = best_trials(small[32])
-    (target,) = target_trials(found, {"depth": 6, "width": 64}, ("mup",))
+    (target,) = target_trials(found, {"depth": 6, "width": 64}, "mup")
     assert (target.model.depth, target.model.width) == (6, 64)
     said = transfer_warnings(found[0].trial, target)
     assert [w.partition(":")[0] for w in said] == ["depth 2 became 6"]
@@ -66,23 +60,23 @@ def test_a_rule_that_follows_the_target_has_the_search_as_its_base(small):
     """A target that is its own base would not be scaled."""
     found = best_trials(small[32])
     source = found[0].trial
-    (deep,) = target_trials(found, {"depth": 8}, ("completep",))
+    (deep,) = target_trials(found, {"depth": 8}, "completep")
     assert deep.growth.depth == 4
     assert transfer_warnings(source.replace(parametrization="completep"), deep) == []
-    (in_mup,) = target_trials(found, {"depth": 8}, ("mup",))
+    (in_mup,) = target_trials(found, {"depth": 8}, "mup")
     assert in_mup.model.base_depth == 0, "the trial keeps its name where nothing follows depth"
     decayed = [dataclasses.replace(found[0], trial=source.replace(decay_rule="timescale"))]
-    (longer,) = target_trials(decayed, {"steps": 2 * source.train.steps}, ("mup",))
+    (longer,) = target_trials(decayed, {"steps": 2 * source.train.steps}, "mup")
     assert longer.growth.tokens == 2
     ruled = source.replace(batch_rule="lr_sqrt", base_batch_size=source.data.batch_size)
     assert transfer_warnings(ruled, ruled.replace(batch_size=8)) == []
 
 
 def test_transferred_trials_run_and_their_regret_is_relative_to_the_sweep(small, tmp_path):
-    targets = target_trials(best_trials(small[32]), {"width": 64}, ("mup", "sp"))
-    run_trials("t", targets, ("width",), str(tmp_path), SweepOptions(), ALONE, QUIET)
+    moved = Transfer(small[32], TransferOptions(("width=64",), compare=("mup", "sp")), small[64])
+    moved.run(str(tmp_path), SweepOptions(), ALONE, QUIET)
     runs = load_runs(tmp_path)
-    rows = {row["parametrization"]: row for row in regret_against_sweep(runs, small[64])}
+    rows = {row["parametrization"]: row for row in moved.regrets(runs)}
     assert set(rows) == {"mup", "sp"}
     at_target = load_runs(small[64])
     for name, row in rows.items():
@@ -103,15 +97,18 @@ def test_changes_that_mup_does_not_transfer_are_named_with_their_source(tiny):
     assert "was in sp" in transfer_warnings(tiny.replace(parametrization="sp"), plain)[0]
 
 
-def test_targets_that_do_not_grow_are_refused(small, tmp_path):
-    with pytest.raises(ConfigError, match="width 32 is not above the search's width 32"):
-        target_trials(best_trials(small[32]), {"width": 32}, ("mup",))
-    with pytest.raises(ConfigError, match="width 100 is not a multiple"):
-        target_trials(best_trials(small[32]), {"width": 100}, ("mup",))
-    with pytest.raises(ConfigError, match="depth 2 is not above the search's depth 2"):
-        target_trials(best_trials(small[32]), {"depth": 2}, ("mup",))
-    with pytest.raises(ConfigError, match="unknown key 'dept'; the nearest known key is 'depth'"):
-        target_trials(best_trials(small[32]), {"dept": 4}, ("mup",))
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ({"width": 32}, "width 32 is not above the search's width 32"),
+        ({"width": 100}, "width 100 is not a multiple"),
+        ({"depth": 2}, "depth 2 is not above the search's depth 2"),
+        ({"dept": 4}, "unknown key 'dept'; the nearest known key is 'depth'"),
+    ],
+)
+def test_targets_that_do_not_grow_are_refused(target, sentence, small, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        target_trials(best_trials(small[32]), target, "mup")
     Store(tmp_path, "empty")
     with pytest.raises(StoreError, match="holds no runs yet"):
         best_trials(str(tmp_path))
