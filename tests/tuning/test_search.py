@@ -265,19 +265,6 @@ def test_a_log_with_a_line_that_is_no_event_is_one_sentence_and_stays(line, sear
     assert log.read_bytes() == before
 
 
-def test_a_search_from_before_a_field_existed_goes_on(search, tmp_path):
-    """The log lacks the field, which then has its default."""
-    SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
-    (event,) = [json.loads(line) for line in (tmp_path / "search.jsonl").read_text().splitlines()]
-    del event["base"]["model"]["base_depth"], event["base"]["model"]["architecture"]
-    event["base"]["model"]["growing"] = event["base"]["model"].pop("growing_dimension")
-    (tmp_path / "search.jsonl").write_text(json.dumps(event) + "\n")
-    SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
-    other = dataclasses.replace(search, base=search.base.replace(base_depth=4))
-    with pytest.raises(ConfigError, match="base of the search differs from"):
-        SearchLog(Folder(tmp_path)).begin(other, SearchOptions())
-
-
 def write_search(path, space, base):
     """Write a search for the command line."""
     lines = ['experiment = "from_a_file"', space]
