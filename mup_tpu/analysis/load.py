@@ -106,7 +106,7 @@ def load_table(
     table = replace(
         table,
         notes=(*table.notes, *notes),
-        command=f"python {script}{preset} --results {path}" if is_ours else None,
+        command=f"python {script}{preset} --results {str(path).rstrip('/')}" if is_ours else None,
         history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY],
         stored=stored,
         planned=planned,
