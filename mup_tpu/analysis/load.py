@@ -57,6 +57,7 @@ def load_table(
     states: States = NO_STATES,
     unit: LossUnit = AUTO,
     only: Sequence[Condition] = (),
+    rows: pd.DataFrame | None = None,
 ) -> RunTable:
     """Read and check a results folder, a table in a file, or the runs of a tracker.
 
@@ -69,6 +70,7 @@ def load_table(
         states: meaning of states of runs that are not known.
         unit: unit of the loss in a file or tracker; a results folder is in nat per token.
         only: conditions that an optimum has to meet: runs that fail one count as lost, not as missing.
+        rows: rows of a results folder that have been read already.
 
     Raises:
         TableError: it is no table, or cannot be analysed.
@@ -88,7 +90,7 @@ def load_table(
     header = load_header(path)
     stored_where = header.where if where is None else ()
     where = where or stored_where
-    stored = select(load_runs(path), where)
+    stored = select(load_runs(path) if rows is None else rows, where)
     fixed = (*STORED_FIXED, *(header.columns or ()))
     named = replace(columns, step="")  # stored rows are of runs
     table = standard_form(stored, named, fixed, [], name, chance, states, only=only)

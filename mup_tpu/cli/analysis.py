@@ -63,7 +63,8 @@ def analyze(
     if keep or compact or runs or csv is not None:
         if len(paths) != 1:
             raise ConfigError("keep, compact, runs and csv take exactly one results folder")
-        if _show_folder(paths[0], table, runs, csv, keep, compact):
+        _show_folder(Console(stderr=json), paths[0], table, runs, csv, keep, compact)
+        if (runs or csv is not None) and not (next or figures or report or json):
             return
     from mup_tpu.cli.results import open_results
     from mup_tpu.words import verdicts
@@ -80,20 +81,20 @@ def analyze(
         results.show_next(console)
     else:
         results.show(console)
+    console = Console(stderr=json)
     if figures:
-        _print_figures(results.draw(out))
+        _print_figures(console, results.draw(out))
     if report:
         console.print(f"report: {results.write_report(out)}", wrap=False)
 
 
 def _show_folder(
-    path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool, compact: bool
-) -> bool:
-    """Show, export or change a results folder; return whether nothing else is wanted."""
+    console: Console, path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool, compact: bool
+) -> None:
     from mup_tpu.analysis.rows import select
     from mup_tpu.store import Store, load_header, load_runs
 
-    console, stored = Console(), load_runs(path)
+    stored = load_runs(path)
     rows = select(stored, table.conditions or ())
     if keep or compact:
         store = Store(path, str(stored["experiment"].iloc[0]))
@@ -108,7 +109,6 @@ def _show_folder(
         console.print(f"{len(rows)} runs exported to {csv}")
     if runs:
         _print_runs(console, rows, path)
-    return runs or csv is not None
 
 
 def _print_runs(console: Console, table: pd.DataFrame, path: str) -> None:
@@ -213,7 +213,7 @@ def predict(
         Console().write(to_json(predictions_to_dict(predictions)))
         return
     results.show_predictions(Console(), predictions)
-    _print_figures(written)
+    _print_figures(Console(), written)
 
 
 def predict_planned_folder(path: str, at: Sequence[str], json: bool) -> list[str] | None:
@@ -272,7 +272,7 @@ def _print_law(
             console.print(f"  {line}")
         for text, size in zip(at, sizes, strict=True):
             console.print(f"  {words.power_law_at(law, size, text)}")
-    _print_figures(written)
+    _print_figures(console, written)
 
 
 def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) -> None:
@@ -309,9 +309,9 @@ def show(path: str, table: TableOptions = TableOptions()) -> None:
         written = results.draw()
     finally:
         results.show(Console())
-    _print_figures(written)
+    _print_figures(Console(), written)
 
 
-def _print_figures(paths: Sequence[str]) -> None:
+def _print_figures(console: Console, paths: Sequence[str]) -> None:
     for path in paths:
-        Console().print(f"figure: {path}", wrap=False)
+        console.print(f"figure: {path}", wrap=False)

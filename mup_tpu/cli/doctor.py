@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +72,6 @@ def examine(results: str = "results") -> Iterator[Finding]:
         optional = name in ("torch_tpu", "torch_xla", "libtpu", "torchvision")
         yield Finding(name, version or "none", "" if version or optional else missing)
     yield from check_fit(versions["torch"], versions["torch_xla"])
-    yield from check_libtpu(versions["torch_xla"], versions["libtpu"])
     yield _machine()
     yield _cuda()
     yield from check_tpu(tpu_device_files(), dict(os.environ))
@@ -118,24 +116,6 @@ def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
             f"torch_xla {torch_xla} does not load beside torch {torch}: --device xla will not work; "
             f"pip install 'torch=={release}.*' with its torchvision, or pip install '.[all]'",
         )
-
-
-def check_libtpu(torch_xla: str | None, libtpu: str | None) -> Iterator[Finding]:
-    """Report a libtpu of another version than torch_xla's metadata require."""
-    if torch_xla is None:
-        return
-    requirements = importlib.metadata.requires("torch_xla") or []
-    pinned = [match[1] for line in requirements if (match := _LIBTPU.match(line))]
-    if pinned and libtpu != pinned[0]:
-        yield Finding(
-            "libtpu",
-            f"{libtpu or 'none'}, for torch_xla {torch_xla}",
-            f"torch_xla {torch_xla} drives TPUs through libtpu {pinned[0]} and no other: "
-            f"pip install 'torch_xla[tpu]=={torch_xla}', or pip install '.[xla]'",
-        )
-
-
-_LIBTPU = re.compile(r"libtpu==([\w.]+)")
 
 
 def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Finding]:

@@ -92,17 +92,14 @@ class Watched:
         from mup_tpu.store import load_runs
         from mup_tpu.store.tables import part_names
 
-        parts, self.running = part_names(self._folder, "runs"), self._running_trials()
-        if parts == (self._seen or [None])[0]:
-            is_new = bool(self.running != self._seen[1])
-            self._seen = [parts, self.running]
-            return is_new
-        is_first, self._seen = self._seen is None, [parts, self.running]
-        if not parts:
-            return is_first
+        before, parts = self._seen, part_names(self._folder, "runs")
+        self.running = self._running_trials()
+        self._seen = parts, self.running
+        if not parts or (before and before[0] == parts):
+            return bool(before != self._seen)
         self.runs = load_runs(self.path)
         try:
-            self.analysis, self.why_not = analyze(load_table(self.path)), ""
+            self.analysis, self.why_not = analyze(load_table(self.path, rows=self.runs)), ""
         except MupTpuError as error:
             self.analysis, self.why_not = None, str(error)
         for result in self.analysis.results if self.analysis else ():

@@ -11,31 +11,26 @@ import tyro
 
 from mup_tpu.config.fields import described, require_above_zero, require_one_of, require_valid
 from mup_tpu.config.toml import parse_value
-from mup_tpu.config.values import Real, parse_limit, parse_seconds, shown
+from mup_tpu.config.values import Real, option, parse_limit, parse_seconds, shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 
-def _named(kind: type) -> Any:
-    def read(tokens: list[str]) -> Any:
-        if not tokens[0]:
-            raise ConfigError("a path '' is not allowed: it must name a file or folder")
-        if kind is Path and "://" in tokens[0]:
-            raise ConfigError(f"a path {tokens[0]!r} is not allowed: it must be local, not a URL")
-        return kind(tokens[0])
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="PATH",
-        instance_from_str=read,
-        is_instance=lambda value: isinstance(value, kind),
-        str_from_instance=lambda value: [str(value)],
-    )
+def _path(text: str) -> str:
+    if not text:
+        raise ConfigError("a path '' is not allowed: it must name a file or folder")
+    return text
 
 
-Folder = Annotated[str, _named(str)]  # local folder or file, or its fsspec URL
+def _local(text: str) -> Path:
+    if "://" in text:
+        raise ConfigError(f"a path {text!r} is not allowed: it must be local, not a URL")
+    return Path(_path(text))
 
-File = Annotated[Path, _named(Path)]  # local file or folder
+
+Folder = Annotated[str, option("PATH", str, _path)]  # local folder or file, or its fsspec URL
+
+File = Annotated[Path, option("PATH", Path, _local)]  # local file or folder
 
 Where = Annotated[Folder, tyro.conf.Positional]  # positional path
 
@@ -44,13 +39,7 @@ Several = Annotated[tuple[Folder, ...], tyro.conf.Positional]  # positional path
 # Names with commas between them
 Names = Annotated[
     tuple[str, ...],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="NAME,NAME",
-        instance_from_str=lambda tokens: tuple(name for name in tokens[0].split(",") if name),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(value)],
-    ),
+    option("NAME,NAME", tuple, lambda text: tuple(name for name in text.split(",") if name), ",".join),
 ]
 
 # Name of a tracker's package, and of the extra that installs it

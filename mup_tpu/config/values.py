@@ -77,28 +77,28 @@ def format_learning_rate(value: float) -> str:
     return f"2^{exponent:g}" if (8 * exponent).is_integer() else f"{value:.3g}"
 
 
-def _number_option(
-    metavar: str, write: Callable[[float], str]
-) -> tyro.constructors.PrimitiveConstructorSpec[float]:
-    def read(tokens: list[str]) -> float:
-        try:
-            return parse_number(tokens[0])
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-
+def option(metavar: str, kind: Any, read: Callable[[str], Any], write: Callable[[Any], str] = str) -> Any:
+    """Return the way in which the command line reads a type from a word, and help shows its default."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=read,
-        is_instance=lambda x: isinstance(x, int | float),
-        str_from_instance=lambda x: [write(x)],
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [write(value)],
     )
 
 
-Real = Annotated[float, _number_option("FLOAT", str)]  # a real number, plain or as a power
+def _real(text: str) -> float:
+    try:
+        return parse_number(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None  # tyro adds the name of the option
+
+
+Real = Annotated[float, option("FLOAT", int | float, _real)]  # a real number, plain or as a power
 
 # A learning rate; help shows it as a power
-LearningRate = Annotated[float, _number_option("LR", format_learning_rate)]
+LearningRate = Annotated[float, option("LR", int | float, _real, format_learning_rate)]
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

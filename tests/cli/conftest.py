@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from mup_tpu.cli import main
@@ -99,3 +100,26 @@ def small() -> list[object]:
 def sweep_toml(corpus: Path) -> str:
     """TOML of a sweep of four trials."""
     return SWEEP_TOML.format(corpus=str(corpus))
+
+
+@pytest.fixture
+def valleys(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a table, a parabola a scale; a column is a value, or a function of scale and x = log2(lr)."""
+
+    def write(
+        name="runs.csv", scales=(64, 128, 256), grid=range(-10, -4), scale="width", tuned="lr", **columns
+    ):
+        given = {"loss": lambda s, x: 2 + 0.05 * (x + 7) ** 2} | columns
+        rows = [
+            {scale: s, tuned: 2.0**x}
+            | {k: v(s, x) if callable(v) else v for k, v in given.items() if v is not None}
+            for s in scales
+            for x in grid
+        ]
+        table = pd.DataFrame(rows)
+        for column in [name for name, value in given.items() if isinstance(value, list)]:
+            table = table.explode(column)  # a row for each value
+        (table.to_parquet if name.endswith("parquet") else table.to_csv)(tmp_path / name, index=False)
+        return tmp_path / name
+
+    return write

@@ -1,24 +1,22 @@
 """Output of all commands: names as they are, and nothing lost with it."""
 
-import json
 import logging
 import os
-import pwd
 import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
-from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis import analyze, check_table
 from mup_tpu.cli import console
 from mup_tpu.cli.console import guard
-from mup_tpu.cli.doctor import examine
-from mup_tpu.config import Sweep, Trial
+from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.plots import learning_curves_figure
 from mup_tpu.store import Store, load_runs
@@ -63,19 +61,13 @@ HOSTILE = ["[/b]", "[red]", "$x$_{", ":smile:", "<b>&amp;"]
 
 
 @pytest.mark.slow
-def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(tmp_path, outcome):
+def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(valleys, tmp_path, outcome):
     """Rich's markup, matplotlib's formulas, emoji codes and HTML in names of columns, groups and files."""
     folder = tmp_path / "[" / "b]"  # so that the path holds [/b]
     folder.mkdir(parents=True)
     scale, tuned, *groups = HOSTILE
-    rows = [
-        {scale: w, tuned: 2.0**x, "group": g, "loss": 2 + 0.1 * (x + 8) ** 2 + 1 / w, "note[/b]": 1}
-        for w in (64, 128, 256)
-        for x in range(-10, -5)
-        for g in groups
-    ]
-    file = folder / "[bold]table[red].csv"
-    pd.DataFrame(rows).to_csv(file, index=False)
+    more = {"note[/b]": 1}
+    file = valleys("[/b]/[bold]table[red].csv", scale=scale, tuned=tuned, group=groups, **more)
     names = ["--scale", scale, "--tune", tuned, "--compare", "group"]
     for options in (["--next"], ["--figures", "--report"]):
         code, out, err = outcome("analyze", file, *names, *options)
@@ -88,83 +80,44 @@ def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(tmp_path, out
     assert code == 2 and "no column '[/i]'" in err and "note[/b]" in err
     code, _, err = outcome("analyze", folder / "[/i].csv")
     assert code == 2 and "[/i].csv cannot be read" in err
-
-
-@pytest.mark.slow
-def test_a_results_folder_with_markup_in_its_path_is_shown(tmp_path, outcome):
-    """A report's path is shown above."""
-    folder = tmp_path / "[" / "b]"
-    sweep = Sweep("[red]x[$y$]")
-    rows = [
-        configured(t) | {"trial_id": f"{k}", "status": "finished", "loss": 2.0 + k % 7, "reason": "[/b]"}
-        for k, t in enumerate(sweep.trials())
-    ]
-    Store(folder, sweep.experiment).append(rows)
-    assert outcome("analyze", folder)[0] == 0
+    Store(folder, "[red]x[$y$]").append(
+        [configured(Trial()) | {"trial_id": "a", "loss": 2.0, "reason": "[/b]"}]
+    )
     assert "[red]x[$y$]" in outcome("analyze", "--runs", folder)[1]
 
 
-EMPTY = [
-    ["train", "--results"],
-    ["train", "--checkpoints"],
-    ["train", "--export"],
-    ["train", "--profile"],
-    ["data", "prepare", "--out"],
-    ["sweep", "x.toml", "--results"],
-    ["sweep"],
-    ["transfer", "x", "--at", "width=64", "--sweep"],
-    ["check", "--results"],
-    ["analyze", "x", "--csv"],
-    ["analyze", "--figures", "x", "--out"],
-    ["analyze"],
-    ["init", "--out"],
-    ["doctor", "--results"],
-]
-
-
-@pytest.mark.parametrize("words", EMPTY, ids=lambda words: " ".join(map(str, words)))
-def test_an_empty_path_is_refused(words, outcome, tmp_path, monkeypatch):
-    """It would be taken for none, or for the working folder."""
-    monkeypatch.chdir(tmp_path)
-    code, _, error = outcome(*words, "")
-    assert code == 2 and error == "error: a path '' is not allowed: it must name a file or folder"
-    assert not list(tmp_path.iterdir())
+LOCAL = (["train", "--export"], ["analyze", "--figures", "x", "--out"], ["analyze", "x", "--csv"])
+EMPTY = (
+    ["train", "--results"], ["train", "--checkpoints"], ["train", "--profile"], ["data", "prepare", "--out"],
+    ["sweep", "x.toml", "--results"], ["sweep"], ["transfer", "x", "--at", "width=64", "--sweep"],
+    ["check", "--results"], ["analyze"], ["init", "--out"], ["doctor", "--results"],
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["train", "--export"], ["analyze", "--figures", "x", "--out"], ["analyze", "x", "--csv"]],
-    ids=" ".join,
+    ("words", "path", "sentence"),
+    [(words, "", "it must name a file or folder") for words in LOCAL + EMPTY]
+    + [(words, "gs://bucket/x", "it must be local, not a URL") for words in LOCAL],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_url_is_refused_where_only_a_local_path_is_written(words, outcome, tmp_path, monkeypatch):
-    """It would become a folder named gs:."""
+def test_a_path_that_names_no_file_is_refused(words, path, sentence, outcome, tmp_path, monkeypatch):
+    """An empty one would be taken for none, or for the working folder; a URL would become a folder gs:."""
     monkeypatch.chdir(tmp_path)
-    code, _, error = outcome(*words, "gs://bucket/x")
-    assert code == 2 and error == "error: a path 'gs://bucket/x' is not allowed: it must be local, not a URL"
+    code, _, error = outcome(*words, path)
+    assert code == 2 and error == f"error: a path {path!r} is not allowed: {sentence}"
     assert not list(tmp_path.iterdir())
 
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07", "\x9b31m\u202e", "back\r\x08"
 
 
-@pytest.fixture
-def hostile_table(tmp_path):
-    """A table whose column and groups would clear the screen, set its title, or turn text around."""
+def test_control_characters_of_a_table_reach_no_terminal(valleys, outcome):
+    """They would clear the screen, set its title, or turn text around."""
     scale, *groups = ESCAPES
-    rows = [
-        {scale: w, "lr": 2.0**x, "group": g, "loss": 2 + 0.1 * (x + 8) ** 2 + 1 / w}
-        for w in (64, 128, 256)
-        for x in range(-10, -5)
-        for g in groups
-    ]
-    pd.DataFrame(rows).to_parquet(tmp_path / "runs.parquet")
-    return tmp_path / "runs.parquet"
-
-
-def test_control_characters_of_a_table_reach_no_terminal(hostile_table, outcome):
-    names = ["--scale", ESCAPES[0], "--compare", "group"]
+    table = valleys("runs.parquet", scale=scale, group=groups)
+    names = ["--scale", scale, "--compare", "group"]
     for command in (["analyze"], ["analyze", "--next"], ["analyze", "--columns", "loss=\x1b[31m"]):
-        _, out, err = outcome(*command, hostile_table, *names)
+        _, out, err = outcome(*command, table, *names)
         assert not set(out + err) & set("\x1b\x07\x9b\u202e\r\x08")
         assert "\\x1b[2J" in out or "x1b[31m" in err
 
@@ -257,33 +210,12 @@ def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path, forked):
     assert done.stderr.count("error: ") == len(done.stderr.splitlines()) == 2
 
 
-def test_a_user_without_a_home_folder_is_told_what_to_set(outcome, corpus, small, tmp_path, monkeypatch):
-    def no_entry(user):
-        raise KeyError(user)
-
-    for name in ("HOME", "MUP_TPU_CACHE"):
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(pwd, "getpwuid", no_entry)
-    code, _, error = outcome("train", *small, "--corpus", corpus)
-    assert code == 2 and "MUP_TPU_CACHE is not set, and this user has no home folder" in error
-    found = {finding.subject: finding.problem for finding in examine(str(tmp_path))}
-    assert "set it to a folder" in found["cache folder"]
-    monkeypatch.setenv("MUP_TPU_CACHE", str(tmp_path / "cache"))
-    assert outcome("train", *small, "--corpus", corpus)[0] == 0
-
-
-def test_a_run_without_a_step_has_no_curve(tmp_path):
-    rows = [
-        {"width": w, "lr": 2.0**x, "step": step, "loss": 2 + 0.05 * (x + 7) ** 2 + 1 / step}
-        for w in (64, 128, 256)
-        for x in range(-9, -4)
-        for step in (10, 20, 30)
-    ]
-    empty = [row for row in rows if (row["width"], row["lr"]) != (64, 2.0**-7)]
-    empty.append({"width": 64, "lr": 2.0**-7, "step": None, "loss": 2.0})
-    table = tmp_path / "runs.jsonl"
-    table.write_text("\n".join(map(json.dumps, empty)))
-    figure = learning_curves_figure(analyze(load_table(table)), runs=load_table(table).runs)
+def test_a_run_without_a_step_has_no_curve(valleys):
+    rows = pd.read_csv(valleys(step=[10, 20, 30]))
+    best = (rows["width"] == 64) & (rows["lr"] == 2.0**-7)
+    rows.loc[best, "step"] = np.nan
+    table = check_table(pd.concat([rows[~best], rows[best][:1]]))
+    figure = learning_curves_figure(analyze(table), runs=table.runs)
     assert [len(ax.lines) for ax in figure.axes] == [2]
 
 

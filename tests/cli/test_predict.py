@@ -7,15 +7,12 @@ import pandas as pd
 import pytest
 
 
-def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
-    rows = [
-        {"width": w, "depth": d, "lr": 2.0**x, "loss": 2 + 0.05 * (x + 1 + np.log2(w * d**0.5)) ** 2}
-        for w in (64, 128, 256)
-        for d in (2, 4, 8)
-        for x in range(-13, -4)
-    ]
-    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
-    arguments = ("predict", tmp_path / "t.csv", "--scale", "width,depth")
+def test_a_law_of_width_and_depth_from_a_file(valleys, tmp_path, outcome):
+    table = valleys(grid=range(-13, -4), depth=[2, 4, 8])
+    rows = pd.read_csv(table)
+    away = np.log2(rows["lr"] * 2 * rows["width"] * rows["depth"] ** 0.5)
+    rows.assign(loss=2 + 0.05 * away**2).to_csv(table, index=False)
+    arguments = ("predict", table, "--scale", "width,depth")
     code, out, err = outcome(*arguments, "--at", "width=512,depth=16")
     assert code == 0, err
     assert "best learning rate ∝ width^-1.0" in out and "depth^-0.5" in out
@@ -27,7 +24,7 @@ def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
     assert code == 0 and "figure: " in out and (tmp_path / "figures" / "law.svg").exists(), err
     for wrong, sentence in (
         (
-            ("predict", tmp_path / "t.csv", "--scale", "width", "--best-over", "depth", "--figures"),
+            ("predict", table, "--scale", "width", "--best-over", "depth", "--figures"),
             "figure: contours need two scales, and there is width alone",
         ),
         ((*arguments, "--at", "width=big"), "at width=big is not NAME=NUMBER,NAME=NUMBER"),

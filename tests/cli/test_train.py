@@ -101,31 +101,21 @@ def test_an_export_that_cannot_be_written_is_said_before_training(corpus, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, outcome, small):
-    command = ["train", *small, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
-    _, first, _ = outcome(*command)
-    code, second, err = outcome(*command)
-    assert code == 0, err
-    # The whole first run is reported, then only what comes after the checkpoint of step 8, to the same loss.
-    assert "step 4/12" in first
-    assert "step 4/12" not in second
-    summary = first.splitlines()[-1].split(" nat/token")[0]
-    assert summary in second
-
-
-def test_trials_that_share_a_checkpoint_folder_leave_each_other_and_the_user_alone(
+def test_trials_that_share_a_checkpoint_folder_go_on_and_leave_each_other_alone(
     corpus, tmp_path, outcome, small
 ):
     """Another trial's checkpoints, and folders of the user's whose names look like them."""
     common = ["train", *small, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
     (tmp_path / "step-results").mkdir()
     (tmp_path / "step-results" / "notes.txt").write_text("mine")
-    losses = []
+    losses, outputs = [], []
     for seed in (0, 1, 0):
-        code, out, _ = outcome(*common, "--seed", seed)
-        assert code == 0
+        code, out, err = outcome(*common, "--seed", seed)
+        assert code == 0, err
+        outputs.append(out)
         losses.append(re.search(r"finished: loss ([\d.]+)", out).group(1))
     assert losses[0] == losses[2] != losses[1]
+    assert ["step 4/12" in out for out in outputs] == [True, True, False], "the last goes on from step 8"
     assert (tmp_path / "step-results" / "notes.txt").read_text() == "mine"
     folders = sorted(p for p in tmp_path.iterdir() if p.name != "step-results")
     assert len(folders) == 2
@@ -232,30 +222,20 @@ def test_bad_option_is_one_sentence_and_exit_code_2(arguments, sentence, outcome
     assert code == 2 and sentence in error and "Traceback" not in error
 
 
-def test_bad_corpora(tmp_path, outcome):
+def test_bad_corpora_and_results_folders(corpus, tmp_path, outcome, small):
     (tmp_path / "empty.txt").write_text(" \n\n ")
     (tmp_path / "latin.txt").write_bytes("Ärger und Überdruß".encode("latin-1"))
     (tmp_path / "short.txt").write_text("A short text.\n\n" * 40)
     (tmp_path / "folder").mkdir()
-    for name, sentence in {
-        "empty.txt": "is empty",
-        "latin.txt": "is not UTF-8 at byte 0",
-        "short.txt": "is shorter than one batch",
-        "folder": "holds no",
-    }.items():
-        code, _, err = outcome("train", "--corpus", tmp_path / name)
-        assert code == 2, name
-        assert sentence in err
-        assert str(tmp_path / name) in err
-
-
-def test_bad_results_folders(corpus, tmp_path, outcome, small):
-    (tmp_path / "file").write_text("in the way")
     Store(tmp_path / "other", "another_experiment")
-    train = ["train", *small, "--corpus", corpus, "--results"]
-    code, _, err = outcome(*train, tmp_path / "file" / "results")
-    assert code == 2
-    assert "cannot be written" in err
-    code, _, err = outcome(*train, tmp_path / "other")
-    assert code == 2
-    assert "holds experiment 'another_experiment', not 'train'" in err
+    text = ["--corpus", corpus, "--results"]
+    for words, name, sentence in (
+        (["--corpus"], "empty.txt", "is empty"),
+        (["--corpus"], "latin.txt", "is not UTF-8 at byte 0"),
+        (["--corpus"], "short.txt", "is shorter than one batch"),
+        (["--corpus"], "folder", "holds no"),
+        ([*small, *text], "empty.txt/results", "cannot be written"),
+        ([*small, *text], "other", "holds experiment 'another_experiment', not 'train'"),
+    ):
+        code, _, err = outcome("train", *words, tmp_path / name)
+        assert code == 2 and sentence in err and str(tmp_path / name) in err

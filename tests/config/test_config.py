@@ -32,7 +32,7 @@ from mup_tpu.optimizers import UPDATE_RULES, update_rule_of
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import Scaling
 
-HUGE = 10**40
+HUGE, SWEEP = 10**40, 'experiment = "x"\n'
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,11 @@ HUGE = 10**40
         (lambda: Sweep("x", learning_rates=()), "learning_rates of the sweep is empty"),
         (lambda: Trial().replace(widht=3), "unknown key 'widht'; the nearest known key is 'width'"),
         (lambda: ModelConfig(depth=100_000_000), "depth 100000000 is not allowed: it must be at most 10,000"),
-        (lambda: ModelConfig(width=32 * HUGE), "width 3200.* is not allowed: it must be at most 1,048,"),
         (lambda: TrainConfig(seed=2**63), "seed 9223372036854775808 is not allowed: it must be at most 9"),
         (lambda: DataConfig(data_seed=-1), "data_seed -1 is not allowed: it must be 0 or more"),
         (lambda: DataConfig(validation_fraction=math.nan), "validation_fraction nan is not allowed"),
-        (lambda: ModelConfig(alpha_out=math.inf), "alpha_out inf is not allowed: it must be a finite number"),
         (lambda: ModelConfig(alpha_in=HUGE**8), "alpha_in 1000.* is not allowed: it must be a finite number"),
         (lambda: OptimizerConfig(learning_rate=math.nan), "learning_rate nan is not allowed: .* finite"),
-        (lambda: OptimizerConfig(learning_rate=math.inf), "learning_rate inf is not allowed: .* finite"),
-        (lambda: OptimizerConfig(beta1=math.nan), "beta1 nan is not allowed: it must be a finite number"),
-        (lambda: TrainConfig(warmup=math.inf), "warmup inf is not allowed: it must be a finite number"),
         (lambda: ModelConfig(tied=0.5), "tied 0.5 is not true or false"),
         (lambda: ModelConfig(width=64.0), "width 64.0 is not a whole number"),
         (lambda: DataConfig(corpus=3), "corpus 3 is not text"),
@@ -92,15 +87,11 @@ HUGE = 10**40
         (lambda: RunOptions(threads=1_000_000), "threads 1000000 is not allowed: it must be at most 1,024"),
         (lambda: RunOptions(threads=-1), "threads -1 is not allowed"),
         (lambda: RunOptions(log_every=0), "log_every 0 is not allowed"),
-        (lambda: RunOptions(log_every=HUGE), "log_every 1000.* is not allowed: it must be at most"),
         (lambda: SweepOptions(heartbeat=math.inf), "heartbeat inf is not allowed: it must be a finite"),
         (lambda: SearchOptions(budget="infs"), "budget 'infs' is not a time; write 90s, 30m or 2h"),
-        (lambda: SearchOptions(budget="nanh"), "budget 'nanh' is not a time"),
         (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),
         (lambda: Domain("uniform", -1e308, 1e308), "low -1e.308 is not below high 1e.308"),
-        (lambda: Domain("choice", values=(math.nan,)), "values nan is not allowed: it must be a finite"),
         (lambda: Search("x", space={"tied": Domain("choice", values=(0.5,))}), "space of tied: tied 0.5 is"),
-        (lambda: Sweep("x", num_seeds=HUGE), "num_seeds 1000.* is not allowed: it must be at most"),
         (lambda: Sweep("x", num_seeds=10**6), "the sweep has 42,000,000 trials; at most 100,000"),
         (lambda: Ladder(({},)), "ladder: its first point sets no field"),
     ],
@@ -116,28 +107,41 @@ def test_bad_values_are_refused_in_one_sentence(make, sentence):
     [
         ("[model]\nwidht = 3", r"trial\.toml: model: unknown key 'widht'; the nearest known key is 'width'"),
         ("[modle]\nwidth = 3", "unknown key 'modle'; the nearest known key is 'model'"),
-        ("[model]\nwidth = '64'", "model: width '64' is not a whole number"),
         ("[model]\ntied = 1", "tied 1 is not true or false"),
         ("[optimizer]\noptimizer = 'adam'", "optimizer 'adam' is not one of 'adamw', 'sgd'"),
         ("[optimizer]\nlearning_rate = 'fast'", "learning_rate 'fast' is not a number"),
         ("model = 3", "model: 3 is not a table"),
         ("[model", "is not valid TOML"),
-        ("[train]\nseed = 99999999999999999999", "seed 99999999999999999999 is not allowed"),
         ("[train]\nseed = 0x" + "f" * 6000, "seed of type int is not allowed"),
         ("[model]\nalpha_in = 0x" + "f" * 6000, "alpha_in of type int is not allowed: .* finite"),
         ("[train]\nseed = " + "9" * 6000, "is not valid TOML: Exceeds the limit"),
         ("[optimizer]\nlearning_rate = '2^99999'", "learning_rate '2.99999' is not a number"),
-        ("[optimizer]\nweight_decay = nan", "weight_decay nan is not allowed: it must be a finite number"),
         ("[model]\nwidth = " + "[" * 5000, "is not valid TOML"),
-        ("[optimizer]\noptimizer = ['adamw']", r"optimizer \['adamw'\] is not one of"),
+        (SWEEP + "scale = {dept = [2]}", "scale: unknown key 'dept'; the nearest known key is 'depth'"),
+        (SWEEP + "scale = {depth = 2}", "scale: depth 2 is not a list"),
+        (SWEEP + "scale = {depth = []}", "depth of the sweep has no values"),
+        (SWEEP + "scale = {depth = [2.5]}", "scale: depth 2.5 is not a whole number"),
+        (SWEEP + "scale = {depth = [2], width = [64]}", r"is not one field with its values.*\[\[ladder\]\]"),
+        (SWEEP + "scale = {precision = ['bf16']}", "scale precision of the sweep is not a number"),
+        (SWEEP + "tune = {tied = [true, false]}", "tune tied of the sweep is not a number"),
+        (SWEEP + "tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
+        (SWEEP + "widths = [64]\nscale = {depth = [2]}", "scale and widths of the sweep were both given"),
+        (SWEEP + "scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
+        (SWEEP + "scale = {learning_rate = [0.1]}", "learning_rate is on two axes of the sweep"),
+        (SWEEP + "scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),
+        (SWEEP + "ladder = [{depth = 2}, {width = 64}]", "does not set the first one's fields: depth"),
+        (SWEEP + "ladder = [{depth = 2}]\nmeasured_by = 'time'", "measured_by 'time' is not one of 'params'"),
+        (SWEEP + "ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
+        (SWEEP + "ladder = []", "ladder has no points"),
+        (SWEEP + "measured_by = 'flops'", r"measured_by 'flops' needs a \[\[ladder\]\]"),
     ],
-)
+)  # fmt: skip
 def test_bad_toml_is_refused_in_one_sentence(toml, sentence, tmp_path):
-    path = tmp_path / "trial.toml"
+    path = tmp_path / ("sweep.toml" if toml.startswith(SWEEP) else "trial.toml")
     path.write_text(toml)
     with pytest.raises(ConfigError, match=sentence) as caught:
-        load_trial(path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+        (load_sweep if toml.startswith(SWEEP) else load_trial)(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400 and path.name in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +169,9 @@ def test_a_whole_number_for_a_float_names_the_same_trial():
     assert Trial().replace(alpha_in=2).trial_id("d") == Trial().replace(alpha_in=2.0).trial_id("d")
 
 
-def test_a_sweep_without_a_name_says_so(tmp_path):
+def test_a_sweep_without_a_name_and_a_missing_file_are_sentences(tmp_path):
     with pytest.raises(ConfigError, match=r"sweep\.toml: experiment is missing"):
         sweep_of(tmp_path, "widths = [64]")
-
-
-def test_missing_toml(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing\.toml cannot be read: No such file"):
         load_trial(tmp_path / "nothing.toml")
 
@@ -209,7 +210,6 @@ def test_trial_id_names_what_decides_the_result():
         "data_seed": 1,
         "steps": 10,
         "precision": "bf16",
-        "eps": 1e-6,
     }
     ids = {trial.replace(**{name: value}).trial_id("data") for name, value in changes.items()}
     assert len(ids | {base}) == len(changes) + 1
@@ -228,9 +228,7 @@ def test_a_later_field_changes_the_trial_id_only_where_it_differs_from_its_defau
 
 
 def test_warmup_in_steps_or_as_a_fraction():
-    assert TrainConfig(steps=200, warmup=0.1).warmup_steps == 20
-    assert TrainConfig(steps=200, warmup=20).warmup_steps == 20
-    assert TrainConfig(steps=200, warmup=0).warmup_steps == 0
+    assert [TrainConfig(steps=200, warmup=given).warmup_steps for given in (0.1, 20, 0)] == [20, 20, 0]
 
 
 def test_heads_and_head_size():
@@ -282,60 +280,24 @@ def test_parametrizations_are_compared_by_default_where_they_differ():
 
 
 @pytest.mark.parametrize(
-    ("toml", "sentence"),
-    [
-        ("scale = {dept = [2]}", "scale: unknown key 'dept'; the nearest known key is 'depth'"),
-        ("scale = {depth = 2}", "scale: depth 2 is not a list"),
-        ("scale = {depth = []}", "depth of the sweep has no values"),
-        ("scale = {depth = [2.5]}", "scale: depth 2.5 is not a whole number"),
-        ("scale = {depth = [2], width = [64]}", r"is not one field with its values.*\[\[ladder\]\]"),
-        ("scale = {precision = ['bf16']}", "scale precision of the sweep is not a number"),
-        ("tune = {tied = [true, false]}", "tune tied of the sweep is not a number"),
-        ("tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
-        ("widths = [64]\nscale = {depth = [2]}", "scale and widths of the sweep were both given"),
-        ("scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
-        ("scale = {learning_rate = [0.1]}", "learning_rate is on two axes of the sweep"),
-        ("scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),
-        ("ladder = [{depth = 2}, {width = 64}]", "does not set the first one's fields: depth"),
-        ("ladder = [{depth = 2}]\nmeasured_by = 'time'", "measured_by 'time' is not one of 'params',"),
-        ("ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
-        ("ladder = []", "ladder has no points"),
-        ("measured_by = 'flops'", r"measured_by 'flops' needs a \[\[ladder\]\]"),
-    ],
-)  # fmt: skip
-def test_bad_axes_are_refused_in_one_sentence(toml, sentence, tmp_path):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        sweep_of(tmp_path, f'experiment = "x"\n{toml}\n')
-    assert "\n" not in str(caught.value) and "sweep.toml" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "axis"),
+    ("text", "read"),
     [
         ("depth=2,4,8", Axis("depth", (2, 4, 8))),
         ("weight_decay=0,0.01,2^-3", Axis("weight_decay", (0.0, 0.01, 0.125))),
         ("tied=true,false", Axis("tied", (True, False))),
-        ("parametrization=mup,sp", Axis("parametrization", ("mup", "sp"))),
-    ],
-)
-def test_axes_from_the_command_line(text, axis):
-    assert parse_axis(text, "scale") == axis
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
         ("depth", "scale depth has no values; write for example"),
         ("wide", "scale: width 'wide' is not a whole number"),
-        ("depth=two", "scale: depth 'two' is not a whole number"),
         ("weight_decay=x", "scale: weight_decay 'x' is not a number"),
         ("tied=maybe", "scale: tied 'maybe' is not true or false"),
         ("depth=", "depth of the sweep has no values"),
     ],
 )
-def test_bad_axes_on_the_command_line(text, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        parse_axis(text, "scale")
+def test_axes_from_the_command_line(text, read):
+    if isinstance(read, Axis):
+        assert parse_axis(text, "scale") == read
+    else:
+        with pytest.raises(ConfigError, match=read):
+            parse_axis(text, "scale")
 
 
 def test_stored_configurations_have_a_field_by_its_name_or_by_the_one_that_is_hashed():
@@ -435,8 +397,6 @@ def test_fields_of_update_rules_are_those_that_they_read(rule):
     ("rule", "field", "value"),
     [
         ("adamw", "muon_momentum", 0.9),
-        ("adamw", "adamw_lr_ratio", 0.5),
-        ("sgd", "beta1", 0.8),
         ("muonh", "muon_scale", "match_rms_adamw"),
         ("sgd", "muon_nesterov", False),
     ],

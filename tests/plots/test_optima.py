@@ -49,9 +49,13 @@ def test_stopped_refused_and_diverged_runs_are_on_the_rail_each_with_its_mark():
     assert run_lines(table.runs[table.runs["x"] == -5])[0] == "seed 0: refused"
 
 
+def key_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def in_panel(figure):
     """What the first panel shows: its range, the points on its rail, and the entries of its key."""
-    ax, key = figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
+    ax, key = figure.axes[0], key_of(figure)
     triangles = [line for line in ax.get_lines() if line.get_marker() == "^" and len(line.get_xdata())]
     return ax.get_ylim(), [line.get_xdata().tolist() for line in triangles], key
 
@@ -79,17 +83,6 @@ def test_one_far_run_leaves_the_axis_for_the_rail_and_the_valley_keeps_a_third_o
     assert 0.04 < collapsed.get_ylim()[1] < 0.15
 
 
-def test_a_loss_at_zero_far_above_the_others_stands_on_the_rail():
-    rows = [
-        {"width": w, "weight_decay": v, "loss": 2.5 + 0.01 * (np.log2(v) + 4) ** 2 if v else 9.0}
-        for w in (64, 128)
-        for v in (0.0, *(2.0**x for x in range(-7, 0)))
-    ]
-    table = check_table(pd.DataFrame(rows), Columns(hyperparameter="weight_decay"))
-    (low, high), beyond, key = in_panel(plots.transfer_figure(analyze(table)))
-    assert high < 3 and len(beyond) == 2 and {"above the axis", "off the axis, on this line"} <= {*key}
-
-
 def test_a_single_panel_s_long_key_stands_beside_it_and_on_a_phone_below():
     one = valley(x3=np.nan, x11=3.0)
     for room, is_beside in ((10.0, True), (4.0, False)):
@@ -105,19 +98,25 @@ def test_a_single_panel_s_long_key_stands_beside_it_and_on_a_phone_below():
 
 
 def test_runs_at_zero_stand_at_the_edge_of_the_log_axis_and_are_marked():
-    rows = [
-        {"width": w, "weight_decay": v, "loss": 2.5 + 0.05 * (np.log2(v) + 4) ** 2 if v else 2.6}
-        for w in (64, 128)
-        for v in (0.0, *(2.0**x for x in range(-7, 0)))
-    ]
-    table = check_table(pd.DataFrame(rows), Columns(hyperparameter="weight_decay"))
-    figure = plots.transfer_figure(analyze(table))
+    def drawn(at_zero):
+        rows = [
+            {"width": w, "weight_decay": v, "loss": 2.5 + 0.01 * (np.log2(v) + 4) ** 2 if v else at_zero}
+            for w in (64, 128)
+            for v in (0.0, *(2.0**x for x in range(-7, 0)))
+        ]
+        table = check_table(pd.DataFrame(rows), Columns(hyperparameter="weight_decay"))
+        return plots.transfer_figure(analyze(table))
+
+    (_, high), beyond, key = in_panel(drawn(9.0))
+    assert high < 3 and len(beyond) == 2, "far above the others it stands on the rail"
+    assert {"above the axis", "off the axis, on this line"} <= {*key}
+    figure = drawn(2.55)
     (ax,) = figure.axes
     diamonds = [line for line in ax.lines if line.get_marker() == "D"]
-    assert [line.get_ydata()[0] for line in diamonds] == [2.6, 2.6]
+    assert [line.get_ydata()[0] for line in diamonds] == [2.55, 2.55]
     assert all(line.get_xdata()[0] < -7.5 for line in diamonds)
     assert [label.get_text() for label in ax.get_xticklabels(minor=True)] == ["0"]
-    assert "at 0" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "at 0" in key_of(figure)
 
 
 def rows_of(compared: str, optima: dict, grid=range(-12, -2)) -> pd.DataFrame:
@@ -163,11 +162,11 @@ def test_an_interval_lies_clear_of_its_star_and_the_line_at_the_top_is_explained
             assert y - star_y > 6 * figure.dpi / 72, "beyond the star's half height"
             inside = (optimum.low, optimum.high)
             assert set(bar.get_xdata()) <= set(inside)
-    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    said = key_of(figure)
     lost = [mark for mark in ("diverged", "stopped early", "above the axis") if mark in said]
     assert bool(lost) == ("off the axis, on this line" in said)
     steady = analysis_of(rows_of("none", dict.fromkeys((100, 200, 400), -7.2), range(-9, -5)))
-    said = [text.get_text() for text in plots.transfer_figure(steady).legends[0].get_texts()]
+    said = key_of(plots.transfer_figure(steady))
     assert "off the axis, on this line" not in said
 
 
@@ -177,7 +176,7 @@ def test_a_line_through_optima_that_bend_says_that_it_is_no_law_and_one_band_is_
     straight = {scale: -7.5 + 0.3 * i for i, scale in enumerate(scales)}
     analysis = analysis_of(rows_of("none", hump), rows_of("lr_0.5", straight))
     figure = plots.optimum_figure(analysis)
-    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    said = key_of(figure)
     assert "bends: no power law" in said[0] and "bends" not in said[1]
     lines = [line.get_linestyle() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
     assert lines == ["--", "-"]
@@ -193,23 +192,20 @@ def test_the_exponent_of_a_flat_valley_is_not_known():
     analysis = replace(analysis, results=(flat,))
     assert plots.transfer_figure(analysis).axes[0].get_title().endswith("α not known")
     optima = plots.optimum_figure(analysis)
-    assert [text.get_text() for text in optima.legends[0].get_texts()] == ["no token rule, α not known"]
+    assert key_of(optima) == ["no token rule, α not known"]
     assert not [line for line in optima.axes[0].lines if len(line.get_xdata()) == 2]
 
 
 def test_the_best_of_a_grid_at_its_edge_is_an_arrow_that_points_beyond_it():
     analysis = analysis_of(rows_of("none", {100: -13.0, 200: -7.2, 400: 0.0}, range(-12, -2)))
     ax = plots.transfer_figure(analysis).axes[0]
-    marks = {
-        line.get_marker(): line.get_xdata()[0] for line in ax.lines if line.get_marker() in ("<", ">", "*")
-    }
+    marks = {line.get_marker(): line.get_xdata()[0] for line in ax.lines if line.get_marker() in {*"<>*"}}
     assert marks == {"<": -12, ">": -3, "*": pytest.approx(-7.2, abs=0.1)}
     figure = plots.optimum_figure(analysis)
-    marks = {
-        line.get_marker(): line.get_ydata()[0] for line in figure.axes[0].lines if line.get_marker() in "v^"
-    }
+    lines = figure.axes[0].lines
+    marks = {line.get_marker(): line.get_ydata()[0] for line in lines if line.get_marker() in {*"v^"}}
     assert marks == {"v": -12, "^": -3}
-    assert "best of the grid, at its edge" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "best of the grid, at its edge" in key_of(figure)
 
 
 def test_a_star_is_hollow_where_the_fit_misses_its_runs():
@@ -221,5 +217,5 @@ def test_a_star_is_hollow_where_the_fit_misses_its_runs():
     figure = plots.transfer_figure(replace(analysis, results=(missed,)))
     stars = [line for line in figure.axes[0].lines if line.get_marker() == "*"]
     assert [star.get_markerfacecolor() == "white" for star in stars] == [True, False]
-    key = {text.get_text() for text in figure.legends[0].get_texts()}
+    key = {*key_of(figure)}
     assert {"optimum, fit off its runs", "optimum, below its 95 % interval"} <= key

@@ -1,6 +1,7 @@
 """No figure loses a text, a mark or a key, whatever the names, losses and scales of a table are."""
 
 from dataclasses import replace
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -169,28 +170,22 @@ def test_everything_in_a_figure_of_transfer_can_be_read(name):
 
 
 def test_everything_can_be_read_where_panels_are_below_each_other():
-    analysis = analyze(
-        check_table(swept(**TABLES["long names"]), Columns(scale=TABLES["long names"]["scale"]))
-    )
+    long = TABLES["long names"]
+    analysis = analyze(check_table(swept(**long), Columns(scale=long["scale"])))
     with plots.beside(0):
-        figures = [
-            plots.regret_figure(analysis),
-            plots.best_loss_figure(analysis),
-            plots.collapse_figure(analysis),
-        ]
+        draws = plots.regret_figure, plots.best_loss_figure, plots.collapse_figure
+        figures = [draw(analysis) for draw in draws]
     assert [len({ax.get_position().x0.round(3) for ax in figure.axes[:2]}) for figure in figures] == [1, 1, 1]
     assert [faults(figure) for figure in figures] == [[], [], []]
 
 
-def test_everything_in_a_figure_of_a_sequence_can_be_read():
+def sequence():
     rows = swept(seeds=2, steps=(1,))
     table = check_table(rows.assign(purchase=rows["seed"] + 1))
-    analysis = analyze(replace(table, planned=(64.0, 128.0, 256.0)))
-    assert faults(plots.sequence_figure(analysis)) == []
+    return plots.sequence_figure(analyze(replace(table, planned=(64.0, 128.0, 256.0))))
 
 
-@pytest.mark.parametrize("names", [("mup",), ("completep", "mup", "sp")])
-def test_everything_in_a_coordinate_check_with_long_names_can_be_read(names):
+def coordinate_check(*names):
     parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
     layers = ["model.embed_tokens", *(f"model.layers.{i}.{p}" for i in range(3) for p in parts), "lm_head"]
     rows = [
@@ -203,18 +198,32 @@ def test_everything_in_a_coordinate_check_with_long_names_can_be_read(names):
         for i, layer in enumerate(layers)
         for quantity in ("activation", "update")
     ]  # fmt: skip
-    assert faults(plots.coordinate_check_figure(pd.DataFrame(rows))) == []
+    return plots.coordinate_check_figure(pd.DataFrame(rows))
 
 
-@pytest.mark.parametrize("varied", [1, 2, 7])
-def test_everything_in_a_figure_of_a_search_can_be_read(varied):
+def search(varied):
     draw = np.random.default_rng(1).uniform
     names = ("lr", "warmup", "init_std", "alpha_in", "alpha_out", "weight_decay", "alpha_attn")[:varied]
     trials = pd.DataFrame(
         {"status": ["finished"] * 4 + ["stopped"] * 4 + ["diverged"], "steps_done": 9,
          "loss": [*draw(2, 3, 8), np.inf]} | {name: 2 ** draw(-9, -1, 9) for name in names}
     )  # fmt: skip
-    assert faults(plots.search_figure(trials, names)) == []
+    return plots.search_figure(trials, names)
+
+
+def law():
+    sizes = 2.0 ** np.arange(14, 22)
+    losses = 2.0 + 30 * sizes**-0.3
+    return plots.scaling_law_figure(fit_scaling_law(losses[:-1], sizes[:-1]), sizes, losses, 1)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [sequence, law, *(partial(search, varied) for varied in (1, 2, 7)),
+     *(partial(coordinate_check, *names) for names in (("mup",), ("completep", "mup", "sp")))],
+)  # fmt: skip
+def test_everything_in_other_figures_can_be_read(draw):
+    assert faults(draw()) == []
 
 
 @pytest.mark.parametrize("room", [10, 3.7])
@@ -226,12 +235,6 @@ def test_everything_in_a_figure_of_several_sweeps_can_be_read(room, ruling):
     ]
     with plots.beside(room):
         assert faults(plots.sweeps_figure(rulings)) == []
-
-
-def test_everything_in_a_figure_of_a_law_can_be_read():
-    sizes = 2.0 ** np.arange(14, 22)
-    losses = 2.0 + 30 * sizes**-0.3
-    assert faults(plots.scaling_law_figure(fit_scaling_law(losses[:-1], sizes[:-1]), sizes, losses, 1)) == []
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,14 @@ from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
 
 
-def test_regret_figure_writes_the_regrets(analysis):
-    figure = plots.regret_figure(analysis)
-    for ax, result in zip(figure.axes, analysis.results, strict=False):
-        written = {text.get_text() for text in ax.texts}
-        assert {f"{r.value:.3f}" for r in result.regrets if np.isfinite(r.value)} <= written
-
-
 def test_regret_of_a_scale_that_one_parametrization_lacks_has_its_cell():
-    rows = pd.DataFrame(
-        [
-            {"parametrization": p, "width": w, "lr": 2.0**x, "loss": 2.5 + 0.1 * (x + 7) ** 2}
-            for p, widths in (("mup", (64, 128, 256)), ("sp", (64, 128)))
-            for w in widths
-            for x in range(-10, -3)
-        ]
-    )
-    for ax in plots.regret_figure(analyze(check_table(rows))).axes[:2]:
+    rows = [
+        {"parametrization": p, "width": w, "lr": 2.0**x, "loss": 2.5 + 0.1 * (x + 7) ** 2}
+        for p, widths in (("mup", (64, 128, 256)), ("sp", (64, 128)))
+        for w in widths
+        for x in range(-10, -3)
+    ]
+    for ax in plots.regret_figure(analyze(check_table(pd.DataFrame(rows)))).axes[:2]:
         assert ax.images[0].get_array().shape == (3, 3)
 
 
@@ -78,8 +69,11 @@ def test_thresholds_of_the_verdict_are_drawn_where_exponents_and_regrets_are(ana
     assert "below 0.02 it does not matter" in bar.get_ylabel()
 
 
-def test_cells_of_a_map_of_regrets_carry_intervals_or_say_where_they_are(analysis):
+def test_cells_of_a_map_of_regrets_carry_values_and_intervals_or_say_where_they_are(analysis):
     figure = plots.regret_figure(analysis)
+    for ax, result in zip(figure.axes, analysis.results, strict=False):
+        written = {text.get_text() for text in ax.texts}
+        assert {f"{r.value:.3f}" for r in result.regrets if np.isfinite(r.value)} <= written
     written = {text.get_text() for ax in figure.axes for text in ax.texts}
     intervals = {
         f"{r.low:.3f}–{r.high:.3f}" for result in analysis.results for r in result.regrets
@@ -101,10 +95,8 @@ UNKNOWN = (1.09, -15.74, 17.92)  # a flat valley has no exponent
 
 
 def test_all_sweeps_stand_below_each_other_with_intervals_and_verdicts(ruling):
-    deep, other = (
-        {"columns": Columns("depth"), "smallest": 2, "largest": 8},
-        {"architecture": "llama", "update_rule": "muon"},
-    )
+    deep = {"columns": Columns("depth"), "smallest": 2, "largest": 8}
+    other = {"architecture": "llama", "update_rule": "muon"}
     rulings = [
         ruling("completep", (0.3, -0.2, 0.8), None, "INCONCLUSIVE", **deep),
         ruling(cost=(0.004, 0.001, 0.2)),
@@ -141,11 +133,8 @@ def test_all_sweeps_stand_below_each_other_with_intervals_and_verdicts(ruling):
 
 
 def test_a_group_has_each_rule_s_sweeps_together_and_its_baseline_first(ruling):
-    of_tokens = {
-        "columns": Columns("steps_planned", parametrization="token_rule"),
-        "smallest": 250,
-        "largest": 4000,
-    }
+    columns = Columns("steps_planned", parametrization="token_rule")
+    of_tokens = {"columns": columns, "smallest": 250, "largest": 4000}
     rulings = [ruling(rule, sweep=sweep, **of_tokens) for sweep in "ab" for rule in ("lr_0.32", "none")]
     lr = "lr × tokens$^{−0.32}$"
     names = ["step count", *(f"{rule}: 250 to 4000, {s}" for rule in ("no token rule", lr) for s in "ab")]
