@@ -110,9 +110,10 @@ SOURCES = {
     ),
     "hyperball_width": Source(
         _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
+        # The runs of their figure: mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1,
+        # mup-muon-linear-input-norm, mup-muonh-linear-input-norm.
         "From width 128 to 2048 (4 layers), without a factor, the best rate drifts 1.4 times for AdamH and "
-        "MuonH, 2 for Adam, 4 for Muon. Kept are the runs of their figure: mup-adam-no-input-norm, mup-adamh "
-        "with a warm-up of 0.1, mup-muon-linear-input-norm, mup-muonh-linear-input-norm",
+        "MuonH, 2 for Adam, 4 for Muon",
         Columns(parametrization="optimizer"),
     ),
     "hyperball_depth": Source(
@@ -127,8 +128,7 @@ SOURCES = {
     ),
     "marin_adamh": Source(
         "marin-community/marin", "experiments/speedrun/adamh_qwen3_scaling/selection_summary.json", "dffdec0",
-        "AdamH on the models of marin_muonh: 0.02 is chosen for 130 M and 520 M parameters, 0.015 for 300 M "
-        "and 1.2 B", Columns(scale="params"), "AdamH",
+        "AdamH on the models of marin_muonh: 0.02 or 0.015 is best", Columns(scale="params"), "AdamH",
     ),
     "marin_adamc": Source(
         "marin-community/marin", "experiments/speedrun/adamc_qwen3_scaling/selection_summary.json", "8be6ad6",
@@ -144,30 +144,30 @@ SOURCES = {
     ),
     "small_batches": Source(
         "martin-marek/batch-size", "utils/fig10.ipynb", "32700f0, read off its figure",
-        "AdamW on C4, 19 M parameters, batches of 16 to 1024 at equal tokens, means of 5 seeds: small "
-        "batches do as well as large ones if β₂ keeps its half-life in tokens. Their grid follows batch^0.25",
+        "AdamW on C4, 19 M parameters, batches of 16 to 1024 at equal tokens: small ones do as well as large "
+        "ones if β₂ keeps its half-life in tokens",
         Columns(scale="batch_size"),
-        ours="Points hidden in the figure are left out. A fixed β₂ costs small batches loss; α is the same.",
+        ours="A fixed β₂ costs small batches loss; α is the same.",
     ),
     "cooldown_steps": Source(
         "fabian-sp/lr-scheduling", "data/**/*.json", "8ace3a3",
-        "As in convex optimization, the best rate falls as 1/√steps and rises with the share of the cooldown "
-        "(Llama of 124 M parameters on SlimPajama, AdamW)", rule="SP",
-        ours="Linear cooldowns at 15 000 to 50 000 steps: too few octaves to tell 1/√steps from 0.",
+        "The best rate falls as 1/√steps and rises with the share of the cooldown (Llama of 124 M "
+        "parameters, AdamW)", rule="SP",
+        ours="15 000 to 50 000 steps are too few octaves to tell 1/√steps from 0.",
         sweeps=_cooldowns,
     ),
     "one_step": Source(
         "TatianaUshakova/batch-size-lr-scaling", "outputs/mnist_optimal_batch_lr_dense/aggregate_results.csv",
         "83f2cf6",
-        "One step of SGD from two states of an MLP on MNIST: the best rate is ε/(1 + B₀/batch), so ∝ batch "
-        "below the noise scale B₀, constant above (McCandlish et al. 2018); no power law",
+        "One step of SGD from two states of an MLP on MNIST: the best rate is ε/(1 + B₀/batch) (McCandlish "
+        "et al. 2018), no power law",
         rule="SGD, one step",
         sweeps=_one_step,
     ),
     "step_law": Source(
         "step-law/steplaw", "data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv", "32a8f4c",
         "lr ∝ N^-0.713 · D^0.307, at the best batch", rule="SP",
-        ours="2 619 runs, as sweeps of four points or more along size, tokens or batch, the others fixed.",
+        ours="As sweeps of four points or more along size, tokens or batch, the others fixed.",
         sweeps=_step_law,
     ),
 }  # fmt: skip

@@ -263,8 +263,6 @@ def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
         return f"{(row['to'] / row['from']) ** -row['alpha']:.1f}"
 
     return (
-        "- **Width.** μP's best rate stays, over three sources. SP's falls; sources differ more than their\n"
-        "  errors.\n"
         "- **Tokens, at fixed size and batch.** Step Law's rate stays,\n"
         f"  {of('tokens', 'SP', 'steplaw')}; their law's 0.307 is along a batch that grows too. Over longer\n"
         "  spans Muon's and MuonH's fall; AdamH's is open.\n"
@@ -281,22 +279,20 @@ def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
 
 _TOP = """\
 # Other people's sweeps
-Public tables of learning-rate sweeps, analysed as our own, and pooled: an exponent for each rule along each
-way of growing.
+Public tables of learning-rate sweeps, analysed as our own, and pooled: along the width μP's best rate stays,
+SP's falls.
 
 ![Exponents by rule and way of growing](alphas.png)
 
-α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources
-(random effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no
-law: they are no random sample, and sweeps that share runs are not independent.
-`python scripts/public_tables.py --tables FOLDER` makes this page, and [pooled.csv](pooled.csv), which has
-single sweeps and ours too, in minutes of one core. Repositories are under MIT, Apache 2.0 (marin) or no
-licence (Gemstone).
+α: best learning rate ∝ scale^α. Sweeps of one source are pooled first, then sources (random effects;
+DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001): no law, as sources are no random sample.
+`python scripts/public_tables.py --tables FOLDER` makes this page and [pooled.csv](pooled.csv) in minutes of
+one core. Repositories are under MIT, Apache 2.0 (marin) or no licence (Gemstone).
 """
 _SOURCES = """\
 ## Tables of others
-With their authors' claims. One command reads each, with the options after its name; cooldown_steps, one_step
-and step_law need clones:
+With their authors' claims. One command reads each, with the options after its name; cooldown_steps,
+one_step and step_law need clones:
 ```bash
 mup-tpu analyze results/public/rows/mup_mlp.csv
 ```
