@@ -99,7 +99,7 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
     [
         (["analyze", "runs.csv"], "table has no column 'lr'; it has width, step_size, loss"),
         (["analyze", "runs.csv", "--tune", "step_size"], "are these log2 values?"),
-        (["analyze", "runs.csv", "--scale", "widht"], "the nearest is 'width'; it has width, step_size, loss"),
+        (["analyze", "runs.csv", "--scale", "widht"], "the nearest is 'width'; it has width, step_size"),
         (["analyze", "runs.csv", "--out", "x"], "out 'x' needs either --figures or --report"),
         (["analyze", "runs.csv", "--columns", "lr=eta"], "'lr=eta' is not ROLE=COLUMN with a role of loss"),
         (["analyze", "runs.csv", "--columns", "eta"], "columns 'eta' is not ROLE=COLUMN"),
