@@ -24,6 +24,7 @@ def test_transfer_figure_draws_every_point_and_marks_every_optimum(analysis):
             assert shown.sum() >= 4
         stars = [line for line in ax.get_lines() if line.get_marker() == "*"]
         assert [s.get_xdata()[0] for s in stars] == [o.x for o in result.optima]
+    assert figure.axes[0].get_ylabel() == "loss (nat per token)"
 
 
 def test_stopped_refused_and_diverged_runs_are_on_the_rail_each_with_its_mark():
