@@ -37,16 +37,18 @@ def point(trial_id: str, step: int, loss: float) -> dict:
     return {"trial_id": trial_id, "step": step, "tokens": 10 * step, "split": "train", "loss": loss}
 
 
-def test_rows_and_curves_come_back(tmp_path):
-    store = Store(tmp_path, "x")
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_rows_and_curves_come_back(place, tmp_path):
+    place = tmp_path if place == "local" else f"memory://bucket/{tmp_path.name}"
+    store = Store(place, "x")
     store.append(
         [row("a", 1.5), row("b", float("inf"), "diverged")], [point("a", 1, 3.0), point("a", 2, 2.0)]
     )
     store.append([row("c", 1.25)])
-    runs = load_runs(tmp_path)
+    runs = load_runs(place)
     assert runs.set_index("trial_id")["loss"].to_dict() == {"a": 1.5, "b": float("inf"), "c": 1.25}
     assert set(runs["experiment"]) == {"x"}
-    assert load_curves(tmp_path)["loss"].tolist() == [3.0, 2.0]
+    assert load_curves(place)["loss"].tolist() == [3.0, 2.0]
     assert store.done() == {"a", "b", "c"}
 
 
@@ -282,15 +284,6 @@ def test_parts_whose_unknown_columns_do_not_fit_together_are_refused(tmp_path):
     store.append([row("b", note="text")])
     with pytest.raises(StoreError, match=r"parts of .*/runs do not fit together: .*note"):
         load_runs(tmp_path)
-
-
-def test_urls_work_like_folders():
-    store = Store("memory://bucket/results", "x")
-    store.append([row("a", 2.0)], [point("a", 1, 3.0)])
-    store.append([row("b", 1.0)])
-    store.compact()
-    assert load_runs("memory://bucket/results")["loss"].tolist() == [2.0, 1.0]
-    assert len(load_curves("memory://bucket/results")) == 1
 
 
 def test_a_store_knows_its_axes_and_older_ones_are_learning_rate_by_width(tmp_path):

@@ -104,26 +104,3 @@ def test_names_are_read_as_people_write_them():
         "width",
         "",
     ]
-
-
-def test_trials_of_optuna_are_read_as_it_writes_them():
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-
-    def objective(trial):
-        width = trial.suggest_categorical("width", [64, 128, 256])
-        lr = trial.suggest_float("lr", 2.0**-12, 2.0**-6, log=True)
-        trial.set_user_attr("seed", trial.number % 3)
-        if trial.number == 5:
-            raise optuna.TrialPruned
-        return 2.5 + 8 / width + 0.05 * (np.log2(lr) + 9) ** 2
-
-    study.optimize(objective, n_trials=60)
-    table = check_table(study.trials_dataframe().reset_index())
-    assert (table.columns.scale, table.columns.hyperparameter) == ("width", "lr")
-    assert len(table.runs) == 60 and table.runs["stopped"].sum() == 1
-    assert set(table.runs["seed"]) == {0, 1, 2}
-    trial = study.best_trial
-    best = table.runs.loc[table.runs["loss"].idxmin()]
-    assert (best["scale"], best["x"]) == (trial.params["width"], pytest.approx(np.log2(trial.params["lr"])))

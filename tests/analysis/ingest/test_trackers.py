@@ -79,7 +79,7 @@ def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_of_an_experiment_of_mlflow(tmp_path, monkeypatch):
+def test_runs_of_an_experiment_of_mlflow_by_its_name_and_by_its_database(tmp_path, monkeypatch):
     """In a database of its own, as on a laptop."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
@@ -101,6 +101,16 @@ def test_runs_of_an_experiment_of_mlflow(tmp_path, monkeypatch):
         assert any("1 KILLED runs left out" in note for note in notes_of(table))
         with pytest.raises(TableError, match="has no such experiment; there are Default, width sweep"):
             load_table("mlflow:depth sweep")
+        mlflow.set_tracking_uri(before)
+        assert found(load_table(tmp_path / "runs.db")) == found(table)
+        assert mlflow.get_tracking_uri() == before
+        mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+        with mlflow.start_run(experiment_id=mlflow.create_experiment("other")):
+            mlflow.log_metric("val_loss", 1.0)
+        with pytest.raises(
+            TableError, match=r"several experiments \(other, width sweep\): set MLFLOW_TRACKING"
+        ):
+            load_table(tmp_path / "runs.db")
     finally:
         mlflow.set_tracking_uri(before)
 
