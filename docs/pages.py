@@ -49,8 +49,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links to notebooks lead to their pages; docstrings of commands stand below their heading."""
-    # Who searches for a word wants the page that explains it, not a constant that holds it.
-    page.meta["search"] = {"boost": 0.3 if page.file.src_uri.startswith("docs/reference/") else 2}
+    # Who searches for a word wants the page that explains it, not a measurement or a constant that holds it.
+    place = page.file.src_uri
+    boost = 0.3 if place.startswith("docs/reference/") else 8 if place.startswith(("docs/", "README")) else 1
+    page.meta["search"] = {"boost": boost}
     no_heading = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
     markdown = re.sub(r"^(## mup-tpu .+\n::: .+)$", rf"\1\n{no_heading}", markdown, flags=re.M)
     small_heading = "    options:\n      heading_level: 3"

@@ -331,6 +331,8 @@ def test_a_plan_says_what_is_left_and_what_other_rules_would_leave():
     assert plan("width=8192", "1e20", Sweep("sp", parametrizations=("sp",))).others == {}
     moves = f"under SP the same runs would leave {mup.others['sp']:.4f} nat: its optimum moves more"
     assert moves in mup.lines()
+    numbers = [line.partition(". ")[0] for line in mup.lines() if line[:1].isdecimal()]
+    assert numbers == [str(i + 1) for i in range(len(numbers))] and len(numbers) > 1
 
 
 def test_a_copied_optimum_costs_more_than_a_predicted_one():
