@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -187,7 +188,17 @@ def _place(ruling: Ruling) -> tuple[str, bool, str, str, str]:
 
 
 def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, table: RunTable | None) -> Ruling:
-    ruling = Ruling(
+    made: dict[str, Any] = {}
+    if table is not None and (rows := table.stored) is not None:
+        compared = analysis.compares
+        if compared in rows and rows[compared].astype(str).eq(result.compared).any():
+            rows = rows[rows[compared].astype(str) == result.compared]
+        for part, column in (("architecture", "architecture"), ("update_rule", "optimizer")):
+            if column in rows:
+                made[part] = ", ".join(sorted(map(str, rows[column].fillna(_BEFORE[column]).unique())))
+        hours = float(rows["wall_time_s"].sum() / 3600) if "wall_time_s" in rows else math.nan
+        made |= {"runs": len(rows), "hours": hours}
+    return Ruling(
         sweep=sweep,
         columns=analysis.columns,
         smallest=result.optima[0].scale,
@@ -201,21 +212,5 @@ def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, tabl
         decision=result.verdict.decision,
         best_loss=result.optima[-1].loss,
         worth=result.worth,
-    )
-    if table is None or table.stored is None:
-        return ruling
-    rows, compared = table.stored, analysis.compares
-    if compared in rows and rows[compared].astype(str).eq(result.compared).any():
-        rows = rows[rows[compared].astype(str) == result.compared]
-    made = {
-        column: ", ".join(sorted(map(str, rows[column].fillna(before).unique()))) if column in rows else "own"
-        for column, before in _BEFORE.items()
-    }
-    hours = float(rows["wall_time_s"].sum() / 3600) if "wall_time_s" in rows else math.nan
-    return replace(
-        ruling,
-        architecture=made["architecture"],
-        update_rule=made["optimizer"],
-        runs=len(rows),
-        hours=hours,
+        **made,
     )

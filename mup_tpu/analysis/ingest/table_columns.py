@@ -206,9 +206,15 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
         values = {name: distinct(table[name]) for _, name in candidates}
         candidates.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
     (first, column), others = candidates[0], candidates[1:]
-    # A scale may be counted in two units. Two losses that differ at all are two losses.
-    is_same = _is_one_to_one if part == "scale" else _is_equal
-    differ = [(rank, name) for rank, name in others if not is_same(table, column, name)]
+
+    def is_same(name: str) -> bool:
+        if part == "scale":  # it may be counted in two units
+            pairs = table[[column, name]].astype(str)
+            return bool(pairs[column].nunique() == pairs[name].nunique() == len(pairs.drop_duplicates()))
+        away = (rough_numbers(table[column]) - rough_numbers(table[name])).abs()
+        return bool((away.dropna() <= 1e-9).all())
+
+    differ = [(rank, name) for rank, name in others if not is_same(name)]
     if part in ("scale", "loss"):
         same = [name for rank, name in differ if part != "loss" and rank[0] == first[0] or rank == first]
         called, flag = _called(part, str(column)), _FLAGS[part]
@@ -326,16 +332,6 @@ def distinct(column: pd.Series) -> int:
         return int(column.nunique())
     except TypeError:
         return int(column.astype(str).nunique())
-
-
-def _is_equal(table: pd.DataFrame, one: str, other: str) -> bool:
-    away = (rough_numbers(table[one]) - rough_numbers(table[other])).abs()
-    return bool((away.dropna() <= 1e-9).all())
-
-
-def _is_one_to_one(table: pd.DataFrame, one: str, other: str) -> bool:
-    pairs = table[[one, other]].astype(str)
-    return bool(pairs[one].nunique() == pairs[other].nunique() == len(pairs.drop_duplicates()))
 
 
 def list_of(names: Iterable[object], most: int = 6) -> str:
