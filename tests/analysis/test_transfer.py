@@ -312,3 +312,12 @@ def test_a_share_of_compute_has_an_interval_or_is_not_given():
     assert 0 < headline.compute_low <= headline.compute_share <= headline.compute_high <= 1
     said = next(line for line in details(analysis.results[0], analysis) if "of its compute" in line)
     assert "(95 % " in said
+
+
+def test_a_regret_is_at_most_what_the_runs_beyond_lost():
+    """Almost three octaves from the optimum the valley goes on rising; the runs do not."""
+    frame = swept(-2.75, widths=(64, 128), grid=range(-13, -3), sigma=0.002, curvature=0.05)
+    wide = frame["width"] == 128
+    frame.loc[wide, "loss"] = frame.loc[wide, "loss"].clip(upper=2.55)
+    (found,) = result_of(frame).regrets
+    assert 0.09 < found.value <= found.high < 0.125
