@@ -140,7 +140,7 @@ PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,
 
 
 def _changed(part: Any, changes: dict[str, Any]) -> Any:
-    """Replace fields of a part; fields that a new choice does not read return to their defaults."""
+    """Return a part with fields changed; those that a new choice does not read get their defaults."""
     values = {**vars(part), **changes}
     unread = {
         f.name: f.default

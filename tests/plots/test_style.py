@@ -66,14 +66,8 @@ TABLES = {
     ),
     "one scale": dict(scales=(64,)),
     "twelve scales": dict(scales=[int(32 * 2 ** (k / 2)) for k in range(12)]),
-    "twelve scales in one panel": dict(names=("mup",), scales=[int(32 * 2 ** (k / 2)) for k in range(12)]),
     "five rules": dict(names=("mup", "sp", "completep", "completep_half", "completedp")),
     "diverged and stopped": dict(status=fate),
-    "huge losses": dict(floor=lambda name, scale: 2e6 + 1e6 / scale, bend=3e4, start=3e6),
-    "losses that hardly differ": dict(
-        floor=lambda name, scale: 2.3258 + 6e-4 / scale, bend=5e-7, start=2.32581
-    ),
-    "small losses": dict(floor=lambda name, scale: 1e-6 * (1 + 8 / scale), bend=4e-8, start=1e-5),
     "optima at the edge": dict(
         optimum=lambda name, scale: -12 if name == "sp" and scale > 64 else -3, steps=(1,)
     ),
@@ -83,22 +77,13 @@ TABLES = {
         floor=lambda name, scale: 2 + 8 / scale if name == "mup" else 60 + 99 / scale,
     ),
 }  # fmt: skip
-LOSSES = ("transfer", "collapse", "best_loss", "learning_curves")
 DRAWN = {
     "five rules": ("transfer", "collapse", "optimum", "learning_curves"),
-    "twelve scales in one panel": ("transfer", "regret"),
     "diverged and stopped": ("transfer", "regret", "best_loss"),
-    "huge losses": (*LOSSES, "regret"),
-    "losses that hardly differ": LOSSES,
-    "small losses": ("transfer", "best_loss", "regret"),
     "optima at the edge": ("transfer", "optimum", "regret"),
     "far apart": ("transfer", "collapse", "optimum"),
 }
 """Figures that a table is hard on; all of the other tables."""
-NIGHTLY = (
-    "twelve scales", "twelve scales in one panel", "huge losses", "small losses", "losses that hardly differ",
-)  # fmt: skip
-"""Tables with many scales, or whose ticks are tested below as numbers."""
 
 
 def faults(figure):
@@ -156,7 +141,7 @@ def marks_outside(ax):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.nightly if n in NIGHTLY else ()) for n in TABLES]
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n == "twelve scales" else ()) for n in TABLES]
 )
 def test_everything_in_a_figure_of_transfer_can_be_read(name):
     columns = Columns(scale=TABLES[name].get("scale", "width"))
