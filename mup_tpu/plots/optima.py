@@ -51,11 +51,8 @@ def is_tuned(analysis: TransferAnalysis) -> bool:
 
 
 def has_scales(analysis: TransferAnalysis) -> bool:
-    return len({o.scale for result in analysis.results for o in result.optima}) > 1 and has_losses(analysis)
-
-
-def has_losses(analysis: TransferAnalysis) -> bool:
-    return any(result.curves for result in analysis.results)  # a table of optima has none
+    scales = {o.scale for result in analysis.results for o in result.optima}
+    return len(scales) > 1 and any(r.curves for r in analysis.results)  # a table of optima has no losses
 
 
 def is_tuned_at_scales(analysis: TransferAnalysis) -> bool:
