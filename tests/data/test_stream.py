@@ -2,19 +2,14 @@
 
 import functools
 import hashlib
-import itertools
 import logging
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
 import pytest
 from slow_server import SlowServer
 
-from mup_tpu.cli import main
 from mup_tpu.config import DataConfig, RunOptions
 from mup_tpu.data import World, batches, load
 from mup_tpu.data import shards as reader
@@ -22,7 +17,6 @@ from mup_tpu.data.batches import ShardDataset
 from mup_tpu.data.prepare import prepare
 from mup_tpu.data.shards import ShardFolder
 from mup_tpu.errors import DataError
-from mup_tpu.store import load_runs
 
 
 @pytest.fixture(scope="module")
@@ -163,16 +157,10 @@ def test_training_over_a_bad_server_ends_with_the_very_losses_of_the_local_folde
     assert server.asked["index.json"] == 4 and f"try 3 of {reader.ATTEMPTS}" in caplog.text
 
 
-@pytest.fixture
-def little_patience(monkeypatch):
-    """A read fails after a second in place of half a minute and more."""
-    monkeypatch.setattr(reader, "PATIENCE_S", 0.9)
-    monkeypatch.setattr(reader, "MIN_RATE", 2**30)
-
-
-def test_a_server_that_sends_a_byte_now_and_then_is_given_up(config, shards, monkeypatch, little_patience):
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(config, shards, monkeypatch):
     """Silence has a limit of its own, which each byte puts off: what holds is the floor and the deadline."""
-    monkeypatch.setattr(reader, "DEADLINE_S", 1.5)
+    for name, value in (("PATIENCE_S", 0.9), ("MIN_RATE", 2**30), ("DEADLINE_S", 1.5)):
+        monkeypatch.setattr(reader, name, value)
     server = SlowServer(shards, fault=lambda name, before: "trickle" if name.endswith("tar") else "")
     with server.running():
         dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
@@ -180,53 +168,6 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(config, shards, mon
             DataError, match=r"train-\d+\.tar cannot be read after 2 tries: slower than 1048576 KiB/s"
         ):
             dataset.train_batch(0)
-
-
-def test_a_trickle_that_is_cut_off_is_tried_again_and_changes_no_batch(config, shards, little_patience):
-    trickle = SlowServer(
-        shards, fault=lambda name, before: "trickle" if not before and "train-00000" in name else ""
-    )
-    with trickle.running():
-        remote = load(DataConfig(**(vars(config) | {"corpus": trickle.url})))
-        assert np.array_equal(remote.train_batch(0), load(config).train_batch(0))
-    assert 2 in trickle.asked.values()
-
-
-@pytest.mark.nightly
-def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path, capfd):
-    """The first four shards come, the others trickle; a preempted run has lost none of their steps."""
-    came: list[str] = []
-
-    def fault(name, before):
-        if name.startswith("train") and name not in came and len(came) < batches.SHUFFLE_SHARDS:
-            came.append(name)
-        return "trickle" if name.startswith("train") and name not in came else ""
-
-    of_one = ShardFolder(str(shards)).index.train.samples_per_shard
-    steps = batches.SHUFFLE_SHARDS * of_one // 240  # whole batches of four shards
-    with SlowServer(shards, fault=fault).running() as server:
-        command = [
-            "train", "--corpus", server.url, "--checkpoints", tmp_path / "c",
-            "--results", tmp_path / "r", "--steps", steps + 1, "--batch-size", 240, "--sequence-length", 32,
-            "--width", 32, "--base-width", 32, "--head-size", 16, "--log-every", 1,
-        ]  # fmt: skip
-        command = [str(part) for part in command]
-        run = [sys.executable, "-m", "mup_tpu", *command]
-        process = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        lines = itertools.takewhile(lambda line: f"step {steps}/" not in line, process.stdout)
-        before = "".join(lines)
-        process.send_signal(signal.SIGTERM)
-        try:
-            after, _ = process.communicate(timeout=60)  # well below the deadline of a read
-        finally:
-            process.kill()
-        assert process.returncode == 143, before + after
-        assert load_runs(tmp_path / "r")["steps_done"].tolist() == [steps]
-        came += [path.name for path in shards.iterdir()]
-        main(command)
-        assert f"from step {steps} of {steps + 1}" in capfd.readouterr().out
-    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])

@@ -60,9 +60,7 @@ def test_a_pack_is_handed_over_such_that_it_writes_over_its_state(handed_over):
         ("v4-8", APART),
         ("v4-8", LONG),
         ("v4-16", APART),  # two hosts
-        ("v4-16", SPLIT),
         ("v5litepod-4", SPLIT),
-        ("v5litepod-8", APART),
         ("v6e-4", APART),
         ("v4-8", MUON),
         ("v2-8", SPLIT),

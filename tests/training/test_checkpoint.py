@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 import threading
 import warnings
 
@@ -245,29 +244,6 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, 
     save(tmp_path, whole.step, whole.tensors, whole.meta | change)
     with pytest.raises(StoreError, match="checkpoint of step 10 in .* is not one that this version wrote"):
         PackRun([tiny], dataset, RunOptions(checkpoint_every=5), tmp_path)
-
-
-def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_path):
-    """As by other drivers that end the same pack, more often than any would: thrice while one is made."""
-    ended, left = threading.Event(), 0
-
-    def remove():
-        nonlocal left
-        while not ended.is_set():
-            if left > 0:
-                left -= 1
-                shutil.rmtree(tmp_path / "pack", ignore_errors=True)
-            ended.wait(0.005)
-
-    remover = threading.Thread(target=remove)
-    remover.start()
-    try:
-        for step in range(1, 40):
-            left = 3
-            save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
-    finally:
-        ended.set()
-        remover.join()
 
 
 @pytest.mark.parametrize("times", [1, 99])

@@ -111,7 +111,7 @@ def test_when_all_have_diverged_the_pack_ends(tiny, dataset):
 def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
     execution, optimizer, tiny, dataset, tmp_path
 ):
-    base = tiny.replace(optimizer=optimizer)
+    base = tiny.replace(optimizer=optimizer, steps=18)
     trials = [
         base,
         base.replace(learning_rate=0.003, seed=3),
@@ -120,15 +120,15 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
     whole = run(trials, dataset, execution=execution, eval_every=8)
     options = RunOptions(execution=execution, eval_every=8, checkpoint_every=7)
     for event in PackRun(trials, dataset, options, tmp_path).steps():
-        if isinstance(event, Report) and event.step == 24:
-            break  # the generator is dropped here, as in a kill: nothing after step 21's checkpoint is kept
+        if isinstance(event, Report) and event.step == 16:
+            break  # the generator is dropped here, as in a kill: nothing after step 14's checkpoint is kept
     steps = []
     for event in PackRun(trials, dataset, options, tmp_path).steps():
         if isinstance(event, Report):
             steps.append(event.step)
         else:
             resumed = event
-    assert steps == [24, 28, 30], "it did not go on from step 21"
+    assert steps == [16, 18], "it did not go on from step 14"
     assert isinstance(resumed, PackResult)
     for ours, theirs in zip(resumed.rows, whole.rows, strict=True):
         different = {k for k in ours if ours[k] != theirs[k]} - {"wall_time_s", "finished_at"}
