@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -42,8 +42,6 @@ _POLL_S = 0.1  # seconds between two checks while a batch is waited for
 class TokenDataset(ABC):
     """Training data of a pack, from any source: its batches depend on the step alone."""
 
-    meta: dict[str, Any]
-
     def __init__(self, config: DataConfig, name: str, fingerprint: str, tokenizer: Tokenizer) -> None:
         self.config, self.name, self.fingerprint, self.tokenizer = config, name, fingerprint, tokenizer
         self.vocab_size = tokenizer.vocab_size
@@ -63,7 +61,6 @@ class CachedDataset(TokenDataset):
 
     def __init__(self, config: DataConfig, cache: TokenCache) -> None:
         super().__init__(config, cache.meta["dataset"], cache.fingerprint, cache.tokenizer)
-        self.meta = cache.meta
         self._train, self._validation = cache.tokens["train"], cache.tokens["validation"]
         # One block is left out, so that each epoch can start its blocks at another offset.
         self._blocks = (len(self._train) - 1) // config.sequence_length - 1
@@ -160,11 +157,6 @@ class ShardDataset(TokenDataset):
                 f"{folder.url} is shorter than one batch: {index.train.samples} training sequences for "
                 f"{world.hosts} hosts, but batch_size {config.batch_size}"
             )
-        self.meta = {
-            "unigram_entropy": index.unigram_entropy,
-            "bytes_per_token": index.bytes_per_token,
-            "train": {"tokens": self._batches * self.tokens_per_step},
-        }
         self._index = index
         self._train = _Reader(lambda i: folder.samples(index.train.shards[i]), readers)
         self._held_out = functools.lru_cache(lambda i: folder.samples(index.validation.shards[i]))

@@ -132,16 +132,14 @@ class PackRun:
 
     def _train(self) -> Iterator[Report | PackResult]:
         pack, records, options, total = self.pack, self.records, self.options, self.total
-        first, mesh, tokens_per_step = pack.trials[0], self.device.mesh, self.dataset.tokens_per_step
+        first, mesh = pack.trials[0], self.device.mesh
         flops = pack.declaration.flops_per_token(pack.vocab_size, first.data.sequence_length)
         peak = peak_flops(self.device, first.train.precision)
         devices = mesh.trial * mesh.data * options.split_over
-        meter = Meter(tokens_per_step, flops, devices, peak)
+        meter = Meter(self.dataset.tokens_per_step, flops, devices, peak)
         chunks = self._chunks(meter)
         unread: list[tuple[torch.Tensor, int]] = []  # losses_SR of chunks on the device, and their steps
         first_step_prepares = pack.compiles or self.device.compiles  # compiles, or traces and records
-        epoch_tokens = self.dataset.meta.get("train", {}).get("tokens") or math.inf
-        epoch_began = pack.steps_done
         self._log_begin()
         with self._batches(chunks) as batches:
             for chunk in chunks:
@@ -170,12 +168,6 @@ class PackRun:
                 speed = meter.rates(total - done)
                 report = Report(done, total, losses, validation, rates, records.statuses, speed)
                 _log.info("%s", report)
-                epoch = done * tokens_per_step // epoch_tokens
-                if epoch > epoch_began * tokens_per_step // epoch_tokens and any(pack.live):
-                    means = records.losses_SK[epoch_began:done].mean(0)[torch.tensor(pack.live)]
-                    best = f"{means.min():.4f}" + (f", best of {len(means)}" if len(means) > 1 else "")
-                    _log.info("epoch %d, to step %d: mean loss %s · %s", epoch, done, best, meter.overall())
-                    epoch_began = done
                 yield report
                 if _is_due(options.checkpoint_every, done) and done < total or done == self._open_until:
                     self._save()
