@@ -15,6 +15,7 @@ import contextlib
 import functools
 import queue
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -210,28 +211,37 @@ def _permutation(size: int, *key: int) -> np.ndarray:
 
 
 class _Reader:
-    """Shards that threads read ahead, a few at a time."""
+    """Shards that threads read ahead, a few at a time; those that have not begun end with this object."""
 
     def __init__(self, read: Callable[[int], np.ndarray], threads: int) -> None:
         self._read, self._slots = read, threading.Semaphore(threads)
         self.kept: dict[int, Future[np.ndarray]] = {}
+        weakref.finalize(self, _cancel, self.kept)
 
     def keep(self, shards: Iterable[int]) -> None:
         """Start to read new shards, in this order, and drop all shards that are not named."""
-        self.kept = {shard: self.kept.get(shard) or self._start(shard) for shard in dict.fromkeys(shards)}
-
-    def _start(self, shard: int) -> Future[np.ndarray]:
-        def run() -> None:
-            with self._slots:
-                _settle(future, functools.partial(self._read, shard))
-
-        future = Future[np.ndarray]()
-        # No executor: at its exit Python would wait for a thread that still tries a lost server.
-        threading.Thread(target=run, name="shards", daemon=True).start()
-        return future
+        wanted = dict.fromkeys(shards)
+        _cancel({shard: self.kept.pop(shard) for shard in [*self.kept] if shard not in wanted})
+        for shard in wanted:
+            if shard not in self.kept:
+                future = self.kept[shard] = Future[np.ndarray]()
+                call = (self._slots, future, functools.partial(self._read, shard))
+                # No executor: at its exit Python would wait for a thread that still tries a lost server.
+                threading.Thread(target=_read_in_turn, args=call, name="shards", daemon=True).start()
 
     def get(self, shard: int) -> np.ndarray:
         return self.kept[shard].result()
+
+
+def _read_in_turn(slots: threading.Semaphore, future: Future[T], make: Callable[[], T]) -> None:
+    with slots:
+        if future.set_running_or_notify_cancel():
+            _settle(future, make)
+
+
+def _cancel(futures: dict[int, Future[T]]) -> None:
+    for future in futures.values():
+        future.cancel()
 
 
 def _settle(future: Future[T], make: Callable[[], T]) -> None:
