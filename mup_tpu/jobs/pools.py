@@ -188,7 +188,14 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
     os.environ.update(environment)  # the server's is older
     # Ctrl-C reaches the driver too, and the driver ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_driver, daemon=True).start()
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+
+    def end_with_driver() -> None:
+        driver.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_driver, daemon=True).start()
     with contextlib.suppress(OSError):  # where memory is short, Linux kills a worker, not its driver
         Path("/proc/self/oom_score_adj").write_text("500")
     here = Surroundings(handles_sigterm=True)
@@ -196,7 +203,7 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
         while True:
             try:
                 job = connection.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):  # the driver has ended
                 return
             except Exception as error:  # the job needs a module that cannot be imported here
                 connection.send(Failed(first_line(error)))
@@ -205,13 +212,6 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
             while not isinstance(event, Ended):
                 event = events.send(connection.recv() if isinstance(event, Question) else None)
                 connection.send(event)
-
-
-def _end_with_driver() -> None:
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-    driver.join()
-    os._exit(1)
 
 
 @dataclass(frozen=True)

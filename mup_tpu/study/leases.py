@@ -53,9 +53,8 @@ class Leases:
     def running(self) -> Iterator[Lease]:
         """Yield the leases that have not ended."""
         now = time.time()
-        files = [name for name in self._folder.names() if name.endswith(".json")]
         known, self._read = self._read, {}
-        for file in files:
+        for file in filter(lambda name: name.endswith(".json"), self._folder.names()):
             lease = known.get(file)
             if lease is None or lease.end <= now:
                 lease = self._parse(file)

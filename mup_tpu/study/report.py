@@ -122,18 +122,16 @@ class Report:
         if self.ending and (saved or self._was_ending):
             raise Ending
         self._was_ending = self.ending
-        if steps and self._rungs is not None and self.step in (limits := rungs(steps)):
-            self._stop_if_behind(Folder(self._rungs) / str(self.step), limits[self.step], steps)
-
-    def _stop_if_behind(self, rung: Folder, limit: float, steps: int) -> None:
-        """Stop if the recent loss exceeds the best one at this rung by more than the limit."""
+        if self._rungs is None or self.step not in (limits := rungs(steps) if steps else {}):
+            return
         recent = self.curve.recent(self.step - max(1, round(RECENT * steps)))
         if math.isnan(recent):
             return
+        rung = Folder(self._rungs) / str(self.step)
         rung.write(f"{self._name}={recent:.6f}", b"")
         entries = [entry.partition("=") for entry in rung.names()]
         others = [as_number(loss) or math.inf for name, _, loss in entries if name != self._name]
-        if recent > (best := min([recent, *others])) + limit:
+        if recent > (best := min([recent, *others])) + limits[self.step]:
             raise Stopped(f"{recent - best:.3f} behind the best at step {self.step} of {steps}")
 
 

@@ -202,7 +202,9 @@ class Study:
         grid = _grid_of(self.space) if until_settled else None
         store, leases = self._open(grid)
         code = fingerprint(function)
-        if changed := _rows_of_other_code(store, code):
+        # Rows without a fingerprint do not count.
+        codes = store.results()["versions"].str.extract(r'"trainer": "([0-9a-f]{16})"')[0].dropna()
+        if code is not None and (changed := int((codes != code).sum())):
             console.print(
                 f"the trainer has changed since {changed} of the rows in {self.folder} were stored: they "
                 "stay, and new trials run the new code; give another folder to run all trials again"
@@ -465,14 +467,6 @@ def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str |
 @functools.cache
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "mup_tpu": importlib.metadata.version("mup_tpu")}
-
-
-def _rows_of_other_code(store: Store, code: str | None) -> int:
-    """Count results of a trainer whose code was another one; rows without a fingerprint do not count."""
-    if code is None:
-        return 0
-    codes = store.results()["versions"].str.extract(r'"trainer": "([0-9a-f]{16})"')[0].dropna()
-    return int((codes != code).sum())
 
 
 def _place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:

@@ -130,27 +130,6 @@ def hosts(fake_cluster):
     fake_cluster.remove(cluster.worker_nodes)
 
 
-class Chips:
-    """Actor that says which chips Ray gave it."""
-
-    def place(self):
-        import os
-
-        return ray.get_runtime_context().get_node_id(), os.environ.get("TPU_VISIBLE_CHIPS")
-
-
-def placed(room, count):
-    """Node and chips of each of this number of actors, all alive at once."""
-    actors = [
-        ray.remote(Chips).options(runtime_env={"env_vars": room.environment}, **room.needs).remote()
-        for _ in range(count)
-    ]
-    places = ray.get([actor.place.remote() for actor in actors], timeout=240)
-    for actor in actors:
-        ray.kill(actor)
-    return places
-
-
 @pytest.mark.slow
 def test_a_pack_asks_for_a_host_or_a_chip(hosts, monkeypatch):
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
@@ -159,17 +138,6 @@ def test_a_pack_asks_for_a_host_or_a_chip(hosts, monkeypatch):
     assert by_host.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
     by_chip = slots(RunOptions(device="xla", placement="chip"))
     assert (by_chip.count, by_chip.needs["resources"]) == (8, {"TPU": 1})
-
-
-@pytest.mark.nightly
-def test_a_pack_has_a_host_or_a_chip_to_itself(hosts, monkeypatch):
-    """Ray sees to it, given what a pack asks for."""
-    monkeypatch.delenv("PJRT_DEVICE", raising=False)
-    by_host, by_chip = (slots(RunOptions(device="xla", placement=by)) for by in ("host", "chip"))
-    assert len({node for node, _ in placed(by_host, 2)}) == 2
-    chips = placed(by_chip, 3)
-    assert len(set(chips)) == 3, "a chip was used twice"
-    assert {chip for _, chip in chips} <= {"0", "1", "2", "3"}
 
 
 @pytest.mark.slow

@@ -219,35 +219,6 @@ def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu):
 
 
 @LINUX
-def test_a_run_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(tmp_path, patience):
-    """As Ctrl-Z and `fg` do: driver and workers are stopped for longer than the heartbeat."""
-    limit = 3.0 * patience
-    script = (
-        "import sys\nfrom light_jobs import Count\n"
-        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.pools import Forked\n"
-        "jobs = [Count(sys.argv[1], name, then='wait') for name in 'ab']\n"
-        "with Forked(2, None, preload=()) as pool:\n"
-        "    list(run_jobs(jobs, pool, float(sys.argv[2])))\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path), str(limit)]
-    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    jobs = [Count(tmp_path, name) for name in "ab"]
-    deadline = time.monotonic() + 240
-    while not all((tmp_path / job.name).exists() for job in jobs):
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(driver.pid, signal.SIGSTOP)
-    time.sleep(limit + 1.0)
-    os.killpg(driver.pid, signal.SIGCONT)
-    time.sleep(1.0)
-    (tmp_path / "go").touch()
-    _, errors = driver.communicate(timeout=240)
-    assert driver.returncode == 0, errors
-    assert "hung" not in errors
-    assert [len(job.pids()) for job in jobs] == [1, 1], "a job was tried again"
-
-
-@LINUX
 def test_a_driver_that_is_killed_leaves_no_worker(tmp_path):
     script = (
         "import sys\nfrom light_jobs import Count\n"
