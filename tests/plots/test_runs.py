@@ -36,6 +36,8 @@ def test_trials_that_were_stopped_or_diverged_are_marked_as_such():
     (ax,) = figure.axes
     drawn = {line.get_marker(): line.get_xydata().tolist() for line in ax.get_lines()}
     assert drawn["*"] == [[0.1, 2.0]] and drawn["s"] == [[0.3, 1.9]]
+    colors = {line.get_marker(): line.get_color() for line in ax.get_lines()}
+    assert colors["o"] != colors["s"] == colors["x"], "finished trials stand out"
     assert drawn["x"][0][0] == 0.4 and 2.5 < drawn["x"][0][1] < min(2.6, ax.get_ylim()[1])
     assert key_of(figure) == [
         "best", "finished (2)", "stopped early, loss at its last step (1)", "diverged (1)",
