@@ -29,7 +29,8 @@ def test_every_figure_is_registered_with_title_and_caption():
 
 
 def test_the_same_input_gives_the_same_bytes_in_both_files(quickstart, tmp_path):
-    for name, draw in plots.drawings(quickstart[1]).items():
+    for name in ("transfer", "regret", "sequence"):
+        draw = plots.FIGURES[name].draw
         first, second = (plots.save_figure(draw(quickstart[1]), tmp_path / i, name) for i in "ab")
         assert [p.name for p in first] == [f"{name}.png", f"{name}.svg"]
         assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
