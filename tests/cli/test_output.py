@@ -80,9 +80,8 @@ def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(valleys, tmp_
     assert code == 2 and "no column '[/i]'" in err and "note[/b]" in err
     code, _, err = outcome("analyze", folder / "[/i].csv")
     assert code == 2 and "[/i].csv cannot be read" in err
-    Store(folder, "[red]x[$y$]").append(
-        [configured(Trial()) | {"trial_id": "a", "loss": 2.0, "reason": "[/b]"}]
-    )
+    row = configured(Trial()) | {"trial_id": "a", "status": "finished", "loss": 2.0, "reason": "[/b]"}
+    Store(folder, "[red]x[$y$]").append([row])
     assert "[red]x[$y$]" in outcome("analyze", "--runs", folder)[1]
 
 
