@@ -91,7 +91,7 @@ def test_a_pack_has_a_whole_slice(one_slice, tmp_path):
     assert (room.count, room.arguments, room.execution) == (1, (SliceKind("v4", "2x2x2", 4),), "vmap")
     job = Placed(tmp_path, "counts", then="", steps=3)
     with RayActors(room, lambda: slots(BY_SLICE)) as pool:
-        *_, (_, last) = run_jobs([job], pool)
+        *_, (_, last) = run_jobs([job], pool, heartbeat=60.0)
     assert isinstance(last, Finished)
     check_places(job)
 
