@@ -153,11 +153,12 @@ def test_factors_of_llama_match_mups_optimizer_groups(optimizer, growing, qk_nor
         assert decay == (0 if declared[name].role == "norm" else pytest.approx(wd)), name
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "growing"), [*((a, "head_size") for a in ARCHITECTURES), ("gpt2", "heads")]
+)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [(name, rule) for name, p in PARAMETRIZATIONS.items() for rule in p.parameters]
 )
-@pytest.mark.parametrize("growing", ["heads", "head_size"])
 def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optimizer, growing):
     trial = Trial(optimizer=OPTIMIZERS[optimizer]).replace(
         architecture=architecture, parametrization=name, width=32, growing_dimension=growing,
