@@ -243,14 +243,12 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
             ax.set_yscale("log", base=2)
             ax.set_xticks(points, [columns.write(scale, point) for point in points], fontsize=7)
             ax.minorticks_off()
-            if axes is grid[0]:
-                ax.set_title(
-                    f"updates after {step} step{'s' * (step > 1)}" if step else "activations at init"
-                )
-            if axes is grid[-1]:
-                ax.set_xlabel(texts.title(scale))
         axes[0].set_ylabel(f"rms, block {number}" if number else "rms")
         axes[-1].legend(fontsize=6.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    for top, bottom, step in zip(grid[0], grid[-1], steps, strict=True):
+        title = f"updates, {step} step{'s' * (step > 1)}" if step else "activations at init"
+        top.set_title(title, fontsize=9)
+        bottom.set_xlabel(texts.title(scale))
     return figure
 
 

@@ -15,7 +15,8 @@ def tiny_model(corpus, base_width=32):
 
 @pytest.mark.slow
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
-    command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, *tiny_model(corpus)]
+    command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, "--compare", "mup"]
+    command += tiny_model(corpus)
     code, out, err = outcome(*command, "--scale", "32,64")
     assert code == 0, err
     table = pd.read_parquet(tmp_path / "coord_check.parquet")
@@ -43,7 +44,8 @@ def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
 def test_a_width_that_takes_long_is_left_to_the_same_command_again(corpus, tmp_path, outcome, monkeypatch):
     monkeypatch.setattr("mup_tpu.cli.check._SECONDS", 0.0)
     monkeypatch.setattr("mup_tpu.cli.check.WIDTHS", Axis("width", (16, 32, 48, 64)))
-    command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, *tiny_model(corpus, 16)]
+    command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, "--compare", "mup"]
+    command += tiny_model(corpus, 16)
     code, out, err = outcome(*command)
     assert code == 0 and "width 64 would take longer than a minute: run the same command again" in out, err
     assert set(pd.read_parquet(tmp_path / "coord_check.parquet")["width"]) == {16, 32, 48}

@@ -179,6 +179,8 @@ def test_sizes_are_drawn_by_block_and_step_and_slopes_are_a_table():
     figure = module_check_figure(report.sizes)
     assert len(figure.axes) == 4 * 3  # outside of blocks, and three of five blocks; three steps
     assert max(len(ax.get_lines()) for ax in figure.axes) <= 8
+    titles = [ax.get_title() for ax in figure.axes[:3]]
+    assert titles == ["activations at init", "updates, 1 step", "updates, 2 steps"]
     slopes = report.slopes()
     assert list(slopes.columns) == ["init", "update 1", "update 2"]
     assert abs(slopes.loc["blocks.0.up", "update 1"]) < 0.3
