@@ -394,25 +394,28 @@ def loss(module: nn.Module, batch: Tensor) -> Tensor:
 
 def check(kind: str, changes: dict[str, Any], seed: int = 0, **options: Any) -> Any:
     recipe = replace(Recipe(), **changes)
-    # torch's Muon orthogonalizes in bfloat16, slowly on CPUs.
-    widths = WIDTHS[:3] if recipe.optimizer == "muon" else WIDTHS
-    options = {"widths": widths, "progress": lambda doing, share: None} | options
+    options = {"widths": WIDTHS, "progress": lambda doing, share: None} | options
     return lint(build(kind, recipe, seed), batch_of(kind, seed), loss, **options)
 
 
-def main(part: Annotated[str, tyro.conf.Positional] = "", seed: int = 0, seeds: int = 2) -> None:
+def main(
+    part: Annotated[str, tyro.conf.Positional] = "", seed: int = 0, seeds: int = 2, right_only: bool = False
+) -> None:
     """Print a row a fault, and a line a right model.
 
     Args:
         part: part of the names of faults and right models to try.
         seed: first seed of init and batch.
         seeds: number of seeds of the init.
+        right_only: leave out the faults.
     """
-    options = {"seeds": seeds, "seed": seed}
+    options: dict[str, Any] = {"seeds": seeds, "seed": seed}
     torch.set_num_threads(1)
     began, right, total, rows = time.perf_counter(), 0, 0, []
-    for name, changes, causes in FAULTS:
+    for name, changes, causes in FAULTS if not right_only else ():
         row = []
+        # torch's Muon orthogonalizes in bfloat16, slowly on CPUs.
+        options["widths"] = WIDTHS[:3] if changes.get("optimizer") == "muon" else WIDTHS
         for kind in ("gpt", "llama", "vit"):
             if part not in name or (changes.get("tied") and kind == "vit"):
                 row.append("–")
@@ -425,6 +428,7 @@ def main(part: Annotated[str, tyro.conf.Positional] = "", seed: int = 0, seeds: 
         if part in name:
             print(rows[-1], flush=True)
     false = []
+    options["widths"] = WIDTHS
     for name, changes in RIGHT:
         for kind in ("gpt", "llama", "vit"):
             if part in name and not (changes.get("tied") and kind == "vit"):
