@@ -160,12 +160,13 @@ def _check_module(
         else:
             report = lint(build, batch, loss, **options, scale=field, progress=progress)
             reports, result = {"": report}, report.to_dict()
-    for rule, report in reports.items() if results else ():
+    if results:
         from mup_tpu.plots import module_check_figure, save_figure
 
-        name = "_".join(filter(None, ("check", rule, field)))
-        save_figure(module_check_figure(report.sizes), Path(results), name)
-        report.slopes().to_csv(Path(results) / f"{name}.csv", index_label="layer")
+        for rule, report in reports.items():
+            name = "_".join(filter(None, ("check", rule, field)))
+            save_figure(module_check_figure(report.sizes), Path(results), name)
+            report.slopes().to_csv(Path(results) / f"{name}.csv", index_label="layer")
     if json:
         console.write(to_json(result))
     for rule, report in reports.items() if not json else ():

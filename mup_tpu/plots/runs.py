@@ -227,6 +227,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
         blocks = {number: layers for number, layers in blocks.items() if number in kept}
     rows = [(n, layers[i : i + 8]) for n, layers in blocks.items() for i in range(0, len(layers), 8)]
     means = table.groupby(["quantity", "step", "layer", scale])["rms"].mean()
+    drawn = {key[:3] for key in means.index}
     figure = style.blank(2.2 * len(steps) + 1.6, 2.4 * len(rows))
     grid = figure.subplots(len(rows), len(steps), sharex=True, sharey="row", squeeze=False)
     points = sorted(table[scale].unique())
@@ -234,7 +235,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
         for ax, step in zip(axes, steps, strict=True):
             quantity = "update" if step else "activation"
             for i, layer in enumerate(layers):
-                if (quantity, step, layer) in means.index.droplevel(-1):
+                if (quantity, step, layer) in drawn:
                     line = means[quantity, step, layer]
                     line = line[line > 0]
                     look = {"color": style.categorical(i), "marker": style.marker(i), "ms": 3, "lw": 1.2}
