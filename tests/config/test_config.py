@@ -49,6 +49,7 @@ HUGE, SWEEP = 10**40, 'experiment = "x"\n'
         (lambda: ModelConfig("llama", num_experts=4), "num_experts 4 is for architecture 'moe': 'llama'"),
         (lambda: ModelConfig("moe", experts_per_token=9), "experts_per_token 9 is more than num_experts 8"),
         (lambda: ModelConfig("moe", expert_granularity=3), "expert_granularity 3 does not divide 4 times"),
+        (lambda: ModelConfig("moe", expert_granularity=5), "expert_granularity 5 does not divide 4 times"),
         (lambda: ModelConfig("moe", qk_norm=True, shared_experts=1), "shared_experts 1 needs qk_norm false"),
         (lambda: ModelConfig("moe", query_group_size=3), "query_group_size 3 does not divide the 2 heads"),
         (

@@ -14,7 +14,7 @@ from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
-from mup_tpu.plots.texts import PlainTicks
+from mup_tpu.plots.texts import PlainTicks, log_ticks
 
 LONG = "completedp_of_ten_words_and_a_footnote_about_its_embeddings"
 
@@ -274,3 +274,17 @@ def test_without_fonts_a_figure_is_refused_in_one_sentence(analysis, monkeypatch
             plots.transfer_figure(analysis)
     finally:
         fonts._findfont_cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "ticks"),
+    [
+        (1, 1000, 3, [1, 10, 100, 1000]),
+        (1, 30, 3, [1, 3, 10, 30]),
+        (1, 10, 4, [1, 2, 5, 10]),
+        (1, 9, 5, [1, 1.5, 2, 3, 4, 5, 7]),
+        (4.1, 4.9, 5, []),
+    ],
+)
+def test_ticks_of_a_logarithm_are_round_and_enough(low, high, least, ticks):
+    assert log_ticks(low, high, least) == ticks

@@ -132,7 +132,7 @@ def _excel(path: str | Path) -> pd.DataFrame:
         sheets = pd.read_excel(path, sheet_name=None, header=None)
     except ImportError as error:
         raise ValueError(f"{reason(error).rstrip('.')}; or save it as CSV") from None
-    filled = {}
+    filled: dict[Any, pd.DataFrame] = {}
     for name, sheet in sheets.items():
         cells = sheet.notna().sum(axis=1)
         below_title = sheet[(cells > 1).cummax() & (cells > 0)].dropna(axis=1, how="all")
