@@ -328,7 +328,8 @@ def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str
             follows = table[column].map(str).groupby(table[columns.scale]).nunique().max() == 1
             ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
             if known.dtype.kind in "iuf":
-                other = f"if it grows, --scale {column}, at one {columns.scale}"
+                other = f"if it is tuned too, --tune {columns.hyperparameter},{column}"
+                other += f"; if it grows, --scale {column}, at one {columns.scale}"
             else:
                 other = f"--compare {column} compares them"
             raise TableError(

@@ -250,13 +250,7 @@ def analyze(
     if table.runs.empty:
         raise TableError(f"no run is at a {table.columns.scale} that the sequence plans: run it first")
     notes = list(table.notes)
-    if epsilon is None and (table.columns.unit == "nat" or table.runs["scale"].nunique() < 2):
-        epsilon = EPSILON
-    elif epsilon is None:
-        best = table.runs[np.isfinite(table.runs["loss"])].groupby("scale")["loss"].min()
-        epsilon = max(_SHARE * float(np.ptp(best)), 1e-12)
-        chosen = {"epsilon": epsilon, "unit": table.columns.unit, "share": _SHARE}
-        notes.append(Reason.of("epsilon by share", **chosen))
+    epsilon = tolerance(table, notes) if epsilon is None else epsilon
     question = Question.of(table, epsilon, delta, seed)
     if (rounding := question.rounding) > 1e-5:
         notes.append(Reason.of("rounded losses", step=rounding))
@@ -273,6 +267,16 @@ def analyze(
     return TransferAnalysis(
         table.name, table.columns, tuple(notes), tuple(results), epsilon, delta, table.command
     )
+
+
+def tolerance(table: RunTable, notes: list[Reason]) -> float:
+    """Return the regret that does not matter by default; where it is a share, with a note."""
+    if table.columns.unit == "nat" or table.runs["scale"].nunique() < 2:
+        return EPSILON
+    best = table.runs[np.isfinite(table.runs["loss"])].groupby("scale")["loss"].min()
+    epsilon = max(_SHARE * float(np.ptp(best)), 1e-12)
+    notes.append(Reason.of("epsilon by share", epsilon=epsilon, unit=table.columns.unit, share=_SHARE))
+    return epsilon
 
 
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:

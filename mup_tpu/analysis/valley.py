@@ -56,6 +56,8 @@ _RATES = (0.15, 0.4, 0.8, 1.4)
 """Geometric means of the exponents of the two sides, per octave."""
 _LOG_RATIOS = (-3.0, -1.8, -1.0, -0.45, 0.0, 0.45, 1.0, 1.8, 3.0)
 """Logarithm of the right side's steepness over the left side's."""
+PARABOLA = _POWERS.index(2.0) * len(_LOG_RATIOS) + _LOG_RATIOS.index(0.0)
+"""Number of the shape u²."""
 _RATIO_SPREAD = 0.8
 """Mean size of that logarithm in the prior; of 66 fitted public curves the median is 0.9."""
 _POWER_SPREAD = 0.6

@@ -59,6 +59,11 @@ def analyze(
     """
     if out is not None and figures == report:
         raise ConfigError(f"out {str(out)!r} needs either --figures or --report")
+    if "," in (table.tune or ""):
+        if next or runs or csv is not None or figures or report or keep or compact or len(paths) != 1:
+            raise ConfigError("several columns of --tune take one table, and no option but --json")
+        _print_jointly(paths[0], (), table, json)
+        return
     # These change or show stored rows; they need no analysis, which may fail for want of optima.
     if keep or compact or runs or csv is not None:
         if len(paths) != 1:
@@ -178,6 +183,11 @@ def predict(
         for the claims of rules that are known by name, such as mup.
         json: Print JSON only, for machines.
     """
+    if "," in (table.tune or ""):
+        if sizes or figures or keep or best_over or claim != "by-name" or not at:
+            raise ConfigError("several columns of --tune need --at, and take no other option but --json")
+        _print_jointly(path, at, table, json)
+        return
     if sizes:
         if figures or keep:
             raise ConfigError("sizes cannot be combined with figures or keep")
@@ -214,6 +224,35 @@ def predict(
         return
     results.show_predictions(Console(), predictions)
     _print_figures(Console(), written)
+
+
+def _print_jointly(path: str, at: Sequence[str], table: TableOptions, json: bool) -> None:
+    """Print the analysis of several hyperparameters, or their predictions at targets."""
+    from mup_tpu.analysis.prediction import predict_analysis
+    from mup_tpu.analysis.surface import analyze_jointly
+    from mup_tpu.analysis.targets import read_targets
+    from mup_tpu.words import surfaces
+    from mup_tpu.words.predictions import predictions_to_dict
+    from mup_tpu.words.reasons import because
+
+    tuned = [name.strip() for name in (table.tune or "").split(",")]
+    columns = replace(table, tune=None).table_columns(path)
+    where, epsilon = table.conditions or (), table.epsilon
+    joint = analyze_jointly(path, tuned, columns, where, epsilon, table.delta, **table.reading)
+    targets = read_targets(joint.table, at) if at else ()
+    predictions = [predict_analysis(part, targets) for part in joint.parts] if at else []
+    console = Console()
+    if json:
+        plain = [predictions_to_dict(one) for one in predictions] if at else joint.to_dict()
+        console.write(to_json(plain))
+        return
+    for note in joint.table.notes:
+        console.print(f"note: {because(note, joint.table.columns)}", style="yellow")
+    for number, result in enumerate(joint.results):
+        lines = surfaces.recipe(result, predictions) if at else surfaces.together(joint, number)
+        console.print(lines[0], style="bold")
+        for line in lines[1:]:
+            console.print(line)
 
 
 def predict_planned_folder(path: str, at: Sequence[str], json: bool) -> list[str] | None:

@@ -26,8 +26,8 @@ class TableOptions:
     """Column of the scale, such as width or depth. By default that of the folder's sweep, or a column that is
     called width, d_model or the like."""
     tune: str | None = None
-    """Column of the tuned hyperparameter, plain (not log2). By default that of the folder's sweep, or a
-    column that is called lr, learning_rate or the like."""
+    """Column of the tuned hyperparameter, plain (not log2); two to four with commas are analysed together.
+    By default that of the folder's sweep, or a column that is called lr, learning_rate or the like."""
     compare: str | None = None
     """Column whose values are compared; optional. By default that of the folder's sweep, or
     parametrization."""
@@ -98,9 +98,9 @@ class TableOptions:
 
         return [Condition.parse(text) for text in self.where] if self.where else None
 
-    def load(self, *paths: str) -> RunTable:
-        """Read and check a results folder or table, or several tables as one."""
-        from mup_tpu.analysis import load_table
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return what a table's check needs beside its columns: chance, states, unit and conditions."""
         from mup_tpu.analysis.ingest.table_values import LossUnit, States
         from mup_tpu.store import Condition
 
@@ -110,11 +110,19 @@ class TableOptions:
             if not state or meaning not in by_meaning:
                 raise ConfigError(f"states {text!r} is not STATE=MEANING with one of {', '.join(_STATES)}")
             by_meaning[meaning].append(state)
-        states = States(*(tuple(by_meaning[meaning]) for meaning in _STATES))
-        unit = LossUnit(self.loss_unit, self.bytes_per_token, self.maximize)
+        return {
+            "chance": self.chance,
+            "states": States(*(tuple(by_meaning[meaning]) for meaning in _STATES)),
+            "unit": LossUnit(self.loss_unit, self.bytes_per_token, self.maximize),
+            "only": [Condition.parse(text) for text in self.only],
+        }
+
+    def load(self, *paths: str) -> RunTable:
+        """Read and check a results folder or table, or several tables as one."""
+        from mup_tpu.analysis import load_table
+
         path = paths[0] if len(paths) == 1 else paths
-        columns, only = self.table_columns(*paths), [Condition.parse(text) for text in self.only]
-        return load_table(path, columns, self.chance, self.conditions, states, unit, only)
+        return load_table(path, self.table_columns(*paths), where=self.conditions, **self.reading)
 
     def analyze(self, table: RunTable) -> TransferAnalysis:
         from mup_tpu.analysis import analyze

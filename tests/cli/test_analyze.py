@@ -7,6 +7,7 @@ import random
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import mup_tpu
@@ -200,3 +201,35 @@ def test_targets_follow_each_other_without_commas_and_a_path_may_stand_behind_th
         code, out, err = outcome("predict", *arguments, "--json")
         assert code == 0, err
         assert [p["scale"] for p in json.loads(out)["predictions"]] == [512, 1024]
+
+
+def test_several_hyperparameters_are_analysed_and_predicted_together(tmp_path, outcome):
+    table, generator = tmp_path / "runs.csv", random.Random(0)
+    rows = []
+    for width in (64, 128, 256):
+        for _ in range(30):
+            a, b = generator.uniform(-2, 2), generator.uniform(-2, 2)
+            loss = 3 - width / 1e3 + 0.02 * a * a + 0.015 * b * b + 0.01 * a * b + generator.gauss(0, 0.002)
+            rows.append({"width": width, "lr": 2.0 ** (a - 8), "weight_decay": 2.0 ** (b - 3), "loss": loss})
+    pd.DataFrame(rows).to_csv(table)
+    code, out, _ = outcome("analyze", table, "--tune", "lr,weight_decay")
+    text = " ".join(out.split())
+    assert (
+        code == 0
+        and "all runs: TRANSFERS: with learning rate and weight decay of width 64, width 256 loses 0.00"
+        in text
+    )
+    assert "learning rate: TRANSFERS: best learning rate ∝ width^" in text
+    assert "learning rate and weight decay interact" in text
+    code, out, _ = outcome("predict", table, "--tune", "lr,weight_decay", "--at", "width=1024", "--json")
+    rate, decay = (one["predictions"][0] for one in json.loads(out))
+    assert rate["x"] == pytest.approx(-8, abs=0.3) and decay["x"] == pytest.approx(-3, abs=0.3)
+    code, _, error = outcome("analyze", table)
+    assert code == 2 and "if it is tuned too, --tune lr,weight_decay" in error
+    for command in (
+        ("analyze", table, "--tune", "lr,weight_decay", "--figures"),
+        ("predict", table, "--tune", "lr,weight_decay"),
+        ("analyze", table, "--tune", "lr,beta"),
+    ):
+        code, _, error = outcome(*command)
+        assert code == 2 and len(error.strip().splitlines()) == 1

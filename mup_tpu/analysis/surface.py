@@ -1,0 +1,528 @@
+"""Optima in several hyperparameters at once, such as learning rate and weight decay, at each scale.
+
+Near an optimum the loss is a quadratic surface in bent coordinates of the hyperparameters' log2 u,
+
+    loss(u) = c_s + ½ (v − v*_s)ᵀ Q (v − v*_s),   v_h = bend(u_h − r_sh; a_h),
+
+with one curvature Q for all scales of a rule, interactions included. bend(x; a) is the coordinate in which
+(exp(ax) − 1 − ax)/a² is ½v²: a learning rate's valley is steeper above than below, and its optimum would be
+missed by a plain parabola. r_s is near the optimum, from the fit before. Given bends and the points' errors
+this is a linear regression on (c_s, Q·v*_s, Q), whose posterior is normal. Draws whose Q is not positive
+definite have no optimum and are left out. A point's variance is its noise and a share of its rise above the
+best, for what the surface misses; bends, noise and share are weighed over a grid by their evidence.
+
+With the others at their best, the loss along one hyperparameter is ½v²/(Q⁻¹)_hh. So each has optimum, drift,
+regret and verdict as a loss curve has them.
+
+Shapes: N points, S scales, H hyperparameters, P coefficients, R draws.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.drift import WiderIsBetter, fit_drift
+from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.load import check_table, read_rows
+from mup_tpu.analysis.looks import Question
+from mup_tpu.analysis.noise import Noise
+from mup_tpu.analysis.optimum import DRAWS, Optimum, Status
+from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.rows import no_column, select
+from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.transfer import FittedLaw, TransferAnalysis, TransferResult, tolerance
+from mup_tpu.analysis.trend import Trend
+from mup_tpu.analysis.valley import PARABOLA, Valley
+from mup_tpu.analysis.verdict import DELTA, PLAIN, Verdict, decide
+from mup_tpu.errors import TableError
+from mup_tpu.store import Condition
+
+MOST = 4
+"""Most hyperparameters of one surface."""
+_SHARES = (0.1, 0.2, 0.4, 0.8)
+"""Standard errors of the quadratic at a point, as shares of its rise, that are weighed."""
+_NOISES = np.geomspace(0.01, 2.0, 10)
+"""Noises that are weighed, as shares of a typical rise, where no seeds are repeated."""
+_OUTSIDE = 2.0
+"""Octaves beyond the values that were run over which an optimum becomes e times less likely."""
+_BENDS = np.arange(-6, 7) / 5
+"""Bends that are weighed, per octave: exponents of the steeper side."""
+_BEND_SPREAD = 0.4
+"""Mean size of a bend in the prior."""
+_ROUNDS = 4
+_KEPT = 9
+"""Bends beside the best ones that are weighed with all errors."""
+_LEAST_SHARE = 0.05
+"""Share of draws that must have a minimum."""
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Draws of a rule's loss surface."""
+
+    scales: tuple[float, ...]
+    reference_SH: np.ndarray
+    """log2 values at which coordinates are not bent."""
+    bend_RH: np.ndarray
+    vertex_RSH: np.ndarray
+    """Optimum in bent coordinates."""
+    loss_RS: np.ndarray
+    """Loss at the optimum."""
+    curvature_RHH: np.ndarray
+    """Q, unit of the loss per octave²."""
+    low_SH: np.ndarray
+    high_SH: np.ndarray
+    """Range of the values that were run and not lost, log2."""
+    noise: float
+    """Standard deviation of a single run near the optimum."""
+
+    @cached_property
+    def optimum_RSH(self) -> np.ndarray:
+        """log2 of the best values."""
+        return self.reference_SH + _unbend(self.vertex_RSH, self.bend_RH[:, None])
+
+    @cached_property
+    def profile_RH(self) -> np.ndarray:
+        """Curvature along each hyperparameter with the others at their best."""
+        return np.asarray(1 / np.diagonal(np.linalg.inv(self.curvature_RHH), axis1=1, axis2=2))
+
+    def away_RH(self, source: int, target: int) -> np.ndarray:
+        """Return how far a scale's best values are from another's optimum, in the latter's coordinates."""
+        moved_RH = self.optimum_RSH[:, source] - self.reference_SH[target]
+        return _bend(moved_RH, self.bend_RH) - self.vertex_RSH[:, target]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Interaction of two hyperparameters."""
+
+    first: str
+    second: str
+    correlation: float
+    """Q_ab / √(Q_aa·Q_bb): above 0 one's optimum falls as the other rises."""
+    low: float
+    high: float
+    """95 % interval."""
+    shift: float
+    """Octaves by which the first's best value moves for an octave of the second."""
+
+    @property
+    def interacts(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class JointResult:
+    """One rule's optima in all hyperparameters together."""
+
+    compared: str
+    surface: Surface
+    pairs: tuple[Pair, ...]
+    octave_cost: tuple[tuple[float, float], ...]
+    """Cost of an error of one octave in each hyperparameter alone, and its 97.5 % quantile."""
+    regret: Regret
+    """Of all values of the smallest scale at the largest."""
+    verdict: Verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "parametrization": self.compared,
+            "verdict": self.verdict.decision,
+            "regret": asdict(self.regret),
+            "octave_cost": [list(cost) for cost in self.octave_cost],
+            "pairs": [asdict(pair) | {"interacts": pair.interacts} for pair in self.pairs],
+        }
+
+
+@dataclass(frozen=True)
+class JointAnalysis:
+    """Analysis of several tuned hyperparameters."""
+
+    table: RunTable
+    tuned: tuple[str, ...]
+    parts: tuple[TransferAnalysis, ...]
+    """One a hyperparameter, with the others at their best."""
+    results: tuple[JointResult, ...]
+    """One a rule."""
+    epsilon: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "tuned": list(self.tuned),
+            "epsilon": self.epsilon,
+            "together": [result.to_dict() for result in self.results],
+            "each": [part.to_dict() for part in self.parts],
+        }
+
+
+def analyze_jointly(
+    table: pd.DataFrame | str | Path,
+    tuned: Sequence[str],
+    columns: Columns = Columns(),
+    where: Sequence[Condition] = (),
+    epsilon: float | None = None,
+    delta: float = DELTA,
+    seed: int = 0,
+    **reading: Any,
+) -> JointAnalysis:
+    """Estimate the optima of several hyperparameters at each scale, and whether they transfer.
+
+    Args:
+        table: one row a run, of a grid or of a random search; a file, or a results folder.
+        tuned: columns of the tuned hyperparameters, plain (not log2), two to four.
+        columns: names of the other columns.
+        where: conditions on rows.
+        epsilon: largest regret that does not matter, in the unit of the loss; by default as for `analyze`.
+        delta: largest drift exponent that does not matter.
+        seed: of the draws.
+        reading: chance, states, unit and conditions of runs, as for `check_table`.
+
+    Raises:
+        TableError: a column is missing or no number above 0, or a scale has too few points for a surface.
+        StoreError: the results folder holds no runs.
+    """
+    checked, values = _checked(table, tuned, columns, where, reading)
+    notes = [note for note in checked.notes if note.code not in ("values merged", "unequal seeds")]
+    epsilon = tolerance(checked, notes) if epsilon is None else epsilon
+    checked = replace(checked, notes=tuple(notes))
+    question = Question.of(checked, epsilon, delta, seed)
+    results: list[JointResult] = []
+    each: list[list[TransferResult]] = [[] for _ in tuned]
+    for compared, runs in checked.runs.groupby("compared"):
+        runs = runs.assign(**dict(zip(tuned, values[:, runs.index], strict=True)))
+        surface = fit_surface(runs, tuned, np.random.default_rng(seed))
+        profiles = [_profile(str(compared), surface, h, question) for h in range(len(tuned))]
+        for part, profile in zip(each, profiles, strict=True):
+            part.append(profile)
+        results.append(_together(str(compared), tuned, surface, profiles, question))
+    parts = tuple(
+        TransferAnalysis(
+            checked.name,
+            replace(checked.columns, hyperparameter=name),
+            checked.notes,
+            tuple(of),
+            epsilon,
+            delta,
+        )
+        for name, of in zip(tuned, each, strict=True)
+    )
+    return JointAnalysis(checked, tuple(tuned), parts, tuple(results), epsilon)
+
+
+def _checked(
+    table: pd.DataFrame | str | Path,
+    tuned: Sequence[str],
+    columns: Columns,
+    where: Sequence[Condition],
+    reading: dict[str, Any],
+) -> tuple[RunTable, np.ndarray]:
+    """Return the checked runs, and log2 of their tuned values (H × runs)."""
+    if not 2 <= len(tuned) <= MOST or len({*tuned}) < len(tuned):
+        raise TableError(f"tune {','.join(tuned)}: give two to {MOST} different columns")
+    rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)
+    if missing := [name for name in tuned if name not in rows]:
+        raise TableError(no_column(rows, *missing))
+    for name in tuned:
+        if rows[name].dtype.kind not in "iuf" or not (np.isfinite(rows[name]) & (rows[name] > 0)).all():
+            value = "text" if rows[name].dtype.kind not in "iuf" else f"{rows[name].min():g}"
+            raise TableError(
+                f"{name} must be a number above 0 in every row, since its log2 is fitted, and is {value} in "
+                f"one; --where '{name}>=LEAST' leaves such rows out"
+            )
+    first, *others = tuned
+    along = [name for name in (columns.scale, columns.parametrization) if name in rows]
+    if columns.seed in rows:
+        seeds = rows[columns.seed]
+    elif columns.step in rows:
+        seeds = pd.Series(0, index=rows.index)
+    else:
+        seeds = rows.groupby([*along, *tuned]).cumcount()
+    # The table's checks know one tuned value. The others name the run, as its seed does.
+    named = seeds.astype(str)
+    for name in others:
+        named = named + f", {name} " + rows[name].map(repr)
+    rows = rows.assign(**{columns.seed: named}).drop(columns=["trial_id", "config"], errors="ignore")
+    known = rows.drop_duplicates(columns.seed).set_index(columns.seed)
+    columns = replace(columns, hyperparameter=first, along=(*columns.along, *others))
+    title = "table" if isinstance(table, pd.DataFrame) else Path(str(table)).name
+    checked = check_table(rows, columns, name=title, **reading)
+    log2 = [checked.runs["x"].to_numpy(float)]
+    log2 += [np.log2(known[name].reindex(checked.runs["seed"]).to_numpy(float)) for name in others]
+    return checked, np.array(log2)
+
+
+def fit_surface(
+    runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator, draws: int = DRAWS
+) -> Surface:
+    """Draw the surfaces of one rule.
+
+    Args:
+        runs: scale, loss (+inf where lost), and a column of log2 values for each hyperparameter.
+        tuned: these columns.
+        generator: of the draws.
+        draws: number of draws.
+
+    Raises:
+        TableError: a scale has too few points, or the points show no minimum.
+    """
+    finite = runs[np.isfinite(runs["loss"])]
+    points = finite.groupby(["scale", *tuned])["loss"].agg(["mean", "size", "var"]).reset_index()
+    scales = tuple(sorted(points["scale"].unique().tolist()))
+    number_N = np.searchsorted(scales, points["scale"])
+    u_NH = points[list(tuned)].to_numpy(float)
+    h, pairs = len(tuned), [*itertools.combinations_with_replacement(range(len(tuned)), 2)]
+    least = min(np.bincount(number_N))
+    needed = len(scales) * (h + 1) + len(pairs) + 2
+    if least < h + 2 or len(points) < needed:
+        raise TableError(
+            f"{len(points)} points with a loss ({least} at a scale) are too few for a surface in "
+            f"{', '.join(tuned)}: {needed} are needed, and {h + 2} at each scale"
+        )
+    at_scale_NS = (number_N[:, None] == np.arange(len(scales))).astype(float)
+    y_N, count_N = points["mean"].to_numpy(float), points["size"].to_numpy(float)
+    squares_N = points["var"].fillna(0.0).to_numpy(float) * (count_N - 1)
+    low_SH, high_SH = (
+        np.array([f(u_NH[number_N == s], axis=0) for s in range(len(scales))]) for f in (np.min, np.max)
+    )
+    best = [int(np.flatnonzero(number_N == s)[np.argmin(y_N[number_N == s])]) for s in range(len(scales))]
+    rise_N, reference_SH, bend_H = y_N - y_N[best][number_N], u_NH[best], np.zeros(h)
+
+    def design(bend_H: np.ndarray) -> np.ndarray:
+        v_NH = _bend(u_NH - reference_SH[number_N], bend_H)
+        squares = [v_NH[:, a] * v_NH[:, b] * (0.5 if a == b else 1.0) for a, b in pairs]
+        slopes = [at_scale_NS[:, s] * v_NH[:, a] for s in range(len(scales)) for a in range(h)]
+        return np.column_stack([at_scale_NS, *slopes, *squares])
+
+    if np.linalg.matrix_rank(design(bend_H)) < len(scales) * (h + 1) + len(pairs):
+        raise TableError(
+            f"the runs' {', '.join(tuned)} do not vary independently: a surface needs three values of each, "
+            "and runs in which two differ from their usual values together"
+        )
+
+    def weighed(bend_H: np.ndarray, error: tuple[np.ndarray, float, float]) -> float:
+        return _regress(design(bend_H), y_N, *error)[0] - float(np.abs(bend_H).sum()) / _BEND_SPREAD
+
+    for turn in range(_ROUNDS):
+        errors = _errors(rise_N, count_N, squares_N, 2 * len(scales) * (h + 2))
+        if (
+            turn == 0
+        ):  # the losses' own rises: the lowest are low by chance, so that all near ones weigh alike
+            variance_N = np.maximum(rise_N, np.median(rise_N)) ** 2
+            error = (variance_N, 0.0, 0.0)
+        else:  # the surface's, about a better reference
+            first = [_regress(design(bend_H), y_N, *one) for one in errors]
+            error = errors[int(np.argmax([log for log, *_ in first]))]
+        for some in range(h):
+            tried = [np.where(np.arange(h) == some, bend, bend_H) for bend in _BENDS]
+            bend_H = max(tried, key=lambda bend_H: weighed(bend_H, error))
+        beta_P = _regress(design(bend_H), y_N, *error)[1]
+        vertex_1SH, loss_1S, curvature_1HH = _vertices(beta_P[None], len(scales), h, pairs)
+        if (np.linalg.eigvalsh(curvature_1HH[0]) <= 0).any():
+            break
+        rise_N = np.maximum(design(bend_H) @ beta_P - loss_1S[0][number_N], 0.0)
+        moved_SH = reference_SH + _unbend(vertex_1SH[0], bend_H)
+        reference_SH = np.clip(moved_SH, low_SH, high_SH)
+    errors = _errors(rise_N, count_N, squares_N, 2 * len(scales) * (h + 2))
+    beside = itertools.product((-_BENDS[1] + _BENDS[0], 0.0, _BENDS[1] - _BENDS[0]), repeat=h)
+    bends = sorted((bend_H + np.array(some) for some in beside), key=lambda bend_H: -weighed(bend_H, error))
+    fits = [(k, *_regress(design(bends[k]), y_N, *one), one[2]) for k in range(_KEPT) for one in errors]
+    log_K = [log - float(np.abs(bends[k]).sum()) / _BEND_SPREAD for k, log, *_ in fits]
+    weight_K = _normalised(np.array(log_K))
+    chosen_R = generator.choice(len(fits), 8 * draws, p=weight_K)
+    shocks_RP = generator.standard_normal((8 * draws, len(beta_P)))
+    beta_RP = np.stack([fits[k][2] + fits[k][3] @ z for k, z in zip(chosen_R, shocks_RP, strict=True)])
+    bend_RH = np.array([bends[fits[k][0]] for k in chosen_R])
+    is_minimum_R = (np.linalg.eigvalsh(_curvature(beta_RP, h, pairs)) > 0).all(axis=1)
+    if is_minimum_R.mean() < _LEAST_SHARE:
+        raise TableError(
+            f"the losses show no minimum in {', '.join(tuned)} together: widen the ranges, or tune fewer"
+        )
+    vertices = _vertices(beta_RP[is_minimum_R], len(scales), h, pairs)
+    optimum_RSH = reference_SH + _unbend(vertices[0], bend_RH[is_minimum_R][:, None])
+    outside_R = np.maximum(0, np.maximum(low_SH - optimum_RSH, optimum_RSH - high_SH)).sum(axis=(1, 2))
+    kept_R = generator.choice(len(outside_R), draws, p=_normalised(-outside_R / _OUTSIDE))
+    vertex_RSH, loss_RS, curvature_RHH = (v[kept_R] for v in vertices)
+    noise = float(weight_K @ [sigma for *_, sigma in fits])
+    return Surface(
+        scales, reference_SH, bend_RH[is_minimum_R][kept_R], vertex_RSH, loss_RS, curvature_RHH, low_SH,
+        high_SH, noise,
+    )  # fmt: skip
+
+
+def _bend(x: np.ndarray, bend: np.ndarray) -> np.ndarray:
+    """Return v with ½v² = (exp(ax) − 1 − ax)/a², of the sign of x."""
+    a = np.where(np.abs(bend) < 1e-3, 1e-3, bend)
+    ax = np.clip(a * x, -60, 60)
+    return np.asarray(np.sign(x) * np.sqrt(2 * np.maximum(np.expm1(ax) - ax, 0.0)) / np.abs(a))
+
+
+def _unbend(v: np.ndarray, bend: np.ndarray) -> np.ndarray:
+    """Return x of v, by interpolation; at most 20 octaves."""
+    x_X = np.linspace(-20, 20, 4001)
+    v, bend = np.broadcast_arrays(v, bend)
+    x = np.empty(v.shape)
+    for a in np.unique(bend):
+        x[bend == a] = np.interp(v[bend == a], _bend(x_X, a), x_X)
+    return x
+
+
+def _errors(
+    rise_N: np.ndarray, count_N: np.ndarray, squares_N: np.ndarray, near: int
+) -> list[tuple[np.ndarray, float, float]]:
+    """Return points' variances, log evidence of the seeds' scatter, and noise, for each pair of errors."""
+    typical = float(np.sort(rise_N)[:near].mean()) or float(rise_N.mean()) or 1e-12
+    df = float((count_N - 1).sum())
+    sigmas = typical * _NOISES
+    if df >= 1:
+        sigmas = math.sqrt(max(squares_N.sum() / df, 1e-24)) * np.geomspace(0.4, 2.5, 9)
+    errors = []
+    for sigma, share in itertools.product(sigmas.tolist(), _SHARES):
+        missed_N = share * rise_N * (1 + rise_N / (5 * typical))
+        log = -df * math.log(sigma) - 0.5 * float(squares_N.sum()) / sigma**2
+        errors.append((sigma**2 / count_N + missed_N**2, log, sigma))
+    return errors
+
+
+def _regress(
+    design_NP: np.ndarray, y_N: np.ndarray, variance_N: np.ndarray, log: float, sigma: float
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return log evidence, mean, and root of the covariance of the coefficients."""
+    root_N = variance_N**-0.5
+    q_NP, r_PP = np.linalg.qr(design_NP * root_N[:, None])
+    inverse_PP = np.linalg.pinv(r_PP)
+    beta_P = inverse_PP @ (q_NP.T @ (root_N * y_N))
+    chi2 = float(((y_N - design_NP @ beta_P) * root_N) @ ((y_N - design_NP @ beta_P) * root_N))
+    log += float(np.log(root_N).sum() - np.log(np.abs(np.diag(r_PP))).sum()) - 0.5 * chi2
+    return log, beta_P, inverse_PP
+
+
+def _curvature(beta_RP: np.ndarray, h: int, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+    curvature_RHH = np.empty((len(beta_RP), h, h))
+    for i, (a, b) in enumerate(pairs):
+        curvature_RHH[:, a, b] = curvature_RHH[:, b, a] = beta_RP[:, i - len(pairs)]
+    return curvature_RHH
+
+
+def _vertices(
+    beta_RP: np.ndarray, scales: int, h: int, pairs: Sequence[tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return optima in bent coordinates (R, S, H), losses there (R, S), and curvatures (R, H, H)."""
+    curvature_RHH = _curvature(beta_RP, h, pairs)
+    slope_RSH = beta_RP[:, scales : scales * (h + 1)].reshape(-1, scales, h)
+    optimum_RSH = -np.linalg.solve(curvature_RHH[:, None], slope_RSH[..., None])[..., 0]
+    loss_RS = beta_RP[:, :scales] + 0.5 * (slope_RSH * optimum_RSH).sum(axis=2)
+    return optimum_RSH, loss_RS, curvature_RHH
+
+
+def _normalised(log_K: np.ndarray) -> np.ndarray:
+    weight_K = np.exp(log_K - log_K.max())
+    return np.asarray(weight_K / weight_K.sum())
+
+
+def _profile(compared: str, surface: Surface, h: int, question: Question) -> TransferResult:
+    """Return the analysis of one hyperparameter, with the others at their best."""
+    height_R = surface.profile_RH[:, h] / 2
+    shape_R = np.full(len(height_R), PARABOLA)
+    valleys, optima = [], []
+    for s, scale in enumerate(surface.scales):
+        valley = Valley(surface.optimum_RSH[:, s, h], surface.loss_RS[:, s], height_R, shape_R)
+        valleys.append(valley)
+        optima.append(_optimum(scale, valley, surface.low_SH[s, h], surface.high_SH[s, h], question.epsilon))
+    drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
+    bracketed = [s for s, optimum in enumerate(optima) if optimum.is_bracketed]
+    regrets = [
+        _regret(surface, optima, h, *ends, drift.trend) for ends in itertools.combinations(bracketed, 2)
+    ]
+    ends = (optima[bracketed[0]].scale, optima[-1].scale) if bracketed else None
+    headline = next((r for r in regrets if (r.source, r.target) == ends), None)
+    return TransferResult(
+        compared=compared,
+        curves=(),
+        noise=Noise(surface.noise, 1, "lack of fit"),
+        optima=tuple(optima),
+        valleys=tuple(valleys),
+        drift=drift,
+        regrets=tuple(regrets),
+        wider_is_better=WiderIsBetter(0, 0, math.nan),
+        collapse_exponent=math.nan,
+        law=FittedLaw((), (), (), None, Reason.of("no losses")),
+        learning_curves=(),
+        verdict=decide(optima, drift, headline, question.epsilon, question.delta),
+    )
+
+
+def _optimum(scale: float, valley: Valley, least: float, most: float, epsilon: float) -> Optimum:
+    low, x, high = (float(q) for q in np.quantile(valley.x_R, [0.025, 0.5, 0.975]))
+    status = Status.LOWER if x <= least else Status.UPPER if x >= most else Status.BRACKETED
+    away = math.sqrt(epsilon / float(np.median(valley.height_R)))
+    x = float(np.clip(x, least, most))
+    return Optimum(
+        scale, status, x, low if low >= least else -math.inf, high if high <= most else math.inf,
+        float(np.median(valley.loss_R)), x, max(x - away, least), min(x + away, most),
+        se=float(valley.x_R.std()), mean=float(valley.x_R.mean()), epsilon=epsilon,
+    )  # fmt: skip
+
+
+def _regret(
+    surface: Surface, optima: Sequence[Optimum], h: int, source: int, target: int, trend: Trend | None
+) -> Regret:
+    ends = (optima[source].scale, optima[target].scale)
+    regret_R = 0.5 * surface.profile_RH[:, h] * surface.away_RH(source, target)[:, h] ** 2
+    if trend is not None and {*ends} <= {*trend.scales}:
+        regret_R = regret_R[trend.together(*ends, surface.optimum_RSH[:, [source, target], h].T)]
+    return _as_regret(ends, regret_R, optima[source].loss - optima[target].loss)
+
+
+def _as_regret(ends: tuple[float, float], regret_R: np.ndarray, gain: float) -> Regret:
+    low, value, high = (float(q) for q in np.quantile(regret_R, [0.025, 0.5, 0.975]))
+    return Regret(*ends, value, low, high, "estimated", value / gain if gain > 0 else math.nan)
+
+
+def _together(
+    compared: str,
+    tuned: Sequence[str],
+    surface: Surface,
+    profiles: Sequence[TransferResult],
+    question: Question,
+) -> JointResult:
+    size_RHH = surface.curvature_RHH
+    diagonal_RH = np.diagonal(size_RHH, axis1=1, axis2=2)
+    pairs = []
+    for a, b in itertools.combinations(range(len(tuned)), 2):
+        correlation_R = size_RHH[:, a, b] / np.sqrt(diagonal_RH[:, a] * diagonal_RH[:, b])
+        low, value, high = (float(q) for q in np.quantile(correlation_R, [0.025, 0.5, 0.975]))
+        shift = float(np.median(-size_RHH[:, a, b] / diagonal_RH[:, a]))
+        pairs.append(Pair(tuned[a], tuned[b], value, low, high, shift))
+    cost_RH = diagonal_RH / 2
+    octave = tuple(
+        zip(np.median(cost_RH, axis=0).tolist(), np.quantile(cost_RH, 0.975, axis=0).tolist(), strict=True)
+    )
+    last = len(surface.scales) - 1
+    ends, losses = (surface.scales[0], surface.scales[-1]), [profiles[0].optima[i].loss for i in (0, -1)]
+    away_RH = surface.away_RH(0, last)
+    regret_R = 0.5 * np.einsum("rh,rhk,rk->r", away_RH, size_RHH, away_RH)
+    regret = _as_regret(ends, regret_R, losses[0] - losses[1])
+    # A hyperparameter whose octave costs less than epsilon may drift: the regret says what it costs.
+    counts = [
+        profile for profile, (_, high) in zip(profiles, octave, strict=True) if high >= question.epsilon
+    ]
+    known = all(o.is_bracketed for profile in counts for o in profile.optima)
+    still = all(-question.delta < p.drift.low and p.drift.high < question.delta for p in counts)
+    decision = "INCONCLUSIVE"
+    if len(surface.scales) > 2 and known and still and regret.high < question.epsilon:
+        decision = "TRANSFERS"
+    elif len(surface.scales) > 2 and regret.low > question.epsilon * (
+        1 if any(p.drift.excludes_0 for p in profiles) else PLAIN
+    ):
+        decision = "DRIFTS"
+    return JointResult(compared, surface, tuple(pairs), octave, regret, Verdict(decision))
