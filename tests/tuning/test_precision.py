@@ -47,6 +47,7 @@ def run(sweep: Sweep, folder, console: Console):
 def test_a_new_folder_takes_the_device_s_precision_and_keeps_it_elsewhere(
     flags, precision, cpu_with, tiny, tmp_path
 ):
+    tiny = tiny.replace(steps=2, eval_batches=1)
     asked, console = tiny.replace(precision="auto"), Console(record=True, width=200)
     cpu_with(flags)
     assert run(sweep_of(asked, 0.01), tmp_path / "r", console) == {"finished": 1}
@@ -73,6 +74,7 @@ def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
 
 def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, capsys):
     cpu_with("avx512_bf16")
+    tiny = tiny.replace(steps=2, eval_batches=1)
     file, results = tmp_path / "sweep.toml", str(tmp_path / "r")
     sweep = sweep_of(tiny.replace(precision="auto"), 0.01)
     file.write_text(write_sweep(sweep))

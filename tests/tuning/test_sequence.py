@@ -22,7 +22,10 @@ ALONE = RunOptions(threads=os.cpu_count() or 1)
 
 @pytest.fixture(scope="module")
 def sweep(tiny):
-    base, rates = tiny.replace(steps=5, eval_batches=1), tuple(2.0**e for e in range(-9, -5))
+    base, rates = (
+        tiny.replace(steps=3, eval_batches=1, sequence_length=16),
+        tuple(2.0**e for e in range(-9, -5)),
+    )
     return Sweep("seq", base, widths=(32, 64, 128), learning_rates=rates, parametrizations=("sp", "mup"))
 
 
