@@ -23,8 +23,8 @@ from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
 
 EPSILON = 0.01
 """Largest regret that does not matter, nat per token."""
-DRAWS = 2000
-_BAND_DRAWS = 200
+DRAWS = 8000
+_BAND_DRAWS, _BAND_POINTS = 200, 201
 _EVERY = 5
 """Draws of which one has shapes that are independent between scales; the others share theirs."""
 _FLAT_STEPS = 4.0
@@ -70,7 +70,7 @@ class Optimum:
     """Best grid point."""
     band_low: float = math.nan
     band_high: float = math.nan
-    """Range around the optimum, within the grid, in which the loss is at most epsilon higher."""
+    """Range, within the grid, in which the expected loss is at most epsilon above that of the best choice."""
     se: float = math.nan
     """Standard error of x, octaves."""
     mean: float = math.nan
@@ -161,7 +161,7 @@ def find_optimum(
     low, x, high = (float(q) for q in np.quantile(valley.x_R, [0.025, 0.5, 0.975]))
     low, high = (low if low >= curve.x_G[0] else -math.inf), (high if high <= curve.x_G[-1] else math.inf)
     x = float(np.clip(x, curve.x_G[max(best - 1, 0)], curve.x_G[min(best + 1, len(curve.x_G) - 1)]))
-    band = _band(curve, valley, x, epsilon)
+    band = _band(curve, valley, epsilon)
     optimum = Optimum(
         curve.scale, Status.BRACKETED, x, low, high, float(np.median(valley.loss_R)), best_x, *band,
         se=float(valley.x_R.std()), mean=float(valley.x_R.mean()), epsilon=epsilon,
@@ -184,16 +184,19 @@ def find_optimum(
     return optimum
 
 
-def _band(curve: LossCurve, valley: Valley, x: float, epsilon: float) -> tuple[float, float]:
-    """Return the range around x, within the finite grid, in which the mean rise of the draws is at most
-    epsilon.
+def _band(curve: LossCurve, valley: Valley, epsilon: float) -> tuple[float, float]:
+    """Return the range, within the finite grid, whose expected loss is at most epsilon above the least one.
+
+    Where the optimum is not known, every value may lose more: what counts is the loss over the best choice.
     """
     finite_x = curve.x_G[np.isfinite(curve.mean_G)]
     part = valley.part(slice(_BAND_DRAWS))
-    ends = []
-    for end in (finite_x[0], finite_x[-1]):
-        fine = np.linspace(x, end, 101)
-        rise = np.median(part.rise(fine - part.x_R[:, None]), axis=0)
-        within = np.flatnonzero(np.maximum.accumulate(rise) <= epsilon)
-        ends.append(float(fine[within[-1]]) if len(within) else x)
-    return min(ends[0], x), max(ends[1], x)
+    fine = np.linspace(finite_x[0], finite_x[-1], _BAND_POINTS)
+    mean = part.rise(fine - part.x_R[:, None]).mean(axis=0)
+    best = int(np.argmin(mean))
+    sides = (slice(best, None, -1), slice(best, None))
+    low, high = (
+        float(np.interp(epsilon, np.maximum.accumulate(mean[side] - mean[best]), fine[side]))
+        for side in sides
+    )
+    return low, high

@@ -31,10 +31,10 @@ class Regret:
     source: float
     target: float
     value: float
-    """nat per token, at both scales' optima; +inf if the smaller scale's optimum diverges or was stopped
-    early."""
+    """nat per token, median of the draws; +inf if the smaller scale's optimum diverges or was stopped early."""
     low: float
     high: float
+    """95 % interval of the same draws."""
     status: str
     """"estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"."""
     relative: float
@@ -77,9 +77,6 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
     quantiles = np.quantile(regret_R, [0.025, 0.5, 0.975], method="nearest")
     low, value, high = (float(q) for q in quantiles)
     x, x_G = source.optimum.x, target.curve.x_G
-    if math.isfinite(value):  # noise of both optima moves the draws' median upwards
-        rise_R = target.valley.rise(np.full(len(best_R), x - target.optimum.x))
-        value = float(np.clip(np.median(rise_R), low, high))
     is_run = bool(x_G[0] <= x <= x_G[-1])
     gain = source.optimum.loss - target.optimum.loss
     relative = value / gain if gain > 0 else math.nan

@@ -290,6 +290,8 @@ class Trend:
         log_KR = (log_K - 0.5 * np.linalg.slogdet(left_K22)[1])[:, None] - 0.5 * chi2_KR
         weight_R = np.exp(log_KR - log_KR.max()).sum(axis=0)
         draws = len(weight_R)
+        # Truncated (Ionides 2008): else a single draw from a tail may count as much as all others.
+        weight_R = np.minimum(weight_R, weight_R.mean() * math.sqrt(draws))
         below_R = np.cumsum(weight_R) / weight_R.sum()
         return np.minimum(np.searchsorted(below_R, (np.arange(draws) + 0.5) / draws), draws - 1)
 

@@ -255,13 +255,9 @@ def status(optimum: Optimum, unit: str = "nat") -> str:
     if optimum.status == Status.NO_RUN:
         return "unknown, since every run diverged: extend the grid downwards"
     if optimum.status == Status.FLAT:
-        if (
-            optimum.band_low == optimum.band_high
-        ):  # draws of the optimum lie further apart than epsilon reaches
-            return "a wide interval: too few runs, or too noisy ones, beside the lowest loss"
         near = f"2^{optimum.band_low:.4g} to 2^{optimum.band_high:.4g}"
         within = f"within {optimum.epsilon:.3g} {unit} of the best"
-        return f"flat, so a wide interval: the loss is {within} from {near}"
+        return f"flat, so a wide interval: from {near} the expected loss is {within}"
     if not optimum.is_fitted:
         side = "below" if optimum.missed_by > 0 else "above"
         return (
