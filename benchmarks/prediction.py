@@ -55,7 +55,7 @@ class Case:
 
     def predicted(self, priors: Priors) -> Mixture:
         """Prediction, with the target's own error."""
-        made = Trend(self.scales, np.array(self.x_S), np.array(self.error_S), priors).optimum(self.target)
+        made = Trend(self.scales, np.array(self.x_S), np.array(self.error_S), (priors,)).optimum(self.target)
         return replace(made, deviation_K=np.hypot(made.deviation_K, self.error))
 
     def log_density(self, priors: Priors) -> float:

@@ -1,7 +1,4 @@
-"""Outlook: interval and regret at a target that runs at proxy scales would leave, before they are made.
-
-Shapes: S proxy scales.
-"""
+"""Outlook: errors and valleys that a plan assumes of runs, before they are made."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 from mup_tpu.analysis.batch import REACH, Cell
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, kind_of, priors_of
+from mup_tpu.analysis.trend import Priors, claims, fit_trend, kind_of, priors_of
 from mup_tpu.errors import TableError
 
 _PER_RUN = 0.1
@@ -33,13 +30,9 @@ def runs_within_reach(cells: Sequence[Cell]) -> float:
 
 @dataclass(frozen=True)
 class Assumed:
-    """Drift, scatter and valleys of one rule along one scale, before it is run."""
+    """Drift and valleys of one rule along one scale, before it is run."""
 
     priors: Priors
-    weight_K: np.ndarray | None
-    """Weights of the priors' sets and scatters after a table of one's own; None for the priors' own."""
-    drift: float
-    """Mean slope of the optimum, octaves per octave."""
     curvature: float
     """Curvature of the valley at the target, nat per octave²."""
     per_run: float
@@ -53,8 +46,7 @@ class Assumed:
         kind = kind_of(scale)
         claimed = claims(rule, kind)
         source = Reason.of("usual sweeps", kind=kind, keeps=rule if claimed else "")
-        curvature = _CURVATURES.get(kind, _USUAL_CURVATURE)
-        return cls(priors_of(scale, claimed), None, 0.0, curvature, _PER_RUN, source)
+        return cls(priors_of(scale, claimed), _CURVATURES.get(kind, _USUAL_CURVATURE), _PER_RUN, source)
 
     @classmethod
     def measured(cls, analysis: TransferAnalysis, rule: str) -> Assumed:
@@ -77,37 +69,14 @@ class Assumed:
             if o.is_bracketed and v is not None
         ]
         per_runs = [o.se**2 * float(c.count_G[np.abs(c.x_G - o.x) <= REACH].sum()) for o, c, _ in known]
-        curvature, per_run = float(known[-1][2].curvature_R.mean()), float(np.median(per_runs))
         source = Reason.of("this sweep", name=analysis.name, compared=result.compared)
-        return cls(priors, trend.weight_K, trend.slope().mean, curvature, per_run, source)
+        after = replace(priors, steady=trend.steady, mean=trend.slope().mean)
+        return cls(after, float(known[-1][2].curvature_R.mean()), float(np.median(per_runs)), source)
 
     def error(self, runs: float) -> float:
         """Return the squared standard error of an optimum from some runs within reach of it, octaves²."""
         return max(self.per_run / runs, _FLOOR)
 
-    def variance(self, octaves_S: Sequence[float], runs_S: Sequence[float]) -> float:
-        """Return the variance of a prediction at the target, octaves².
-
-        Args:
-            octaves_S: distances of the proxies from the target, below 0, ascending.
-            runs_S: runs within reach of the optimum of each.
-        """
-        error_S = np.sqrt([self.error(runs) for runs in runs_S])
-        at_S = tuple(2.0**octaves for octaves in octaves_S)
-        trend = Trend(at_S, np.zeros(len(at_S)), error_S, self.priors)
-        weight_K = trend.prior_weight_K if self.weight_K is None else self.weight_K
-        return replace(trend, given_weight_K=weight_K).optimum(1.0).noise
-
     def regret(self, variance: float) -> float:
         """Return the expected regret of a value of some variance, nat."""
         return self.curvature / 2 * variance
-
-    def copied(self, octaves: float, runs: float) -> float:
-        """Return the expected regret of one proxy's optimum at the target, copied, nat."""
-        away = np.array([abs(octaves)])
-        trend = Trend((1.0,), np.zeros(1), np.zeros(1), self.priors)
-        weight_K = trend.prior_weight_K if self.weight_K is None else self.weight_K
-        moved_C = [float(pace.covariance(away, away)[0, 0]) for *_, pace in self.priors.paces]
-        moved_K = np.repeat(moved_C, len(trend.tau_K) // len(moved_C))
-        drifted = (self.drift * away[0]) ** 2
-        return self.regret(drifted + float(weight_K @ (moved_K + 2 * trend.tau_K**2)) + self.error(runs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -12,12 +11,11 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.joint import fixed, joint_trend
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.prediction import costs
-from mup_tpu.analysis.trend import Priors, claims, kind_of, priors_of
+from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of, priors_of
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.store import load_runs, results_folder
 from mup_tpu.store.header import read_file, write_file
@@ -51,9 +49,14 @@ class Planned:
             for name, priors in zip(self.follows, by_kind, strict=True)
         )
 
-    def octaves(self, cell: int, target: Mapping[str, float] | None = None) -> list[float]:
-        whole = self.target if target is None else target
-        return [math.log2(self.cells[cell][1][name] / whole[name]) for name in self.follows]
+    def trend(self, known: Mapping[int, Estimate]) -> Trend:
+        """Return the trend of the optima of some cells."""
+        sizes = np.array([self.sizes(self.cells[cell][1]) for cell in known])
+        x_S, error_S = np.array([(e.optimum.mean, e.optimum.se) for e in known.values()]).T
+        return Trend(sizes, x_S, error_S, self.priors)
+
+    def sizes(self, values: Mapping[str, float]) -> list[float]:
+        return [values[name] for name in self.follows]
 
     def rows_of(self, rows: pd.DataFrame, cell: int) -> pd.Series:
         """Return which rows are a cell's."""
@@ -147,12 +150,12 @@ def predict_planned(
     known = {cell: e for cell, e in sorted(estimates.items()) if e.optimum.is_bracketed}
     if not known:
         raise TableError("no planned size has an optimum inside its grid yet: run the plan first")
-    trend = joint_trend([*known.values()], [planned.octaves(c, target) for c in known], planned.priors)
-    optimum = trend.optimum()
+    trend = planned.trend(known)
+    optimum = trend.optimum(planned.sizes(target))
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
     valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
     (cost,), _ = costs(optimum, valley, (optimum.mean,), seed)
-    exponents = dict(zip(planned.follows, trend.exponents(), strict=True))
+    exponents = dict(zip(planned.follows, trend.exponents(planned.sizes(target)), strict=True))
     return PlannedOptimum(
         hyperparameter=planned.columns.hyperparameter,
         rule=planned.rule,

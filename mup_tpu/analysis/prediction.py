@@ -216,7 +216,7 @@ def _predict(
     optimum = trend.optimum(target.scale)
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
     x = optimum.mean
-    without = replace(trend, priors=unclaimed).optimum(target.scale)
+    without = replace(trend, priors=(unclaimed,)).optimum(target.scale)
     (taking, staying, following), curvature = costs(optimum, valley, (x, first.x, last.x), seed)
     losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
     loss = Reason.of("no losses") if valley is None else expected_loss(losses_S, scales_S, target.scale)
@@ -238,9 +238,9 @@ def _predict(
         why_no_loss=loss if isinstance(loss, Reason) else None,
         bears=valley is None or taking.expected <= epsilon,
         furthest=0.0 if valley is None else _furthest(trend, curvature, run, epsilon),
-        claimed=trend.priors != unclaimed,
+        claimed=trend.priors != (unclaimed,),
         steady=trend.steady,
-        steady_before=trend.priors.steady,
+        steady_before=trend.priors[0].steady,
         unclaimed=(without.quantile(0.025), without.quantile(0.975)),
     )
 

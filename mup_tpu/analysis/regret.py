@@ -31,7 +31,7 @@ class Regret:
     source: float
     target: float
     value: float
-    """nat per token, median of the draws; +inf if the smaller scale's optimum diverges or was stopped early."""
+    """nat per token, median of the draws; +inf if the smaller scale's optimum is lost there."""
     low: float
     high: float
     """95 % interval of the same draws."""
@@ -63,7 +63,7 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
         return Regret(*ends, nan, nan, nan, "not bracketed", nan)
     assert source.valley is not None and target.valley is not None, "both have finite runs"
     source_x_R = source.valley.x_R
-    if trend is not None and {source.optimum.scale, target.optimum.scale} <= set(trend.scales):
+    if trend is not None and {source.optimum.scale, target.optimum.scale} <= {*trend.sizes}:
         number_R = trend.together(*ends, np.stack([source_x_R, target.valley.x_R]))
         source_x_R = source_x_R[number_R]
         target = replace(target, valley=target.valley.part(number_R))

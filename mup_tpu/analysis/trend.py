@@ -1,24 +1,26 @@
-"""The trend of optima over scales: one regression for exponents, verdicts, predictions, and the worth of
-runs.
+"""The trend of optima over one scale or several: exponents, verdicts, predictions, and the worth of runs.
 
-x*(r) = β₀ + m·r + ∫ s(r) dr + scatter, with x* the log2 of the optimum, r octaves of the scale and β₀ flat.
-The slope's mean m is N(mean, slope²); s is a slope that wanders by `wander` octaves per octave and reverts to
-m within `memory` octaves (an Ornstein-Uhlenbeck process), so that far ahead its variance grows as r and not
-as r³. Scatter is N(0, τ²) at each scale, τ half-t with three degrees of freedom. A rule is steady, or it
-drifts: two sets of scales, with a probability that may rest on what the rule claims. Beyond the scales that
-were run a slope may also break, as often per octave as stored and public rules did.
+x*(r) = β₀ + Σ_a (m_a·r_a + ∫ s_a dr_a) + scatter, with x* the log2 of the optimum, r_a octaves of scale a and
+β₀ flat. A slope's mean m is N(mean, slope²); s is a slope that wanders by `wander` octaves per octave and
+reverts to m within `memory` octaves (an Ornstein-Uhlenbeck process): far ahead its variance grows as r
+and not as r³. Scatter is N(0, τ²) at each optimum, τ half-t with three degrees of freedom. Along each scale a
+rule is steady, or it drifts: two sets, with a probability that may rest on what the rule claims, and so 2^A
+sets of A scales. Beyond the scales that were run a slope may also break, as often per octave as stored and
+public rules did.
 
 For each τ and set everything is normal, so that the posterior is a mixture of normals and nothing is drawn.
 
-Shapes: S scales, C sets, K sets times scatters, R draws.
+Shapes: S optima, A scales, K sets times scatters, R draws, N and M places.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy
@@ -36,12 +38,8 @@ LEAST_ERROR = 0.01
 """Least standard error of an optimum, octaves."""
 
 
-def half_t_T(count: int) -> np.ndarray:
-    """Return evenly likely quantiles of the half-t distribution with three degrees of freedom."""
-    return np.asarray(-scipy.special.stdtrit(3, 0.5 * (1 - (np.arange(count) + 0.5) / count)))
-
-
-_QUANTILES_T = half_t_T(16)
+_SCATTERS, _FEW_SCATTERS = 16, 4
+"""Quantiles of the half-t distribution that stand for it, along one scale and along several."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +95,6 @@ class Priors:
         return replace(self, scatter=factor * self.scatter)
 
 
-@lru_cache(maxsize=64)
-def _covariance(paces: tuple[tuple[float, float, Pace], ...], octaves: tuple[float, ...]) -> np.ndarray:
-    """Return the covariance of the trend between scales for each set, C × S × S."""
-    r_S = np.array(octaves)
-    return np.stack([pace.covariance(r_S, r_S) for *_, pace in paces])
-
-
 BY_KIND = {
     "width": Priors(0.4, 0.10),
     "depth": Priors(0.4, 0.12),
@@ -115,6 +106,11 @@ BY_KIND = {
 """Priors by kind of scale where nothing is claimed."""
 KEPT = 0.75
 """Probability that a rule is steady along a scale over which its source says that the optimum stays."""
+
+
+def fixed(exponent: float) -> Priors:
+    """Return priors of a scale whose exponent is known."""
+    return Priors(0.0, 0.1, exponent, moving=Pace(1e-4, 1e-4), breaks=0.0)
 
 
 @dataclass(frozen=True)
@@ -132,10 +128,6 @@ class Mixture:
     @property
     def variance(self) -> float:
         return float(self.weight_K @ (self.deviation_K**2 + self.mean_K**2)) - self.mean**2
-
-    @property
-    def noise(self) -> float:
-        return float(self.weight_K @ self.deviation_K**2)
 
     def broken(self, chance: float, variance: float) -> Mixture:
         """Return the mixture with a chance that a variance comes on top."""
@@ -167,102 +159,134 @@ class Mixture:
 class Trend:
     """Posterior of a trend, given optima and their errors."""
 
-    scales: tuple[float, ...]
+    sizes: Sequence[float] | np.ndarray
+    """Of each optimum: its scale (S,), or its value of each scale (S, A)."""
     x_S: np.ndarray
     error_S: np.ndarray
-    priors: Priors
+    priors: tuple[Priors, ...]
+    """Of each scale."""
     correlation_SS: np.ndarray | None = None
     """Correlation of the errors; None for independent ones."""
-    given_weight_K: np.ndarray | None = None
-    """Weights of the sets and scatters where no optimum was measured."""
 
-    @property
-    def origin(self) -> float:
-        return self.scales[-1]
-
-    def octaves(self, scale: float) -> float:
-        return math.log2(scale / self.origin)
+    def _octaves(self, sizes: Any) -> np.ndarray:
+        """Return octaves beyond the last optimum's sizes, N × A."""
+        sizes_NA, last_A = (np.reshape(v, (-1, len(self.priors))) for v in (sizes, self.sizes[-1]))
+        return np.asarray(np.log2(sizes_NA / last_A))
 
     @cached_property
-    def _r_S(self) -> np.ndarray:
-        return np.log2(np.array(self.scales) / self.origin)
+    def _r_SA(self) -> np.ndarray:
+        return self._octaves(self.sizes)
+
+    @cached_property
+    def _sets(self) -> list[tuple[tuple[float, float, Pace], ...]]:
+        return [*itertools.product(*(p.paces for p in self.priors))]
 
     @cached_property
     def _tau_T(self) -> np.ndarray:
-        return self.priors.scatter * _QUANTILES_T
+        count = _SCATTERS if len(self.priors) == 1 else _FEW_SCATTERS
+        above_T = 1 - (np.arange(count) + 0.5) / count
+        # Optima scatter for causes that scales share, so that the widest prior holds for all.
+        return np.asarray(-max(p.scatter for p in self.priors) * scipy.special.stdtrit(3, above_T / 2))
+
+    def _each(self, of_sets: Sequence[Any]) -> np.ndarray:
+        """Repeat what belongs to a set for each of its scatters."""
+        return np.repeat(np.array(of_sets), len(self._tau_T), axis=0)
 
     @cached_property
-    def tau_K(self) -> np.ndarray:
-        return np.tile(self._tau_T, len(self.priors.paces))
+    def _tau_K(self) -> np.ndarray:
+        return np.tile(self._tau_T, len(self._sets))
 
     @cached_property
-    def _mean_K(self) -> np.ndarray:
-        return np.repeat([mean for _, mean, _ in self.priors.paces], len(self._tau_T))
-
-    def _trend(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
-        of_CNM = np.stack([pace.covariance(r_N, t_M) for *_, pace in self.priors.paces])
-        return np.repeat(FLAT + of_CNM, len(self._tau_T), axis=0)
+    def _mean_KA(self) -> np.ndarray:
+        return self._each([[mean for _, mean, _ in one] for one in self._sets])
 
     @cached_property
-    def _own_KSS(self) -> np.ndarray:
-        own_CSS = _covariance(self.priors.paces, tuple(self._r_S))
-        return np.repeat(own_CSS, len(self._tau_T), axis=0)
+    def _prior_K(self) -> np.ndarray:
+        return self._each([math.prod(p for p, *_ in one) for one in self._sets]) / len(self._tau_T)
+
+    def _trend(self, r_NA: np.ndarray, t_MA: np.ndarray, along: int | None = None) -> np.ndarray:
+        """Return the covariance of the trend between places (K, N, M), of one scale's part or of all."""
+        scales = range(len(self.priors)) if along is None else (along,)
+        parts = [
+            {pace: pace.covariance(r_NA[:, a], t_MA[:, a]) for *_, pace in self.priors[a].paces}
+            for a in scales
+        ]
+        return self._each(
+            [sum(part[one[a][2]] for a, part in zip(scales, parts, strict=True)) for one in self._sets]
+        )
 
     @cached_property
-    def _inverse(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inverse covariance of the optima (K, S, S), and its log determinant (K,)."""
-        covariance_KSS = self._own_KSS + FLAT
+    def _truth_KSS(self) -> np.ndarray:
+        """Return the prior covariance of the optima."""
+        scatter_KSS = self._tau_K[:, None, None] ** 2 * np.eye(len(self.x_S))
+        return FLAT + self._trend(self._r_SA, self._r_SA) + scatter_KSS
+
+    @cached_property
+    def _error_SS(self) -> np.ndarray:
         error_S = np.maximum(self.error_S, LEAST_ERROR)
         correlation_SS = np.eye(len(error_S)) if self.correlation_SS is None else self.correlation_SS
-        covariance_KSS = covariance_KSS + correlation_SS * np.outer(error_S, error_S)
-        covariance_KSS = covariance_KSS + self.tau_K[:, None, None] ** 2 * np.eye(len(error_S))
-        return np.linalg.inv(covariance_KSS), -np.linalg.slogdet(covariance_KSS)[1]
+        return np.asarray(correlation_SS * np.outer(error_S, error_S))
+
+    @cached_property
+    def _inverse_KSS(self) -> np.ndarray:
+        return np.linalg.inv(self._truth_KSS + self._error_SS)
 
     @cached_property
     def _away_KS(self) -> np.ndarray:
-        return self.x_S - self.x_S[-1] - self._mean_K[:, None] * self._r_S
-
-    @property
-    def prior_weight_K(self) -> np.ndarray:
-        counts = len(self._tau_T)
-        return np.repeat([probability for probability, *_ in self.priors.paces], counts) / counts
+        """Return the optima less their prior means, from the last one: the flat β₀ costs no digits."""
+        return self.x_S - self.x_S[-1] - self._mean_KA @ self._r_SA.T
 
     @cached_property
     def weight_K(self) -> np.ndarray:
         """Return the probability of each set and scatter."""
-        if self.given_weight_K is not None:
-            return self.given_weight_K
-        inverse_KSS, log_K = self._inverse
-        chi2_K = np.einsum("ks,kst,kt->k", self._away_KS, inverse_KSS, self._away_KS)
-        log_K = 0.5 * (log_K - chi2_K) + np.log(self.prior_weight_K)
+        chi2_K = np.einsum("ks,kst,kt->k", self._away_KS, self._inverse_KSS, self._away_KS)
+        log_K = 0.5 * (np.linalg.slogdet(self._inverse_KSS)[1] - chi2_K) + np.log(self._prior_K)
         weight_K = np.exp(log_K - log_K.max())
         return np.asarray(weight_K / weight_K.sum())
 
     @property
     def steady(self) -> float:
-        if len(self.priors.paces) == 1:
-            return float(self.priors.steady > 0)
-        return float(self.weight_K[: len(self._tau_T)].sum())
+        """Return the probability that the rule is steady along its one scale."""
+        (priors,) = self.priors
+        return float(self.weight_K @ self._each([pace is priors.quiet for ((*_, pace),) in self._sets]))
 
     @cached_property
     def tau(self) -> float:
         """Return the median of the scatter, octaves."""
-        order = np.argsort(self.tau_K)
-        return float(np.interp(0.5, np.cumsum(self.weight_K[order]), self.tau_K[order]))
+        order = np.argsort(self._tau_K)
+        return float(np.interp(0.5, np.cumsum(self.weight_K[order]), self._tau_K[order]))
+
+    def _given(self, mean_K: np.ndarray, prior_K: np.ndarray, across_KS: np.ndarray) -> Mixture:
+        """Return a quantity given the optima, by its prior mean and variance and its covariance with them."""
+        moved_K = np.einsum("ks,kst,kt->k", across_KS, self._inverse_KSS, self._away_KS)
+        variance_K = prior_K - np.einsum("ks,kst,kt->k", across_KS, self._inverse_KSS, across_KS)
+        return Mixture(mean_K + moved_K, np.sqrt(np.maximum(variance_K, 1e-8)), self.weight_K)
 
     def slope(self) -> Mixture:
-        """Return the least-squares slope of the scales' true optima, their scatter included, octaves per
-        octave.
+        """Return the least-squares slope of the true optima along one scale, octaves per octave.
 
         A verdict is about the scales that were run, so their scatter is part of what moved and no error.
         """
-        away_S = self._r_S - self._r_S.mean()
+        away_S = self._r_SA[:, 0] - self._r_SA[:, 0].mean()
         share_S = away_S / (away_S @ away_S)
-        inverse_KSS = self._inverse[0]
-        across_KS = share_S @ self._own_KSS + self.tau_K[:, None] ** 2 * share_S
-        variance_K = across_KS @ share_S - np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, across_KS)
-        mean_K = self._mean_K + np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, self._away_KS)
-        return Mixture(mean_K, np.sqrt(np.maximum(variance_K, 1e-12)), self.weight_K)
+        across_KS = share_S @ (self._truth_KSS - FLAT)
+        return self._given(self._mean_KA[:, 0], across_KS @ share_S, across_KS)
+
+    def exponents(self, target: Sequence[float]) -> list[tuple[float, float]]:
+        """Return mean and standard deviation of each scale's slope from its smallest value to a target's."""
+        slopes = []
+        for a, end in enumerate(self._octaves(target)[0]):
+            ends_2A = np.zeros((2, len(self.priors)))
+            ends_2A[:, a] = self._r_SA[:, a].min(), end
+            if ends_2A[0, a] == end:
+                slopes.append((0.0, 0.0))
+                continue
+            share_2 = np.array([-1.0, 1.0]) / (end - ends_2A[0, a])
+            across_KS = share_2 @ self._trend(ends_2A, self._r_SA, a)
+            whole_K = share_2 @ self._trend(ends_2A, ends_2A, a) @ share_2
+            slope = self._given(self._mean_KA[:, a], whole_K, across_KS)
+            slopes.append((slope.mean, math.sqrt(max(slope.variance, 0.0))))
+        return slopes
 
     def together(self, source: float, target: float, x_2R: np.ndarray) -> np.ndarray:
         """Return numbers (R,) of draws that follow the joint posterior of two scales' optima.
@@ -272,19 +296,17 @@ class Trend:
             target: the other one.
             x_2R: draws by each scale's own runs, which the other scales' optima and the priors weigh.
         """
-        pair = [self.scales.index(source), self.scales.index(target)]
-        rest = [i for i in range(len(self.scales)) if i not in pair]
-        truth_KSS = self._own_KSS + FLAT + self.tau_K[:, None, None] ** 2 * np.eye(len(self.scales))
-        noise_SS = np.diag(np.maximum(self.error_S, LEAST_ERROR) ** 2)
-        rest_KOO = truth_KSS[:, rest][:, :, rest] + noise_SS[rest][:, rest]
-        gain_K2O = truth_KSS[:, pair][:, :, rest] @ np.linalg.inv(rest_KOO)
+        scales = [*self.sizes]
+        pair = [scales.index(source), scales.index(target)]
+        rest = [i for i in range(len(scales)) if i not in pair]
+        rest_KOO = self._truth_KSS[:, rest][:, :, rest] + np.diag(np.diag(self._error_SS)[rest])
+        inverse_KOO = np.linalg.inv(rest_KOO)
+        gain_K2O = self._truth_KSS[:, pair][:, :, rest] @ inverse_KOO
         away_KO = self._away_KS[:, rest]
-        chi2_K = np.einsum("ko,kop,kp->k", away_KO, np.linalg.inv(rest_KOO), away_KO)
-        log_K = np.log(self.prior_weight_K) - 0.5 * (np.linalg.slogdet(rest_KOO)[1] + chi2_K)
-        left_K22 = truth_KSS[:, pair][:, :, pair] - gain_K2O @ truth_KSS[:, rest][:, :, pair]
-        mean_K2 = (
-            self.x_S[-1] + self._mean_K[:, None] * self._r_S[pair] + (gain_K2O @ away_KO[:, :, None])[..., 0]
-        )
+        chi2_K = np.einsum("ko,kop,kp->k", away_KO, inverse_KOO, away_KO)
+        log_K = np.log(self._prior_K) - 0.5 * (np.linalg.slogdet(rest_KOO)[1] + chi2_K)
+        left_K22 = self._truth_KSS[:, pair][:, :, pair] - gain_K2O @ self._truth_KSS[:, rest][:, :, pair]
+        mean_K2 = self.x_S[-1] + self._mean_KA @ self._r_SA[pair].T + (gain_K2O @ away_KO[:, :, None])[..., 0]
         left_K2R = x_2R - mean_K2[:, :, None]
         chi2_KR = np.einsum("kir,kij,kjr->kr", left_K2R, np.linalg.inv(left_K22), left_K2R)
         log_KR = (log_K - 0.5 * np.linalg.slogdet(left_K22)[1])[:, None] - 0.5 * chi2_KR
@@ -295,26 +317,34 @@ class Trend:
         below_R = np.cumsum(weight_R) / weight_R.sum()
         return np.minimum(np.searchsorted(below_R, (np.arange(draws) + 0.5) / draws), draws - 1)
 
-    def optimum(self, scale: float, measured: bool = True) -> Mixture:
-        """Return the optimum at a scale, log2 of the hyperparameter.
+    def optimum(self, sizes: float | Sequence[float], measured: bool = True) -> Mixture:
+        """Return the optimum at a scale, or at a value of each, log2 of the hyperparameter.
 
         Args:
-            scale: the one to predict.
-            measured: whether a measurement at that scale counts for its own scatter; False for the trend
-                there.
+            sizes: the ones to predict at.
+            measured: whether a measurement there counts for its own scatter; False for the trend there.
         """
-        r = self.octaves(scale)
-        inverse_KSS = self._inverse[0]
-        across_KS = self._trend(np.array([r]), self._r_S)[:, 0]
+        return self._unbroken(sizes, measured).broken(*self._breaking(sizes))
+
+    def _unbroken(self, sizes: float | Sequence[float], measured: bool = True) -> Mixture:
+        r_1A = self._octaves(sizes)
+        across_KS = FLAT + self._trend(r_1A, self._r_SA)[:, 0]
         if measured:
-            across_KS = across_KS + self.tau_K[:, None] ** 2 * (np.abs(self._r_S - r) < 1e-9)
-        prior_K = self._trend(np.array([r]), np.array([r]))[:, 0, 0] + self.tau_K**2
-        variance_K = prior_K - np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, across_KS)
-        moved_K = np.einsum("ks,kst,kt->k", across_KS, inverse_KSS, self._away_KS)
-        mean_K = self.x_S[-1] + self._mean_K * r + moved_K
-        variance_K = np.maximum(variance_K, 1e-8)
-        beyond = max(r, 0.0)
-        return Mixture(mean_K, np.sqrt(variance_K), self.weight_K).broken(*self.priors.breaking(beyond))
+            across_KS += self._tau_K[:, None] ** 2 * (np.abs(self._r_SA - r_1A) < 1e-9).all(axis=1)
+        prior_K = FLAT + self._trend(r_1A, r_1A)[:, 0, 0] + self._tau_K**2
+        return self._given(self.x_S[-1] + self._mean_KA @ r_1A[0], prior_K, across_KS)
+
+    def _breaking(self, sizes: float | Sequence[float]) -> tuple[float, float]:
+        """Return the chance that a slope breaks on the way to some sizes, and the variance if one does."""
+        beyond_A = np.maximum(self._octaves(sizes)[0] - self._r_SA.max(axis=0), 0.0)
+        chance_A, variance_A = np.array([p.breaking(d) for p, d in zip(self.priors, beyond_A, strict=True)]).T
+        chance = 1 - float(np.prod(1 - chance_A))
+        return chance, float(chance_A @ variance_A) / max(chance, 1e-12)
+
+    def expected_variance(self, sizes: Sequence[float]) -> float:
+        """Return the variance at some sizes before the optima are known, octaves²."""
+        chance, variance = self._breaking(sizes)
+        return float(self._prior_K @ self._unbroken(sizes).deviation_K ** 2) + chance * variance
 
 
 def fit_trend(
@@ -341,7 +371,7 @@ def fit_trend(
     correlation_SS = np.corrcoef(drawn) if len(drawn) == len(used) else None
     scales = tuple(o.scale for o in used)
     x_S = np.array([o.mean if math.isfinite(o.mean) else o.x for o in used])
-    return Trend(scales, x_S, np.array([o.se for o in used]), priors, correlation_SS)
+    return Trend(scales, x_S, np.array([o.se for o in used]), (priors,), correlation_SS)
 
 
 _NAMES = {

@@ -145,7 +145,7 @@ def prediction_figure(predictions: Predictions) -> Figure:
     for ax, name in zip(axes, rules, strict=True):
         targets = [p for p in predictions.predictions if p.compared == name]
         optima, trend = results[name].optima, predictions.trends[name]
-        last = max(trend.origin, *(p.scale for p in targets))
+        last = max(trend.sizes[-1], *(p.scale for p in targets))
         along = np.geomspace(min(o.scale for o in optima), last, 120)
         fan = [trend.optimum(scale, measured=False) for scale in along]
         ax.plot(along, [optimum.mean for optimum in fan], color=color, lw=1.4)

@@ -23,11 +23,10 @@ from mup_tpu.analysis.design import Cell as Look
 from mup_tpu.analysis.design import first_batch
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.joint import JointTrend, fixed
 from mup_tpu.analysis.outlook import Assumed, runs_within_reach
 from mup_tpu.analysis.planned import Planned
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.trend import Priors, claims, kind_of
+from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of
 from mup_tpu.config import Axis, Ladder, Sweep, Trial, field_column
 from mup_tpu.config.toml import write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
@@ -409,7 +408,8 @@ class _Belief:
             ]
         )
         errors = np.sqrt([self.assumed.error(runs_within_reach(step.looks)) for step in steps])
-        return JointTrend(self.priors, octaves_SA, np.zeros(len(steps)), errors).expected_variance()
+        trend = Trend(2.0**octaves_SA, np.zeros(len(steps)), errors, self.priors)
+        return trend.expected_variance([1.0] * len(self.priors))
 
     def copied(self, step: Step) -> float:
         """Return the expected regret at the target of this cell's optimum, nat."""
@@ -440,12 +440,9 @@ def _belief(goal: Goal, rule: str, fixes: Mapping[str, float], analysis: Transfe
             known = {"assumed": source, "name": analysis.name, "column": analysis.scale}
             assumed = replace(assumed, source=Reason.of("only rates", **known))
         else:
-            measured = Assumed.measured(analysis, rule)
-            assumed = replace(measured, drift=0.0)
-            if along not in fixes and measured.weight_K is not None:
-                half = len(measured.weight_K) // len(measured.priors.paces)
-                steady = float(measured.weight_K[:half].sum()) if len(measured.priors.paces) > 1 else 0.0
-                priors[along] = replace(measured.priors, steady=steady, mean=measured.drift)
+            assumed = Assumed.measured(analysis, rule)
+            if along not in fixes:
+                priors[along] = assumed.priors
     return _Belief(goal, assumed, tuple(priors.values()))
 
 

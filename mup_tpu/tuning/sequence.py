@@ -23,7 +23,6 @@ from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.joint import joint_trend
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.planned import Planned
@@ -330,8 +329,7 @@ class PlanBuyer(Generic[T]):
             lines, x, spread = list[str](), math.nan, math.inf
             others = {c: e for c, e in known.items() if c != cell}
             if others:
-                at = [planned.octaves(c, planned.cells[cell][1]) for c in others]
-                optimum = joint_trend([*others.values()], at, planned.priors).optimum()
+                optimum = planned.trend(others).optimum(planned.sizes(planned.cells[cell][1]))
                 x, spread = optimum.mean, math.sqrt(optimum.variance)
             count = int(planned.rows_of(rows, cell).sum()) if len(rows) else 0
             looks: Sequence[Cell] = ()

@@ -67,7 +67,7 @@ def test_a_prediction_is_that_of_kriging_with_the_scatter_integrated(octaves):
     weight = density / density.sum()
     expected = weight @ mean
     sd = math.sqrt(weight @ (variance + mean**2) - expected**2)
-    predicted = Trend(SCALES, X, ERRORS, ONE).optimum(SCALES[-1] * 2**octaves)
+    predicted = Trend(SCALES, X, ERRORS, (ONE,)).optimum(SCALES[-1] * 2**octaves)
     assert predicted.mean == pytest.approx(expected, abs=0.03 * sd)
     assert math.sqrt(predicted.variance) == pytest.approx(sd, rel=0.03)
     for q in (0.025, 0.25, 0.975):
@@ -102,7 +102,7 @@ def test_a_slope_is_that_of_the_optima_their_scatter_included():
     truth_RS, density_R = sampled(ONE, np.ones(4, bool))
     slopes_R = truth_RS @ np.array([-1.5, -0.5, 0.5, 1.5]) / 5
     mean = np.average(slopes_R, weights=density_R)
-    slope = Trend(SCALES, X, ERRORS, ONE).slope()
+    slope = Trend(SCALES, X, ERRORS, (ONE,)).slope()
     assert slope.mean == pytest.approx(mean, abs=0.005)
     deviation = math.sqrt(np.average((slopes_R - mean) ** 2, weights=density_R))
     assert math.sqrt(slope.variance) == pytest.approx(deviation, rel=0.05)
@@ -111,7 +111,7 @@ def test_a_slope_is_that_of_the_optima_their_scatter_included():
 def test_two_optima_are_drawn_together_with_what_the_other_scales_say():
     truth_RS, density_R = sampled(ONE, np.array([False, True, True, False]))
     draws_2R = X[[0, 3], None] + 0.4 * np.random.default_rng(1).standard_normal((2, 4000))
-    number_R = Trend(SCALES, X, ERRORS, ONE).together(64.0, 512.0, draws_2R)
+    number_R = Trend(SCALES, X, ERRORS, (ONE,)).together(64.0, 512.0, draws_2R)
     both_RS = truth_RS[:, [0, 3]]
     weight_R = density_R * np.exp(-0.5 * ((both_RS - X[[0, 3]]) ** 2).sum(axis=1) / 0.4**2)
     apart_R = both_RS[:, 1] - both_RS[:, 0]
@@ -149,7 +149,7 @@ def test_a_break_beyond_the_scales_widens_what_lies_there_alone():
 
 
 def test_where_an_optimum_was_measured_the_measurement_counts():
-    trend = Trend(SCALES, X, ERRORS, ONE)
+    trend = Trend(SCALES, X, ERRORS, (ONE,))
     at = trend.optimum(64)
     assert abs(at.mean - X[0]) < ERRORS[0] and math.sqrt(at.variance) < ERRORS[0]
     assert trend.optimum(64, measured=False).variance > at.variance

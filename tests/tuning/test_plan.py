@@ -13,11 +13,8 @@ from rich.console import Console
 
 from mup_tpu import plan
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.joint import JointTrend, fixed
-from mup_tpu.analysis.outlook import Assumed
 from mup_tpu.analysis.planned import predict_planned
-from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.trend import BY_KIND, Pace, Priors, Trend
+from mup_tpu.analysis.trend import BY_KIND, Pace, Priors, Trend, fixed
 from mup_tpu.config import Axis, Ladder, Sweep, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, parse_axis, write_sweep
@@ -34,15 +31,6 @@ from mup_tpu.words.plans import planned_optimum
 A100S = Machine(8 * 0.3 * 312e12, 8)
 
 
-def test_one_scale_is_the_special_case():
-    octaves, x, errors = np.array([-4.0, -3, -2]), np.array([-6.0, -6.2, -6.3]), np.full(3, 0.1)
-    for priors in (BY_KIND["width"], BY_KIND["tokens"]):
-        joint = JointTrend((priors,), octaves[:, None], x, errors).optimum()
-        alone = Trend(tuple(2.0**octaves), x, errors, priors).optimum(1.0)
-        assert joint.mean == pytest.approx(alone.mean, abs=0.01)
-        assert joint.variance == pytest.approx(alone.variance, rel=0.05)
-
-
 def test_the_expected_variance_is_that_of_predictions_of_drawn_optima():
     """Rules that drift evenly along two scales, drawn from the priors and predicted with them."""
     priors = tuple(Priors(0.0, 0.1, moving=Pace(slope, 0.0), breaks=0.0) for slope in (0.3, 0.2))
@@ -52,9 +40,11 @@ def test_the_expected_variance_is_that_of_predictions_of_drawn_optima():
         slopes = generator.normal(0, [0.3, 0.2])
         shocks = 0.1 * np.abs(generator.standard_t(3)) * generator.standard_normal(5)
         true = -7 + np.append(at @ slopes, 0.0) + shocks
-        made = JointTrend(priors, at, true[:4] + errors * generator.standard_normal(4), errors).optimum()
+        made = Trend(2.0**at, true[:4] + errors * generator.standard_normal(4), errors, priors).optimum(
+            (1, 1)
+        )
         squares.append(min((made.mean - true[4]) ** 2, 1.0))
-    expected = JointTrend(priors, at, np.zeros(4), errors).expected_variance()
+    expected = Trend(2.0**at, np.zeros(4), errors, priors).expected_variance((1, 1))
     assert np.mean(squares) == pytest.approx(expected, rel=4 * np.std(squares) / np.mean(squares) / 300**0.5)
 
 
@@ -64,10 +54,10 @@ def test_exponents_are_found_apart_and_a_fixed_one_stays():
     x = -6 + at @ [-0.3, 0.4]
     priors = (BY_KIND["tokens"], BY_KIND["batch size"])
     for first, expected in ((priors[0], -0.3), (fixed(-0.3), -0.3)):
-        trend = JointTrend((first, priors[1]), at, x, np.full(5, 0.02))
-        (tokens, error), (batch, _) = trend.exponents()
+        trend = Trend(2.0**at, x, np.full(5, 0.02), (first, priors[1]))
+        (tokens, error), (batch, _) = trend.exponents((1, 1))
         assert tokens == pytest.approx(expected, abs=0.05) and batch == pytest.approx(0.4, abs=0.08)
-        assert trend.optimum().mean == pytest.approx(-6, abs=0.15)
+        assert trend.optimum((1, 1)).mean == pytest.approx(-6, abs=0.15)
     assert error < 0.01
 
 
@@ -333,9 +323,3 @@ def test_a_plan_says_what_is_left_and_what_other_rules_would_leave():
     assert moves in mup.lines()
     numbers = [line.partition(". ")[0] for line in mup.lines() if line[:1].isdecimal()]
     assert numbers == [str(i + 1) for i in range(len(numbers))] and len(numbers) > 1
-
-
-def test_a_copied_optimum_costs_more_than_a_predicted_one():
-    still = Priors(steady=0.0, scatter=1e-6, moving=Pace(1e-6, 1e-6))
-    drifts = Assumed(still, None, -0.5, 0.1, 1e-9, Reason.of("start"))
-    assert drifts.copied(-2, 8) == pytest.approx(0.05 * (1.0 + 0.04**2), rel=1e-3)
