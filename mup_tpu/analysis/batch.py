@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mup_tpu.analysis.cost import Cost
-from mup_tpu.analysis.drift import Drift
+from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.valley import MODEL_ERROR
@@ -93,7 +93,8 @@ def to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[flo
 def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[float] = ()) -> list[Cell]:
     """Return a first look at the next planned scale, or twice the largest, around its expected optimum.
 
-    Where that is known well, three of the five runs do: the other scales say the valley's shape.
+    Where that is known well, three of the five runs do: the other scales say the valley's shape. A drift is
+    settled by its regret, so the smallest scale's optimum is run too where it lies beyond these runs.
     """
     last = estimates[-1].optimum
     scale = min(to_come(estimates, planned), default=2 * last.scale)
@@ -104,8 +105,20 @@ def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[flo
         x = last.x + slope * math.log2(scale / last.scale)
     cells = first_look(estimates[-1], scale, x)
     if planned and drift.trend is not None and drift.trend.optimum(scale).variance < _EXPECTED**2:
-        return cells[::2] if _is_wide(estimates[-1]) else cells[1:4]
+        cells = cells[::2] if _is_wide(estimates[-1]) else cells[1:4]
+    if planned and len(estimates) + 1 >= NEEDED:
+        cells += source_rate(estimates, scale, [cell.x for cell in cells])
     return cells
+
+
+def source_rate(estimates: Sequence[Estimate], scale: float, values: Sequence[float]) -> list[Cell]:
+    """Return a run at the first step of a grid beyond the smallest scale's optimum, if that is outside."""
+    x = next((e.optimum.x for e in estimates if e.optimum.is_bracketed), values[0])
+    step = max(1.0, estimates[-1].curve.step)
+    beyond = max(x - max(values), 0.0) or min(x - min(values), 0.0)
+    edge = max(values) if beyond > 0 else min(values)
+    x = edge + math.copysign(math.ceil(abs(beyond) / step) * step, beyond)
+    return [Cell(scale, float(x), 1, 1)] * bool(beyond)
 
 
 def _is_wide(estimate: Estimate) -> bool:

@@ -28,6 +28,7 @@ from mup_tpu.analysis.batch import (
     new_scale,
     replicates,
     runs_beside,
+    source_rate,
     to_come,
 )  # fmt: skip
 from mup_tpu.analysis.cost import Cost
@@ -148,17 +149,14 @@ def _source_rate(ask: _Open) -> Batch | None:
     """Return the smallest scale's optimum at the largest, so that its regret is measured and not
     extrapolated.
     """
-    headline, last = ask.evidence.headline, ask.evidence.estimates[-1]
-    if headline is None or headline.is_run:
+    headline, estimates = ask.evidence.headline, ask.evidence.estimates
+    if headline is None or headline.is_run or len(estimates) < NEEDED:
         return None
-    first = next(e for e in ask.evidence.estimates if e.optimum.scale == headline.source)
-    best, step = last.optimum.best_x, max(1.0, last.curve.step)
-    x = best + round((first.optimum.x - best) / step) * step
-    if (np.abs(last.curve.x_G - x) < 1e-6).any():  # the nearest value of the grid is its edge
-        x = first.optimum.x
-    seeds = int(last.curve.count_G[int(np.argmin(last.curve.mean_G))])
+    curve = estimates[-1].curve
+    (cell,) = source_rate(estimates, headline.target, curve.x_G)
+    seeds = int(curve.count_G[int(np.argmin(curve.mean_G))])
     reason = Reason.of("source not run", at=headline.target, scales=[headline.source])
-    return ask.batch([Cell(headline.target, x, seeds, seeds)], reason)
+    return ask.batch([replace(cell, runs=seeds, seeds=seeds)], reason)
 
 
 def _holes(ask: _Open) -> Batch | None:
@@ -197,8 +195,8 @@ def _seeds(ask: _Open) -> Batch:
 
 _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
     _extended_grids,
-    _scales_needed,
     _source_rate,
+    _scales_needed,
     _holes,
     _another_scale,
     _seeds,
