@@ -72,6 +72,14 @@ def test_what_drifts_plainly_never_pays_for_its_widest_model():
     assert max(r["width"] for r in rows) == 256
 
 
+def test_a_drift_is_measured_at_the_rate_of_the_smallest_scale_before_a_larger_one_is_run():
+    """Three octaves away: a first look at the third scale would leave it outside."""
+    rows, taken = sequence(-1.6)
+    at_256 = sorted({(r["purchase"], round(np.log2(r["lr"]), 6)) for r in rows if r["width"] == 256})
+    assert (at_256[0][0], -8.0) in at_256 and {number for number, _ in at_256} == {at_256[0][0]}
+    assert taken[-1].decision == "DRIFTS" and {r["width"] for r in rows} == {64, 128, 256}
+
+
 def test_a_sequence_ends_after_its_last_look():
     _, taken = sequence(0.17, sigma=0.03, seed=3)
     assert taken[-1].number <= MOST_LOOKS

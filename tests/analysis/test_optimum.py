@@ -45,14 +45,14 @@ def test_optimum_of_a_cubic_is_its_local_minimum():
     # d/dx of 0.05 u² + 0.008 u³ vanishes at u = 0, whatever the cubic term.
     curve = curve_of(lambda x: 2.5 + 0.05 * (x + 7.6) ** 2 + 0.008 * (x + 7.6) ** 3, range(-11, -4))
     optimum = optimum_of(curve)
-    assert optimum.x == pytest.approx(-7.6, abs=0.15) and optimum.low < -7.6 < optimum.high
+    # No shape of the family is a cubic: its error of form is 0.12 octave here, and the interval owns it.
+    assert optimum.x == pytest.approx(-7.6, abs=0.13) and optimum.low < -7.6 < optimum.high
 
 
 @pytest.mark.parametrize(("vertex", "status"), [(-14, "at lower edge"), (-2, "at upper edge")])
 def test_optimum_at_an_edge_is_a_bound(vertex, status):
     optimum = optimum_of(curve_of(lambda x: 2.5 + 0.03 * (x - vertex) ** 2, range(-11, -4)))
     assert optimum.status == status
-    assert not optimum.is_bracketed
     assert not optimum.is_bracketed
     assert (optimum.low == -np.inf) == (status == "at lower edge")
     assert (optimum.high == np.inf) == (status == "at upper edge")
@@ -180,7 +180,6 @@ def test_a_flat_curve_says_so_with_its_band():
     assert optimum.status in ("flat", "at lower edge", "at upper edge")
     curve = curve_of(lambda x: 2.5 + 2e-4 * (x + 8) ** 2, range(-12, -3), seeds=4, sigma=0.004)
     flat = optimum_of(curve)
-    assert flat.status == "flat"
     assert flat.status == "flat"
 
 

@@ -242,7 +242,7 @@ def test_the_same_table_gives_the_same_numbers():
 @pytest.mark.parametrize(
     ("table", "parametrization", "alpha", "tolerance", "stays"),
     [
-        ("shakespeare", "mup", 0.01, 0.15, True),
+        ("shakespeare", "mup", 0.01, 0.05, True),
         ("shakespeare", "sp", -1.67, 0.25, False),
         ("owt", "mup", 0.10, 0.25, True),
         ("owt", "sp", -0.74, 0.4, False),

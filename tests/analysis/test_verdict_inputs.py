@@ -68,9 +68,9 @@ def test_no_optimum_lies_beside_a_run_that_is_plainly_worse():
     result = analyze(pd.read_csv(DATA / "gemstone.csv").drop(columns="depth")).results[0]
     for curve, optimum in zip(result.curves, result.optima, strict=True):
         nearest = int(np.argmin(np.abs(curve.x_G - optimum.x)))
-        assert curve.mean_G[nearest] - curve.mean_G.min() < 0.5
+        assert curve.mean_G[nearest] - curve.mean_G.min() < 0.35
     assert result.optima[-1].best_x == pytest.approx(np.log2(0.0005))
-    assert result.noise.sigma < 0.3
+    assert result.noise.sigma < 0.2  # losses up to 59 nat, without a replicate
 
 
 def test_optima_that_nothing_bounds_show_no_drift():
@@ -145,12 +145,37 @@ def test_two_of_three_lost_runs_are_no_wall():
     assert result.headline_regret.low == math.inf, "eight of nine lost runs on the way are"
 
 
-def test_near_optimal_ranges_have_a_width_on_random_rates():
-    generator = np.random.default_rng(0)
-    rates = np.sort(generator.uniform(-12, -4, 24))
-    rows = [row for w in (64, 128, 256) for row in valley(-8, rates, seeds=1, sigma=0.004, width=w)]
+@pytest.mark.parametrize(
+    ("curvature", "sigma", "count", "tolerance"), [(0.08, 0.004, 24, 0.05), (0.4, 0.2, 12, 0.3)]
+)
+def test_near_optimal_ranges_have_a_width_on_random_rates(curvature, sigma, count, tolerance):
+    """Also where draws of the optimum lie further apart than the range is wide."""
+    rates = np.sort(np.random.default_rng(0).uniform(-12, -4, count))
+    made = {"seeds": 1, "sigma": sigma, "curvature": curvature}
+    rows = [row for w in (64, 128, 256) for row in valley(-8, rates, width=w, **made)]
     for optimum in analyze(check_table(pd.DataFrame(rows))).results[0].optima:
-        assert optimum.band_high - optimum.band_low == pytest.approx(2 * 0.5, rel=0.3)
+        width = 2 * math.sqrt(2 * 0.01 / curvature)
+        assert optimum.band_high - optimum.band_low == pytest.approx(width, rel=tolerance)
+
+
+def test_a_regret_is_the_median_of_its_draws():
+    """Of two valleys of one parabola, a source known to octaves: its mean regret is c/2 (Δ² + se²)."""
+    rows = valley(-8, range(-12, -3), seeds=2, sigma=0.006, curvature=0.03)
+    rows += valley(-8.5, range(-12, -3), seeds=6, sigma=0.003, curvature=0.03, width=256)
+    table = check_table(pd.DataFrame(rows))
+    first, last = weigh(table.runs, Question.of(table)).estimates
+    found = regret(first, last)
+    rise_R = last.valley.rise(first.valley.x_R - last.valley.x_R)
+    assert found.value == pytest.approx(np.median(rise_R), rel=0.1)
+    assert found.low <= found.value <= found.high
+
+
+def test_a_bound_of_a_regret_does_not_hang_on_a_draw_or_two():
+    """The other scales make the first one's optimum unlikely: of 2000 draws a few were left to bound it."""
+    table = load_table(DATA.parents[2] / "results" / "quickstart")
+    runs = table.runs[table.runs["compared"] == "sp"]
+    lows = [weigh(runs, replace(Question.of(table), seed=seed)).headline.low for seed in range(4)]
+    assert max(lows) < 1.5 * min(lows)
 
 
 def test_a_source_outside_the_target_s_window_is_run_there_before_anything_is_said():
