@@ -153,7 +153,7 @@ def _source_rate(ask: _Open) -> Batch | None:
     if headline is None or headline.is_run or len(estimates) < NEEDED:
         return None
     curve = estimates[-1].curve
-    (cell,) = source_rate(estimates, headline.target, curve.x_G)
+    (cell,) = source_rate(estimates, headline.target, curve.x_G.tolist())
     seeds = int(curve.count_G[int(np.argmin(curve.mean_G))])
     reason = Reason.of("source not run", at=headline.target, scales=[headline.source])
     return ask.batch([replace(cell, runs=seeds, seeds=seeds)], reason)
