@@ -216,7 +216,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
     Args:
         table: sizes of one rule, `Report.sizes` or a part of `CoordinateCheck.table`.
     """
-    scale, steps = scale_of(table), sorted(table["step"].unique())
+    scale, steps = scale_of(table), sorted(map(int, table["step"].unique()))
     blocks: dict[str, list[str]] = {}
     for layer in dict.fromkeys(table["layer"]):
         number = next((part for part in re.split(r"[ .]", layer) if part.isdecimal()), "")
