@@ -478,7 +478,7 @@ def _regret(
 ) -> Regret:
     ends = (optima[source].scale, optima[target].scale)
     regret_R = 0.5 * surface.profile_RH[:, h] * surface.away_RH(source, target)[:, h] ** 2
-    if trend is not None and {*ends} <= {*trend.scales}:
+    if trend is not None and {*ends} <= {*trend.sizes}:
         regret_R = regret_R[trend.together(*ends, surface.optimum_RSH[:, [source, target], h].T)]
     return _as_regret(ends, regret_R, optima[source].loss - optima[target].loss)
 
