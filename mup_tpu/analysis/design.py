@@ -146,9 +146,7 @@ def _scales_needed(ask: _Open) -> Batch | None:
 
 
 def _source_rate(ask: _Open) -> Batch | None:
-    """Return the smallest scale's optimum at the largest, so that its regret is measured and not
-    extrapolated.
-    """
+    """Return the smallest scale's optimum at the largest, whose regret is then measured."""
     headline, estimates = ask.evidence.headline, ask.evidence.estimates
     if headline is None or headline.is_run or len(estimates) < NEEDED:
         return None

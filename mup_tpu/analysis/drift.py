@@ -65,8 +65,7 @@ def is_told(low: float, high: float) -> bool:
 
 
 def bends(optima: Sequence[Optimum]) -> bool:
-    """Return whether optima depart from a power law: the curvature of a parabola through them is not 0 (95
-    %).
+    """Return whether optima depart from a power law: 95 % of a parabola's curvature through them excludes 0.
 
     Least squares in log2 scale, weighted by the optima's errors; scatter beyond these widens the interval.
     """

@@ -64,9 +64,7 @@ def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> P
 
 
 def wander_covariance(at_N: np.ndarray, to_S: np.ndarray) -> np.ndarray:
-    """Return the covariance of W, for a bend of 1, between distances: processes integrated from 0 to either
-    side.
-    """
+    """Return the covariance of W between distances, for a bend of 1: integrals from 0 both ways."""
     near = np.minimum(np.abs(at_N)[:, None], np.abs(to_S))
     far = np.maximum(np.abs(at_N)[:, None], np.abs(to_S))
     is_same_side = np.sign(at_N)[:, None] * np.sign(to_S) > 0

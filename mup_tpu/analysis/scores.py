@@ -29,9 +29,7 @@ class Score:
 
     @property
     def is_inside(self) -> bool | None:
-        """Return whether the 95 % interval, widened by the optimum's own error, holds x; None if x is
-        unknown.
-        """
+        """Return whether the 95 % interval, widened by the optimum's own error, holds x, if that is known."""
         if not math.isfinite(self.x):
             return None
         low, high = self.prediction.interval

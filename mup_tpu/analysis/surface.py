@@ -35,7 +35,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, read_rows
 from mup_tpu.analysis.looks import Question
 from mup_tpu.analysis.noise import Noise
-from mup_tpu.analysis.optimum import DRAWS, Optimum, Status
+from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.rows import no_column, select
@@ -59,6 +59,7 @@ _BENDS = np.arange(-6, 7) / 5
 """Bends that are weighed, per octave: exponents of the steeper side."""
 _BEND_SPREAD = 0.4
 """Mean size of a bend in the prior."""
+_DRAWS = 2000
 _ROUNDS = 4
 _KEPT = 9
 """Bends beside the best ones that are weighed with all errors."""
@@ -262,7 +263,7 @@ def _checked(
 
 
 def fit_surface(
-    runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator, draws: int = DRAWS
+    runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator, draws: int = _DRAWS
 ) -> Surface:
     """Draw the surfaces of one rule.
 
@@ -281,7 +282,7 @@ def fit_surface(
     number_N = np.searchsorted(scales, points["scale"])
     u_NH = points[list(tuned)].to_numpy(float)
     h, pairs = len(tuned), [*itertools.combinations_with_replacement(range(len(tuned)), 2)]
-    least = min(np.bincount(number_N))
+    least = min(np.bincount(number_N), default=0)
     needed = len(scales) * (h + 1) + len(pairs) + 2
     if least < h + 2 or len(points) < needed:
         raise TableError(

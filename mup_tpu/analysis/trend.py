@@ -382,9 +382,7 @@ _NAMES = {
 
 
 def kind_of(scale: str) -> str:
-    """Return the kind of a scale by its column: width, depth, batch size, tokens, size (parameters, FLOPs),
-    or "".
-    """
+    """Return the kind of a scale by its column: width, depth, batch size, tokens, size, or ""."""
     meaning = means(scale)
     if meaning in ("width", "depth", "size"):
         return meaning
@@ -393,10 +391,7 @@ def kind_of(scale: str) -> str:
 
 
 def rule_named(name: str) -> str:
-    """Return the entry of the table of parametrizations that a name spells: muP, μP, mu-P and mup are one; ""
-    for
-    none.
-    """
+    """Return the parametrization that a name spells, muP, μP, mu-P and mup alike; "" for none."""
     plain = name.lower().replace("μ", "mu").replace("µ", "mu")
     letters = "".join(c for c in plain if c.isalnum())
     return next((rule for rule in PARAMETRIZATIONS if rule.replace("_", "") == letters), "")

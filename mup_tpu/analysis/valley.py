@@ -1,10 +1,9 @@
 """Posterior of a valley of loss over log2 of a hyperparameter, from the points of one loss curve.
 
 A valley is loss(x) = c + A·g(x − x*), with g one of a fixed set of shapes that fall to 0 at x* and rise on
-both
-sides: powers |u|^p from 1.1 to 3 and pairs of exponentials, with sides of different steepness. A single form,
-such as a cubic, misses the others between the points of an octave grid, and its error has no place in the
-interval. For each shape and each x* on a grid, c and A are a weighted linear regression, so that the
+both sides: powers |u|^p from 1.1 to 3 and pairs of exponentials, with sides of different steepness. A single
+form, such as a cubic, misses the others between the points of an octave grid, and its error has no place in
+the interval. For each shape and each x* on a grid, c and A are a weighted linear regression, so that the
 posterior over shapes and x* is a table, and draws from it are exact. All priors are free of the loss's unit.
 
 Each point's variance is its noise and a share of its rise above the best (MODEL_ERROR): what all shapes miss.
@@ -66,10 +65,7 @@ _POWER_SPREAD = 0.6
 
 @cache
 def _shapes() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the kind of each shape (0 power, 1 rounded, 2 exponentials), its two parameters, log prior
-    probability
-    (K,).
-    """
+    """Return kind (0 power, 1 rounded, 2 exponentials), two parameters and log prior of each shape, (K,)."""
     rows = []
     for kind, sizes in enumerate((_POWERS, _ROUNDED, _RATES)):
         for size in sizes:
@@ -119,9 +115,7 @@ class Valley:
 
     @property
     def curvature_R(self) -> np.ndarray:
-        """Return the rise an octave above and an octave below the optimum, together, nat: a parabola's second
-        derivative.
-        """
+        """Return the rises an octave above and below the optimum together, a parabola's curvature, nat."""
         ones = np.ones(len(self.x_R))
         return self.rise(ones) + self.rise(-ones)
 
@@ -330,9 +324,7 @@ def share(fits: Sequence[Fit]) -> list[Shared | None]:
 
 
 def _pooled(evidence_SK: np.ndarray) -> float:
-    """Return the share of the others' evidence that counts: _POOLED, weighed by how well it predicts each
-    curve.
-    """
+    """Return the share of the others' evidence that counts, weighed by how well it predicts each curve."""
     evidence_SK = evidence_SK - evidence_SK.max(axis=1, keepdims=True)
     others_SK = evidence_SK.sum(axis=0) - evidence_SK
     score_P = []
@@ -394,9 +386,7 @@ def draw(
 
 
 def points_near(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> np.ndarray:
-    """Return finite points within three steps or octaves of the best, and its neighbours; none across a lost
-    one.
-    """
+    """Return finite points within three steps or octaves of the best, its neighbours, up to lost ones."""
     reach = _REACH * max(step, 1.0)
     near_G = np.abs(np.arange(len(x_G)) - best) <= 1
     inside = finite_G & (near_G | (np.abs(x_G - x_G[best]) <= reach + 1e-9))

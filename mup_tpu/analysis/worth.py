@@ -191,9 +191,7 @@ def _profile(
 
 
 def _loss_errors(known: Sequence[Estimate]) -> np.ndarray:
-    """Return the standard errors of the losses at the optima, nat: of the fits, and of what runs of a seed
-    share.
-    """
+    """Return standard errors of the losses at the optima, nat: of the fits, and of what seeds share."""
     effects = [e.curve.effect_S for e in known if len(e.curve.effect_S) > 1]
     shared = math.sqrt(np.mean([effect_S.var(ddof=1) for effect_S in effects])) if effects else 0.0
     fitted = [e.valley.loss_R.std() for e in known if e.valley]
@@ -213,9 +211,7 @@ def _curvature_exponent(known: Sequence[Estimate]) -> Interval:
 
 
 def _share(known: Sequence[Estimate], headline: Regret | None) -> Interval:
-    """Return the headline regret over the gain by growing; unknown without a gain or a known optimum at the
-    largest.
-    """
+    """Return the headline regret over the gain by growing; unknown without both."""
     if headline is None or headline.status != "estimated":
         return UNKNOWN
     gain = known[0].optimum.loss - known[-1].optimum.loss

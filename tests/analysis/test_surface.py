@@ -152,6 +152,7 @@ TABLE = table_of()
         (TABLE.assign(weight_decay=0.0), TUNED, "weight_decay must be a number above 0 in every row"),
         (TABLE.assign(weight_decay="a"), TUNED, "and is text in one"),
         (TABLE.assign(weight_decay=0.1), TUNED, "do not vary independently"),
+        (pd.concat([TABLE, TABLE.assign(parametrization="b", loss=np.inf)]).fillna("a"), TUNED, "0 points"),
         (TABLE.iloc[:43], TUNED, "too few for a surface"),
         (TABLE.assign(loss=-TABLE["loss"]), TUNED, "show no minimum"),
     ],
