@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.nightly
 def test_stored_verdicts_are_those_of_the_stored_rows(monkeypatch):
     monkeypatch.chdir(ROOT)
     before = pd.read_csv("results/public/sweeps.csv")

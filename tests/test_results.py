@@ -32,6 +32,14 @@ SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
 SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
 
 
+DAILY = ("depth_transfer", "ladder_mup", "lr_transfer", "nanogpt_mup", "quickstart", "decay_transfer")
+"""Sweeps whose analyses are compared each day: another scale, hyperparameter or kind of look each."""
+
+
+def by_name(folders, daily):
+    return [pytest.param(f, id=f.name, marks=[] if f.name in daily else pytest.mark.nightly) for f in folders]
+
+
 def files_of(figures) -> set[str]:
     """Names of the files in which figures of these names are stored."""
     return {f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")}
@@ -70,7 +78,7 @@ def assert_close(found, stored, where="analysis"):
         assert found == stored, where
 
 
-@pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", by_name(SWEEPS, DAILY))
 def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, analysed):
     no_json = {"NaN": None, "Infinity": "inf", "-Infinity": "-inf"}
     found = json.loads(json.dumps(to_dict(analysed(folder))), parse_constant=no_json.get)

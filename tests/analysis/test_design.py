@@ -96,7 +96,7 @@ def test_what_is_planned_is_looked_at_before_seeds_are_bought():
     )
     between = analyze(replace(table, planned=(64, 96, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in between.cells} == {96}, "a width may be added between the others"
-    scattered = check_table(sweep_of([-8.0, -7.8, -7.6], sigma=0.0005, seeds=4))
+    scattered = check_table(sweep_of([-8.0, -7.82, -7.64], sigma=0.0005, seeds=4))
     all_run = analyze(replace(scattered, planned=(64, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in all_run.cells} <= {64, 128, 256}, "no other width can be had"
 
@@ -172,7 +172,7 @@ def test_runs_are_bought_where_they_are_cheap():
 
 
 def test_where_scales_are_missing_no_seeds_are_asked_for():
-    batch = batch_of(sweep_of([-8.0, -7.8, -7.6], sigma=0.0005, seeds=4))
+    batch = batch_of(sweep_of([-8.0, -7.82, -7.64], sigma=0.0005, seeds=4))
     assert (batch.reason.code, batch.reason["count"]) == ("another scale", 4)
     assert {cell.scale for cell in batch.cells} == {512}
 

@@ -248,6 +248,7 @@ def test_given_errors_are_used():
     assert noise.errors_G(curve) == pytest.approx(np.full(5, 0.004))
 
 
+@pytest.mark.nightly
 def test_noise_known_from_few_runs_still_covers():
     """Noise is told by four degrees of freedom, and is often twice what they say."""
     inside = []

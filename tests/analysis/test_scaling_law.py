@@ -137,6 +137,7 @@ def test_points_that_cannot_be_fitted(losses, sizes, sentence):
         fit_scaling_law(np.array(losses), np.array(sizes))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_intervals_of_four_points_hold_the_truth():
     """One residual degree of freedom: an interval that takes the scatter as known covers four of five."""

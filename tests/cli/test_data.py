@@ -16,7 +16,7 @@ def bpe_shards(corpus, tmp_path_factory):
     main([
         "data", "prepare", "--corpus", str(corpus), "--tokenizer", "bpe", "--vocab-size", "600",
         "--sequence-length", "32", "--shard-samples", "1000", "--validation-fraction", "0.2",
-        "--workers", "1", "--out", str(out),
+        "--out", str(out),
     ])  # fmt: skip
     return out
 

@@ -19,7 +19,7 @@ COMMANDS = {
     "sweep on Ray": ("sweep", "small.toml", "--results", "results", "--ray"),
     "data prepare": (
         *("data", "prepare", "--out", "shards", "--sequence-length", "32", "--shard-samples", "50"),
-        *("--workers", "2", "--corpus"),
+        "--corpus",
     ),
 }
 

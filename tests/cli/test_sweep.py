@@ -160,6 +160,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="takes cores away as Linux does")
 def test_while_a_driver_that_trains_itself_imports_torch_nothing_else_is_imported(tmp_path, sweep_toml):
     """On one core. Parts of scipy ask about a torch that is there, and fail where it is there by half."""

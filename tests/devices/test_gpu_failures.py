@@ -48,6 +48,7 @@ def test_a_gpu_that_torch_cannot_use_is_explained_once(hollow_gpu, monkeypatch, 
     assert problem.startswith("torch sees none of 1 GPUs here") and why in problem
 
 
+@pytest.mark.nightly
 def test_packs_of_a_process_hold_no_memory_after_their_end(hollow_gpu, monkeypatch):
     """Each pack used to leave a workspace of cuBLAS for its own stream: 32 MiB on an H100, up to 1 GiB."""
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")

@@ -159,7 +159,7 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
             path.write_bytes(b"1")
     assert folder.names() == []
     folder.remove("a")
-    ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1)
+    ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder)
     assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
     assert check_url(str(folder)).problem.endswith(f"cannot be read: there is no bucket {name}")
     assert not check_url(cloud.url()).problem, "a folder that nobody has used, in a bucket that is there"
@@ -575,7 +575,7 @@ def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, swee
 @pytest.mark.slow
 def test_uploads_that_are_always_cut_end_in_a_sentence_and_leave_nothing(cloud, corpus, gcsfs_in_a_hurry):
     folder = Folder(cloud.url())
-    words = ["data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1]
+    words = ["data", "prepare", "--corpus", corpus, "--out", folder]
     with server_of(cut_above(cloud, 100_000, times=float("inf"))) as front:
         ended = command(cloud, *words, endpoint=front)
     assert_one_sentence(ended, f"shards cannot be written to {folder}: ")

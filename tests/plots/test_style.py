@@ -202,6 +202,7 @@ def law():
     return plots.scaling_law_figure(fit_scaling_law(losses[:-1], sizes[:-1]), sizes, losses, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "draw",
     [sequence, law, *(partial(search, varied) for varied in (1, 2, 7)),

@@ -160,6 +160,7 @@ def test_a_search_says_its_best_trial_if_any_and_what_became_of_the_others():
     assert "No trial has finished." in text and "48 diverged" in text
 
 
+@pytest.mark.nightly
 def test_a_coordinate_check_says_what_grows_and_every_slope():
     measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
     part = coord_check.by_setting(measured)["adamw_tied"]

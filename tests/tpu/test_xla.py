@@ -166,6 +166,7 @@ def test_a_command_without_a_tpu_ends_in_a_sentence():
     assert sentence in result.stderr.replace("\n", " ")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_command_reports_what_xla_did_and_dumps_its_programs(corpus, tmp_path):
     pytest.importorskip("torch_xla")
@@ -206,7 +207,7 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
     [
         pytest.param("data", "gpt2", "adamw", marks=pytest.mark.nightly),
         pytest.param("trials", "llama", "adamw", marks=pytest.mark.nightly),
-        ("trials", "llama", "muon"),
+        pytest.param("trials", "llama", "muon", marks=pytest.mark.nightly),
     ],
 )
 def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture, optimizer):

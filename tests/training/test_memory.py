@@ -165,6 +165,7 @@ def test_estimate_is_what_packs_need_on_a_gpu():
     assert share.between(0.95, 1.4).mean() > 0.9
 
 
+@pytest.mark.nightly
 def test_packs_take_the_memory_of_the_table_and_less_than_on_an_h100_before(hollow_gpu, tmp_path):
     """Before steps were traced without computing them (`gpu_peers.csv`, run 2)."""
     numbers = [2]  # 64 x 8 in bf16
@@ -223,6 +224,7 @@ print(fits, torch.cuda.memory_reserved() < 2**31)
 """
 
 
+@pytest.mark.nightly
 def test_a_pack_that_is_said_to_fit_trains_also_after_one_that_did_not(hollow_gpu):
     assert hollow_gpu("-c", IN_2_GIB, mib=2048).splitlines() == ["12 trials ran out of memory (C", "5 True"]
 

@@ -72,6 +72,7 @@ def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
     assert not ended or load_values(tmp_path, "precision") == ["bf16"]
 
 
+@pytest.mark.nightly
 def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, capsys):
     cpu_with("avx512_bf16")
     tiny = tiny.replace(steps=2, eval_batches=1)

@@ -193,6 +193,7 @@ def test_the_best_trial_that_progress_names_is_the_best_finished_one_of_the_stor
     assert f"4 of 4 ended, best {after:.4f} (" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_after_the_budget_trials_pause_and_a_resumed_search_goes_on_with_them(tiny, tmp_path):
     search = Search("budget", tiny.replace(steps=100), RATES)
     limits = dict(num_samples=2, scheduler="none", evaluations=50)
