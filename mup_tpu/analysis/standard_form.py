@@ -344,6 +344,11 @@ _CONFOUNDING = re.compile(
     r"sha|version|tokenizer|vocab|vocab_size|dataset|data|corpus|warmup|schedule)(_|$)"
 )
 
+# Names of hyperparameters that a search tunes beside the first
+_TUNED = re.compile(
+    r"(^|_)(wd|weight_decay|beta_?[12]|eps|dropout|momentum|init_std|init_scale|warmup|batch_size|bs)$"
+)
+
 
 def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
     """Return notes on rules and settings that vary inside a cell; of others' tables also on lengths, batches,
@@ -359,7 +364,8 @@ def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
         if is_setting and 1 < texts.nunique() <= _MOST_RULES and texts.groupby(cells).nunique().max() > 1:
             varying.append(Reason.of("varies inside cells", name=column, listed=sorted(texts.unique())))
         known = texts[values.notna()]
-        is_confounding = _CONFOUNDING.search(plain_name(column)) and means(column) != "step"
+        is_tuned = kind in "iuf" and _TUNED.search(plain_name(column))
+        is_confounding = is_tuned or (_CONFOUNDING.search(plain_name(column)) and means(column) != "step")
         if is_ours or not is_confounding or known.nunique() < 2:
             continue
         by_scale = known.groupby(runs["scale"])
@@ -369,7 +375,8 @@ def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
         else:
             first, *others = sorted(known.unique())
             listed = list_of([first, *others], 4)
-            confounding.append(Reason.of("mixed", name=column, listed=listed, first=first))
+            tune = f"{columns.hyperparameter},{column}" if is_tuned else ""
+            confounding.append(Reason.of("mixed", name=column, listed=listed, first=first, tune=tune))
     return [*varying, *confounding]
 
 
@@ -404,7 +411,11 @@ def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
         if column not in named
         and (column in CONFIGURED if is_ours else means(column) != "loss")
         and table[column].dtype.kind not in "cmM"
-        and (table[column].dtype.kind != "f" or table[column].nunique() <= _MOST_RULES)
+        and (
+            table[column].dtype.kind != "f"
+            or table[column].nunique() <= _MOST_RULES
+            or _TUNED.search(plain_name(column))
+        )
     ]
 
 

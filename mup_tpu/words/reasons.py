@@ -177,8 +177,11 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "best; --epsilon gives another",
         "confounded": "{name} changes with {scale} ({pairs}), so a drift may be of either; "
         "--along {name} says that it is meant",
-        "mixed": "{name} differs among the runs of one {scale} ({listed}): compare runs of one, by --where "
-        "{name}={first}",
+        "mixed": lambda v: (
+            f"{v['name']} differs among the runs of one {v['scale']} ({v['listed']}): compare runs of one, "
+            f"by --where {v['name']}={v['first']}"
+            + (f"; if it is tuned too, --tune {v['tune']} analyses both" if v["tune"] else "")
+        ),
         "refused by conditions": "{count} runs refused by {conditions}: they count as +inf, and bound an "
         "optimum under that constraint",
         "runs without a metric": "{count} runs left out, since none of their metrics has a value",

@@ -226,6 +226,10 @@ def test_several_hyperparameters_are_analysed_and_predicted_together(tmp_path, o
     assert rate["x"] == pytest.approx(-8, abs=0.3) and decay["x"] == pytest.approx(-3, abs=0.3)
     code, _, error = outcome("analyze", table)
     assert code == 2 and "if it is tuned too, --tune lr,weight_decay" in error
+    pd.DataFrame(rows).rename(columns={"weight_decay": "wd"}).to_csv(tmp_path / "named.csv")
+    code, out, _ = outcome("analyze", tmp_path / "named.csv")
+    assert code == 0 and "wd differs among the runs of one width" in " ".join(out.split())
+    assert "if it is tuned too, --tune lr,wd analyses both" in " ".join(out.split())
     for command in (
         ("analyze", table, "--tune", "lr,weight_decay", "--figures"),
         ("predict", table, "--tune", "lr,weight_decay"),
