@@ -65,7 +65,7 @@ def is_told(low: float, high: float) -> bool:
 
 
 def bends(optima: Sequence[Optimum]) -> bool:
-    """Return whether optima depart from a power law: 95 % of a parabola's curvature through them excludes 0.
+    """Return whether optima bend away from a power law: the 95 % interval of their curvature excludes 0.
 
     Least squares in log2 scale, weighted by the optima's errors; scatter beyond these widens the interval.
     """

@@ -29,7 +29,7 @@ class Score:
 
     @property
     def is_inside(self) -> bool | None:
-        """Return whether the 95 % interval, widened by the optimum's own error, holds x, if that is known."""
+        """Return whether x lies in the 95 % interval, widened by its own error; None if x is unknown."""
         if not math.isfinite(self.x):
             return None
         low, high = self.prediction.interval

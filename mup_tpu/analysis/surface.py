@@ -30,17 +30,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.drift import WiderIsBetter, fit_drift
+from mup_tpu.analysis.drift import fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, read_rows
 from mup_tpu.analysis.looks import Question
 from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.optimum import Optimum, Status
-from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.rows import no_column, select
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.transfer import FittedLaw, TransferAnalysis, TransferResult, tolerance
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance, without_curves
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
 from mup_tpu.analysis.verdict import DELTA, PLAIN, Verdict, decide
@@ -89,12 +88,12 @@ class Surface:
 
     @cached_property
     def optimum_RSH(self) -> np.ndarray:
-        """log2 of the best values."""
+        """Return log2 of the best values."""
         return self.reference_SH + _unbend(self.vertex_RSH, self.bend_RH[:, None])
 
     @cached_property
     def profile_RH(self) -> np.ndarray:
-        """Curvature along each hyperparameter with the others at their best."""
+        """Return the curvature along each hyperparameter with the others at their best."""
         return np.asarray(1 / np.diagonal(np.linalg.inv(self.curvature_RHH), axis1=1, axis2=2))
 
     def away_RH(self, source: int, target: int) -> np.ndarray:
@@ -155,7 +154,10 @@ class JointAnalysis:
     """One a hyperparameter, with the others at their best."""
     results: tuple[JointResult, ...]
     """One a rule."""
-    epsilon: float
+
+    @property
+    def epsilon(self) -> float:
+        return self.parts[0].epsilon
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -217,7 +219,7 @@ def analyze_jointly(
         )
         for name, of in zip(tuned, each, strict=True)
     )
-    return JointAnalysis(checked, tuple(tuned), parts, tuple(results), epsilon)
+    return JointAnalysis(checked, tuple(tuned), parts, tuple(results))
 
 
 def _checked(
@@ -315,28 +317,28 @@ def fit_surface(
 
     for turn in range(_ROUNDS):
         errors = _errors(rise_N, count_N, squares_N, 2 * len(scales) * (h + 2))
-        if (
-            turn == 0
-        ):  # the losses' own rises: the lowest are low by chance, so that all near ones weigh alike
-            variance_N = np.maximum(rise_N, np.median(rise_N)) ** 2
-            error = (variance_N, 0.0, 0.0)
+        if turn == 0:
+            # The losses' own rises: the lowest are low by chance, so that all near ones weigh alike.
+            error = (np.maximum(rise_N, np.median(rise_N)) ** 2, 0.0, 0.0)
         else:  # the surface's, about a better reference
-            first = [_regress(design(bend_H), y_N, *one) for one in errors]
-            error = errors[int(np.argmax([log for log, *_ in first]))]
+            design_NP = design(bend_H)
+            error = max(errors, key=lambda one: _regress(design_NP, y_N, *one)[0])
         for some in range(h):
             tried = [np.where(np.arange(h) == some, bend, bend_H) for bend in _BENDS]
             bend_H = max(tried, key=lambda bend_H: weighed(bend_H, error))
-        beta_P = _regress(design(bend_H), y_N, *error)[1]
+        design_NP = design(bend_H)
+        beta_P = _regress(design_NP, y_N, *error)[1]
         vertex_1SH, loss_1S, curvature_1HH = _vertices(beta_P[None], len(scales), h, pairs)
         if (np.linalg.eigvalsh(curvature_1HH[0]) <= 0).any():
             break
-        rise_N = np.maximum(design(bend_H) @ beta_P - loss_1S[0][number_N], 0.0)
+        rise_N = np.maximum(design_NP @ beta_P - loss_1S[0][number_N], 0.0)
         moved_SH = reference_SH + _unbend(vertex_1SH[0], bend_H)
         reference_SH = np.clip(moved_SH, low_SH, high_SH)
     errors = _errors(rise_N, count_N, squares_N, 2 * len(scales) * (h + 2))
     beside = itertools.product((-_BENDS[1] + _BENDS[0], 0.0, _BENDS[1] - _BENDS[0]), repeat=h)
     bends = sorted((bend_H + np.array(some) for some in beside), key=lambda bend_H: -weighed(bend_H, error))
-    fits = [(k, *_regress(design(bends[k]), y_N, *one), one[2]) for k in range(_KEPT) for one in errors]
+    designs = [design(bend_H) for bend_H in bends[:_KEPT]]
+    fits = [(k, *_regress(of, y_N, *one), one[2]) for k, of in enumerate(designs) for one in errors]
     log_K = [log - float(np.abs(bends[k]).sum()) / _BEND_SPREAD for k, log, *_ in fits]
     weight_K = _normalised(np.array(log_K))
     chosen_R = generator.choice(len(fits), 8 * draws, p=weight_K)
@@ -402,7 +404,7 @@ def _regress(
     q_NP, r_PP = np.linalg.qr(design_NP * root_N[:, None])
     inverse_PP = np.linalg.pinv(r_PP)
     beta_P = inverse_PP @ (q_NP.T @ (root_N * y_N))
-    chi2 = float(((y_N - design_NP @ beta_P) * root_N) @ ((y_N - design_NP @ beta_P) * root_N))
+    chi2 = float(np.square((y_N - design_NP @ beta_P) * root_N).sum())
     log += float(np.log(root_N).sum() - np.log(np.abs(np.diag(r_PP))).sum()) - 0.5 * chi2
     return log, beta_P, inverse_PP
 
@@ -446,20 +448,9 @@ def _profile(compared: str, surface: Surface, h: int, question: Question) -> Tra
     ]
     ends = (optima[bracketed[0]].scale, optima[-1].scale) if bracketed else None
     headline = next((r for r in regrets if (r.source, r.target) == ends), None)
-    return TransferResult(
-        compared=compared,
-        curves=(),
-        noise=Noise(surface.noise, 1, "lack of fit"),
-        optima=tuple(optima),
-        valleys=tuple(valleys),
-        drift=drift,
-        regrets=tuple(regrets),
-        wider_is_better=WiderIsBetter(0, 0, math.nan),
-        collapse_exponent=math.nan,
-        law=FittedLaw((), (), (), None, Reason.of("no losses")),
-        learning_curves=(),
-        verdict=decide(optima, drift, headline, question.epsilon, question.delta),
-    )
+    noise = Noise(surface.noise, 1, "lack of fit")
+    verdict = decide(optima, drift, headline, question.epsilon, question.delta)
+    return without_curves(compared, noise, tuple(optima), tuple(valleys), drift, tuple(regrets), verdict)
 
 
 def _optimum(scale: float, valley: Valley, least: float, most: float, epsilon: float) -> Optimum:

@@ -332,20 +332,34 @@ def _analyze_optima(compared: str, table: RunTable, question: Question) -> Trans
         .to_numpy(float)
         .tolist()
     )
-    law = FittedLaw((), (), (), None, Reason.of("no losses"))
+    drift = fit_drift(optima, question.columns.scale, question.delta)
+    noise, valleys = Noise(math.nan, 0, "optima"), (None,) * len(optima)
+    return without_curves(compared, noise, optima, valleys, drift, (), Verdict("INCONCLUSIVE"))
+
+
+def without_curves(
+    compared: str,
+    noise: Noise,
+    optima: tuple[Optimum, ...],
+    valleys: tuple[Valley | None, ...],
+    drift: Drift,
+    regrets: tuple[Regret, ...],
+    verdict: Verdict,
+) -> TransferResult:
+    """Return the analysis of optima that come from no loss curves; the rest of it is unknown."""
     return TransferResult(
         compared=compared,
         curves=(),
-        noise=Noise(math.nan, 0, "optima"),
+        noise=noise,
         optima=optima,
-        valleys=(None,) * len(optima),
-        drift=fit_drift(optima, question.columns.scale, question.delta),
-        regrets=(),
+        valleys=valleys,
+        drift=drift,
+        regrets=regrets,
         wider_is_better=WiderIsBetter(0, 0, math.nan),
         collapse_exponent=math.nan,
-        law=law,
+        law=FittedLaw((), (), (), None, Reason.of("no losses")),
         learning_curves=(),
-        verdict=Verdict("INCONCLUSIVE"),
+        verdict=verdict,
     )
 
 

@@ -78,7 +78,7 @@ def format_learning_rate(value: float) -> str:
 
 
 def option(metavar: str, kind: Any, read: Callable[[str], Any], write: Callable[[Any], str] = str) -> Any:
-    """Return the way in which the command line reads a type from a word, and help shows its default."""
+    """Return how the command line reads a type from a word, and how help shows its default."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,

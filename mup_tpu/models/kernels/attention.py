@@ -169,7 +169,7 @@ def has_kernel(head_size: int) -> bool:
 
 
 class _Fused(torch.autograd.Function):
-    """The forward kernel: output, and what backward needs."""
+    """Return the kernel's output, and what its backward pass needs."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
