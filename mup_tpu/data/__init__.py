@@ -1,28 +1,23 @@
 """Text to batches: corpus -> tokenizer -> token cache -> batches, or -> prepared shards -> batches."""
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.batches import CachedDataset, ShardDataset, TokenDataset, World, prefetch
+from mup_tpu.data.batches import CachedDataset, ShardDataset, TokenDataset, prefetch
 from mup_tpu.data.cache import is_tokenised, load_cache
 from mup_tpu.data.shards import is_prepared
-from mup_tpu.errors import DataError
 
-__all__ = ["TokenDataset", "World", "describe_load", "load", "prefetch"]
+__all__ = ["TokenDataset", "describe_load", "load", "prefetch"]
 
 
-def load(config: DataConfig, progress: bool = True, world: World = World()) -> TokenDataset:
+def load(config: DataConfig, progress: bool = True) -> TokenDataset:
     """Return the batches of a configuration: streamed from prepared shards, else from the token cache.
 
-    A corpus is tokenised on first use. `world` has the hosts that read one stream of shards together.
+    A corpus is tokenised on first use.
 
     Raises:
         DataError: the corpus cannot be used, is shorter than one batch, or the cache cannot be written.
     """
     if is_prepared(config.corpus):
-        return ShardDataset(config, world)
-    if world.hosts > 1:
-        raise DataError(
-            f"corpus {config.corpus!r} is read whole by one host; for {world.hosts}, prepare shards of it"
-        )
+        return ShardDataset(config)
     return CachedDataset(config, load_cache(config, progress))
 
 

@@ -1,10 +1,8 @@
 """Batches as a function of (data seed, step) alone, from the token cache or from prepared shards.
 
-Batches of shards are streamed, each shard read whole and once an epoch, ahead of its use. The order of the
-samples depends on (data seed, epoch, hosts, host) and the index alone. In an epoch the shards are permuted
-and dealt to the hosts. The shuffle buffer of a host is SHUFFLE_SHARDS of its shards, whose samples are
-permuted together. So the sample at any step is known without reading earlier ones, and resuming reads the
-shards of that step alone. The number of reading threads changes nothing.
+Batches of shards are streamed, each shard read whole and once an epoch, ahead of its use. An epoch permutes
+the shards, and the samples of SHUFFLE_SHARDS of them together. So the sample at any step is known without
+reading earlier ones, and resuming reads the shards of that step alone.
 
 Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, inputs and targets overlapping.
 """
@@ -15,12 +13,10 @@ import contextlib
 import functools
 import queue
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,14 +24,14 @@ from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import TokenCache
 from mup_tpu.data.shards import ShardFolder
 from mup_tpu.data.tokenizer import Tokenizer
-from mup_tpu.errors import ConfigError, DataError
+from mup_tpu.errors import DataError
 
 T = TypeVar("T")
 
 # Shards whose samples are permuted together. Another number would change the order of all batches.
 SHUFFLE_SHARDS = 4
 
-READERS = 4  # shards that one host reads at a time
+READERS = 4  # shards that are read at a time
 
 _POLL_S = 0.1  # seconds between two checks while a batch is waited for
 
@@ -54,7 +50,10 @@ class TokenDataset(ABC):
 
     @abstractmethod
     def validation_batches(self, count: int) -> np.ndarray:
-        """Return held-out tokens (N, B, T + 1), int64, in at most `count` batches, the same in each call."""
+        """Return held-out tokens (N, B, T + 1), int64, the same in each call.
+
+        Short held-out text gives fewer than `count` batches, and at least one, of fewer sequences if need be.
+        """
 
 
 class CachedDataset(TokenDataset):
@@ -79,11 +78,8 @@ class CachedDataset(TokenDataset):
             )
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Return the tokens (B, T + 1) of a step, int64: every block once an epoch, in random order.
+        # Order and offset of blocks differ between epochs, so that sequences do too.
 
-        Order and offset differ between epochs, so that sequences do too. A batch that crosses the end of an
-        epoch is filled from the next.
-        """
         t, b = self.config.sequence_length, self.config.batch_size
         starts = [self._start(step * b + i) for i in range(b)]
         return np.stack([self._train[s : s + t + 1] for s in starts]).astype(np.int64)
@@ -94,10 +90,7 @@ class CachedDataset(TokenDataset):
         return int(order[position]) * self.config.sequence_length + offset
 
     def validation_batches(self, count: int) -> np.ndarray:
-        """Return held-out tokens (N, B, T + 1), int64, spread evenly, without overlap.
-
-        Short held-out text gives fewer than `count` batches, and at least one, of fewer sequences if need be.
-        """
+        """Return sequences that are spread evenly, without overlap."""
         t = self.config.sequence_length
         blocks = (len(self._validation) - 1) // t
         b = min(self.config.batch_size, blocks)
@@ -113,96 +106,57 @@ def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tup
     return generator.permutation(blocks), int(generator.integers(sequence_length))
 
 
-@dataclass(frozen=True)
-class World:
-    """Hosts that read one stream together: their number, and the index of this host."""
-
-    hosts: int = 1
-    host: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.host < self.hosts:
-            raise ConfigError(f"host {self.host} is not one of {self.hosts} hosts, counted from 0")
-
-
 class ShardDataset(TokenDataset):
-    """Batches of prepared shards, for one host.
+    """Batches of prepared shards; an epoch ends with its last whole batch."""
 
-    The batch size is of all hosts together. Each host gets equally many samples an epoch, from shards that no
-    other host reads; a rest of the shards is left out, another one in every epoch.
-    """
-
-    def __init__(self, config: DataConfig, world: World = World(), readers: int = READERS) -> None:
+    def __init__(self, config: DataConfig, readers: int = READERS) -> None:
         folder = ShardFolder(config.corpus)
-        index = folder.index
+        index = self._index = folder.index
         super().__init__(config, index.dataset, index.fingerprint, folder.tokenizer)
-        self.world = world
         if config.sequence_length != index.sequence_length:
             raise DataError(
                 f"sequence_length {config.sequence_length} is not the {index.sequence_length} of the shards "
                 f"in {folder.url}: use {index.sequence_length}, or prepare other shards"
             )
-        if config.batch_size % world.hosts:
-            raise DataError(f"batch_size {config.batch_size} does not divide over {world.hosts} hosts")
-        shards = len(index.train.shards)
-        if shards < world.hosts:
-            raise DataError(
-                f"{folder.url} has {shards} training shards, fewer than the {world.hosts} hosts: "
-                f"prepare with --shard-samples {index.train.samples // world.hosts} or less"
-            )
-        self._batch = config.batch_size // world.hosts
-        self._shards = shards // world.hosts
-        self._batches = self._shards * index.train.samples_per_shard // self._batch
+        self._batches = index.train.samples // config.batch_size
         if not self._batches:
             raise DataError(
-                f"{folder.url} is shorter than one batch: {index.train.samples} training sequences for "
-                f"{world.hosts} hosts, but batch_size {config.batch_size}"
+                f"{folder.url} is shorter than one batch: {index.train.samples} training sequences, but "
+                f"batch_size {config.batch_size}"
             )
-        self._index = index
         self._train = _Reader(lambda i: folder.samples(index.train.shards[i]), readers)
         self._held_out = functools.lru_cache(lambda i: folder.samples(index.validation.shards[i]))
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Return the tokens (B / hosts, T + 1) of a step, int64; an epoch ends with the last whole batch."""
-        epoch, batch = divmod(step, self._batches)
-        places = range(batch * self._batch, (batch + 1) * self._batch)
-        size = SHUFFLE_SHARDS * self._index.train.samples_per_shard
-        now = [self._buffer(epoch, number) for number in range(places[0] // size, places[-1] // size + 1)]
-        following = self._buffer(epoch, places[-1] // size + 1) or self._buffer(epoch + 1, 0)
-        self._train.keep([shard for shards in [*now, following] for shard in shards])
-        return np.stack([self._sample(epoch, place) for place in places]).astype(np.int64)
-
-    def validation_batches(self, count: int) -> np.ndarray:
-        """Return held-out tokens (N, B / hosts, T + 1), int64, the same in each call.
-
-        They are those of the first shards, so that few are read: the sequences in them are random. Short
-        held-out text gives fewer than `count` batches, and at least one, of fewer sequences if need be.
-        """
-        hosts, host = self.world.hosts, self.world.host
-        per_shard, samples = self._index.validation.samples_per_shard, self._index.validation.samples
-        b = min(self.config.batch_size, samples) // hosts
-        if not b:
-            raise DataError(
-                f"{self.config.corpus} has {samples} held-out sequences, fewer than {hosts} hosts"
-            )
-        n = min(count, samples // (b * hosts))
-        chosen = [self._held_out(i // per_shard)[i % per_shard] for i in range(n * b * hosts)]
-        return np.stack(chosen).astype(np.int64).reshape(n, hosts, b, -1)[:, host]
+        (epoch, batch), b = divmod(step, self._batches), self.config.batch_size
+        places = range(batch * b, (batch + 1) * b)
+        per_shard = self._index.train.samples_per_shard
+        size = SHUFFLE_SHARDS * per_shard
+        buffers = {i: self._buffer(epoch, i) for i in range(places[0] // size, places[-1] // size + 1)}
+        following = self._buffer(epoch, max(buffers) + 1) or self._buffer(epoch + 1, 0)
+        self._train.keep([shard for shards in [*buffers.values(), following] for shard in shards])
+        sequences = []
+        for place in places:
+            number, position = divmod(place, size)
+            shards = buffers[number]
+            # The 1: a seed with zeros after it is the same seed as the shards' order has.
+            order = _permutation(len(shards) * per_shard, self.config.data_seed, epoch, 1, number)
+            shard, row = divmod(int(order[position]), per_shard)
+            sequences.append(self._train.get(shards[shard])[row])
+        return np.stack(sequences).astype(np.int64)
 
     def _buffer(self, epoch: int, number: int) -> list[int]:
-        """Return the shards that this host shuffles together; none after the last of an epoch."""
+        """Return the shards that are shuffled together; none after the last of an epoch."""
         order = _permutation(len(self._index.train.shards), self.config.data_seed, epoch)
-        of_host = order[self.world.host :: self.world.hosts][: self._shards]
-        return of_host[number * SHUFFLE_SHARDS : (number + 1) * SHUFFLE_SHARDS].tolist()
+        return order[number * SHUFFLE_SHARDS : (number + 1) * SHUFFLE_SHARDS].tolist()
 
-    def _sample(self, epoch: int, place: int) -> np.ndarray:
-        per_shard = self._index.train.samples_per_shard
-        number, position = divmod(place, SHUFFLE_SHARDS * per_shard)
-        shards = self._buffer(epoch, number)
-        # The third entry is never 0: a seed with zeros after it is the same seed as the shards' order has.
-        key = (self.config.data_seed, epoch, 1 + self.world.host, number)
-        shard, row = divmod(int(_permutation(len(shards) * per_shard, *key)[position]), per_shard)
-        return self._train.get(shards[shard])[row]
+    def validation_batches(self, count: int) -> np.ndarray:
+        # Those of the first shards, so that few are read: the sequences in them are random.
+        per_shard, samples = self._index.validation.samples_per_shard, self._index.validation.samples
+        b = min(self.config.batch_size, samples)
+        n = min(count, samples // b)
+        chosen = [self._held_out(i // per_shard)[i % per_shard] for i in range(n * b)]
+        return np.stack(chosen).astype(np.int64).reshape(n, b, -1)
 
 
 @functools.lru_cache(maxsize=16)
@@ -211,44 +165,35 @@ def _permutation(size: int, *key: int) -> np.ndarray:
 
 
 class _Reader:
-    """Shards that threads read ahead, a few at a time; those that have not begun end with this object."""
+    """Shards that threads read ahead, a few at a time."""
 
     def __init__(self, read: Callable[[int], np.ndarray], threads: int) -> None:
         self._read, self._slots = read, threading.Semaphore(threads)
         self.kept: dict[int, Future[np.ndarray]] = {}
-        weakref.finalize(self, _cancel, self.kept)
 
     def keep(self, shards: Iterable[int]) -> None:
         """Start to read new shards, in this order, and drop all shards that are not named."""
         wanted = dict.fromkeys(shards)
-        _cancel({shard: self.kept.pop(shard) for shard in [*self.kept] if shard not in wanted})
+        for shard in self.kept.keys() - wanted.keys():
+            self.kept.pop(shard).cancel()
         for shard in wanted:
             if shard not in self.kept:
                 future = self.kept[shard] = Future[np.ndarray]()
-                call = (self._slots, future, functools.partial(self._read, shard))
                 # No executor: at its exit Python would wait for a thread that still tries a lost server.
-                threading.Thread(target=_read_in_turn, args=call, name="shards", daemon=True).start()
+                call = (future, functools.partial(self._read, shard), self._slots)
+                threading.Thread(target=_settle, args=call, name="shards", daemon=True).start()
 
     def get(self, shard: int) -> np.ndarray:
         return self.kept[shard].result()
 
 
-def _read_in_turn(slots: threading.Semaphore, future: Future[T], make: Callable[[], T]) -> None:
-    with slots:
+def _settle(future: Future[T], make: Callable[[], T], turn: contextlib.AbstractContextManager[Any]) -> None:
+    with turn:
         if future.set_running_or_notify_cancel():
-            _settle(future, make)
-
-
-def _cancel(futures: dict[int, Future[T]]) -> None:
-    for future in futures.values():
-        future.cancel()
-
-
-def _settle(future: Future[T], make: Callable[[], T]) -> None:
-    try:
-        future.set_result(make())
-    except Exception as error:
-        future.set_exception(error)
+            try:
+                future.set_result(make())
+            except Exception as error:
+                future.set_exception(error)
 
 
 @contextlib.contextmanager
@@ -274,7 +219,7 @@ def prefetch(
             if is_over.is_set():
                 return
             future = Future[T]()
-            _settle(future, functools.partial(make_batch, step))
+            _settle(future, functools.partial(make_batch, step), contextlib.nullcontext())
             made.put(future)
 
     def batches() -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Streaming: order by (seed, epoch, world) alone, equal shares, exact resume, and a server's faults."""
+"""Streaming: order by (seed, epoch) alone, exact resume, and a server's faults."""
 
 import functools
 import hashlib
@@ -11,7 +11,7 @@ import pytest
 from slow_server import SlowServer
 
 from mup_tpu.config import DataConfig, RunOptions
-from mup_tpu.data import World, batches, load
+from mup_tpu.data import batches, load
 from mup_tpu.data import shards as reader
 from mup_tpu.data.batches import ShardDataset
 from mup_tpu.data.prepare import prepare
@@ -38,7 +38,7 @@ def short_pauses(monkeypatch):
 
 
 def epoch_of(dataset, epoch=0):
-    """All sequences that a host reads in an epoch, in order, a row each."""
+    """All sequences of an epoch, in order, a row each."""
     steps = range(epoch * dataset._batches, (epoch + 1) * dataset._batches)
     return np.concatenate([dataset.train_batch(step) for step in steps])
 
@@ -64,16 +64,15 @@ def test_batches_are_a_function_of_seed_and_step_alone(config, shards):
     assert not np.array_equal(seeded.train_batch(0), in_order[0])
 
 
-@pytest.mark.parametrize(("world", "digest"), [(World(), "3985eeecfb7a"), (World(2, 1), "70cf8059aed6")])
-def test_batches_of_today_are_those_of_stored_results(world, digest, tmp_path):
+def test_batches_of_today_are_those_of_stored_results(tmp_path):
     """Text, tokens and order are made here, so that the bytes are the same everywhere."""
     for i in range(40):
         (tmp_path / f"{i}.txt").write_text(" ".join(str(i * j) for j in range(200)))
     text = DataConfig(corpus=str(tmp_path), sequence_length=16, validation_fraction=0.2)
     prepare(text, "memory://fixed", shard_samples=40, progress=False)
-    dataset = load(DataConfig(corpus="memory://fixed", sequence_length=16, batch_size=8), world=world)
+    dataset = load(DataConfig(corpus="memory://fixed", sequence_length=16, batch_size=8))
     batches = np.concatenate([dataset.train_batch(step) for step in range(60)])
-    assert hashlib.sha256(batches.tobytes()).hexdigest()[:12] == digest
+    assert hashlib.sha256(batches.tobytes()).hexdigest()[:12] == "3985eeecfb7a"
 
 
 def test_an_epoch_is_every_sequence_at_most_once_and_epochs_differ(config, shards):
@@ -85,32 +84,11 @@ def test_an_epoch_is_every_sequence_at_most_once_and_epochs_differ(config, shard
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("hosts", [3, 8])
-def test_hosts_share_an_epoch_equally_and_without_overlap(hosts, config, shards):
-    parts = [load(config, world=World(hosts, host)) for host in range(hosts)]
-    epochs = [epoch_of(part) for part in parts]
-    assert len({epoch.shape for epoch in epochs}) == 1  # the same number of samples everywhere
-    assert all(part.train_batch(0).shape == (24 // hosts, 33) for part in parts)
-    read = Counter(row for epoch in epochs for row in rows(epoch))
-    assert read <= Counter(rows(whole(shards)))  # no two hosts read the same
-    # Together they evaluate on what one host would.
-    together = np.concatenate([part.validation_batches(3) for part in parts], axis=1)
-    assert np.array_equal(together, load(config).validation_batches(3))
-
-
-def test_worlds_that_do_not_fit(config):
-    with pytest.raises(
-        DataError, match=r"training shards, fewer than the 24 hosts: .*--shard-samples \d+ or less"
-    ):
-        load(config, world=World(24, 0))
-    with pytest.raises(DataError, match="batch_size 24 does not divide over 7 hosts"):
-        load(config, world=World(7, 0))
+def test_shards_that_do_not_fit(config):
     with pytest.raises(DataError, match="sequence_length 64 is not the 32 of the shards in .*: use 32"):
         load(DataConfig(corpus=config.corpus, sequence_length=64))
     with pytest.raises(DataError, match="is shorter than one batch"):
         load(DataConfig(corpus=config.corpus, sequence_length=32, batch_size=10**6))
-    with pytest.raises(DataError, match="is read whole by one host; for 2, prepare shards"):
-        load(DataConfig(), world=World(2, 0))
 
 
 def test_held_out_batches_are_fixed_and_of_the_held_out_text(config):
