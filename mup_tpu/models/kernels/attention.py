@@ -149,41 +149,50 @@ def _rows(t: int, block: int) -> list[slice]:
 
 
 def kernel_for(query_BHTd: Tensor) -> str:
-    """Return the kernel for such queries, "flash", "efficient" or "cpu"; "" for none.
+    """Return the kernel for such queries, "flash" or "efficient"; "" for none.
 
     Flash attention takes bf16, from compute capability 8.0 on; before, no kernel does. The memory-efficient
     one takes float32.
     """
-    kind, dtype = query_BHTd.device.type, query_BHTd.dtype
-    if kind == "cpu":  # tests alone: members take turns there
-        return "cpu"
-    if kind != "cuda" or not has_kernel(query_BHTd.shape[-1]):
+    if query_BHTd.device.type != "cuda" or not has_kernel(query_BHTd.shape[-1]):
         return ""
-    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0):
-        return "flash"
-    return "efficient" if dtype == torch.float32 else ""
+    if query_BHTd.dtype == torch.bfloat16:
+        return "flash" if torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0) else ""
+    return "efficient" if query_BHTd.dtype == torch.float32 else ""
 
 
 def has_kernel(head_size: int) -> bool:
     return head_size % 8 == 0 and head_size <= 256
 
 
-class _Fused(torch.autograd.Function):
-    """Return the kernel's output, and what its backward pass needs."""
+class _Folded(torch.autograd.Function):
+    """A function of tensors and a scale, which come last; vmap folds members into the first axis."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
+        *tensors, scale = given
+        folded = [_fold(x, dim, info.batch_size) for x, dim in zip(tensors, in_dims, strict=False)]
+        outputs = cls.apply(*folded, scale)
+        dims = tuple(0 if out.dim() > 1 else None for out in outputs)
+        unfolded = (out.unflatten(0, (info.batch_size, -1)) if out.dim() > 1 else out for out in outputs)
+        return tuple(unfolded), dims
+
+
+class _Fused(_Folded):
+    """The kernel's output, and what its backward pass needs."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
-        qkv, kernel = (query, key, value), kernel_for(query)
-        if kernel == "flash":
+        if kernel_for(query) == "flash":
             out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(
-                *qkv, 0.0, True, False, scale=scale
+                query, key, value, 0.0, True, False, scale=scale
             )
             return out, lse, seed, offset
-        if kernel == "efficient":
-            return tuple(
-                aten._scaled_dot_product_efficient_attention(*qkv, None, True, 0.0, True, scale=scale)
+        return tuple(
+            aten._scaled_dot_product_efficient_attention(
+                query, key, value, None, True, 0.0, True, scale=scale
             )
-        return tuple(aten._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, True, scale=scale))
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -193,29 +202,17 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Any, ...]:
-        return (*_FusedBackward.apply(gradient, ctx.scale, *ctx.saved_tensors), None)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
-        *tensors, scale = given
-        folded = [_fold(x, dim, info.batch_size) for x, dim in zip(tensors, in_dims, strict=False)]
-        return _unfold(_Fused.apply(*folded, scale), info.batch_size)
+        return (*_FusedBackward.apply(gradient, *ctx.saved_tensors, ctx.scale), None)
 
 
-class _FusedBackward(torch.autograd.Function):
+class _FusedBackward(_Folded):
     """The backward kernel; not differentiable itself."""
 
     @staticmethod
-    def forward(gradient: Tensor, scale: float, *kept: Tensor) -> tuple[Tensor, ...]:
-        query, gradient, kernel = kept[0], gradient.contiguous(), kernel_for(kept[0])
-        if kernel == "cpu":
-            return tuple(
-                aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                    gradient, *kept, 0.0, True, scale=scale
-                )
-            )
-        *of_forward, seed, offset = kept
-        if kernel == "flash":
+    def forward(gradient: Tensor, *kept_and_scale: Any) -> tuple[Tensor, ...]:
+        *of_forward, seed, offset, scale = kept_and_scale
+        query, gradient = of_forward[0], gradient.contiguous()
+        if kernel_for(query) == "flash":
             lengths = (None, None, query.shape[-2], query.shape[-2])
             return tuple(
                 aten._scaled_dot_product_flash_attention_backward(
@@ -232,12 +229,6 @@ class _FusedBackward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         pass
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], gradient: Tensor, scale: float, *kept: Tensor) -> Any:
-        dims = (in_dims[0], *in_dims[2:])
-        folded = [_fold(x, dim, info.batch_size) for x, dim in zip((gradient, *kept), dims, strict=True)]
-        return _unfold(_FusedBackward.apply(folded[0], scale, *folded[1:]), info.batch_size)
-
 
 def _fold(tensor: Tensor, dim: int | None, members: int) -> Tensor:
     """Join the members' axis with the tensor's first; without one, the tensor is every member's."""
@@ -245,12 +236,6 @@ def _fold(tensor: Tensor, dim: int | None, members: int) -> Tensor:
         return tensor if dim is None else tensor.select(dim, 0)
     whole = tensor.expand(members, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return whole.reshape(-1, *whole.shape[2:])
-
-
-def _unfold(outputs: tuple[Tensor, ...], members: int) -> tuple[Any, ...]:
-    has_members = [out.dim() > 1 for out in outputs]
-    parts = [x.unflatten(0, (members, -1)) if has else x for x, has in zip(outputs, has_members, strict=True)]
-    return tuple(parts), tuple(0 if has else None for has in has_members)
 
 
 # The forms by name
