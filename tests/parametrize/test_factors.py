@@ -251,3 +251,13 @@ def test_whatever_the_init_a_hidden_matrix_starts_as_the_bases_over_root_m(init)
     wide = parametrize(build, width=1024, base_width=256).init_(build(1024))
     ratio = wide[1].weight.square().mean().sqrt() / base[1].weight.square().mean().sqrt()
     assert ratio.item() == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_vector_of_several_values_is_no_draw_and_stays():
+    class Decays(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner, self.decays = nn.Linear(width, width), nn.Parameter(torch.arange(1.0, width + 1))
+
+    scaled = parametrize(Decays, width=64, base_width=16, roles={"decays": "bias"})
+    assert torch.equal(scaled.init_(Decays(64)).decays, torch.arange(1.0, 65))
