@@ -59,7 +59,6 @@ _log = logging.getLogger(__name__)
 
 
 def is_prepared(corpus: str) -> bool:
-    """Return whether a corpus is prepared shards: a URL, or a folder with their index."""
     return "://" in corpus or os.path.isfile(os.path.join(corpus, INDEX))
 
 
@@ -166,7 +165,7 @@ def npy_header(length: int, vocab_size: int) -> bytes:
 
 
 def sample_bytes(sequence_length: int, vocab_size: int) -> int:
-    """Return the size of a sample in its tar file: a header, and the NumPy file in whole blocks."""
+    # A header of the tar file, and the NumPy file in whole blocks.
     tokens = (sequence_length + 1) * token_type(vocab_size).itemsize
     file = len(npy_header(sequence_length + 1, vocab_size)) + tokens
     return TAR_BLOCK + -(-file // TAR_BLOCK) * TAR_BLOCK

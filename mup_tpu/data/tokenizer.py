@@ -27,7 +27,7 @@ class ByteTokenizer:
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Decode bytes; a character cut in two is shown as U+FFFD."""
+        # A character cut in two is shown as U+FFFD.
         return np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def to_json(self) -> None:

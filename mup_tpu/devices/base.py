@@ -51,7 +51,6 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> MeshShape:
-        """Parse a shape such as `trial=4,data=2`."""
         match = re.fullmatch(r"trial=([1-9]\d*),data=([1-9]\d*)", text)
         if not match:
             raise ConfigError(f"mesh {text!r} is not understood; write auto, or for example trial=4,data=2")
@@ -78,7 +77,6 @@ _CHUNK, _CHUNK_BYTES = 100, 64 * 2**20
 
 
 def padded(stack: Tensor, length: int) -> Tensor:
-    """Return items (S, ...), with zeros after them up to `length` items."""
     missing = length - len(stack)
     return torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])]) if missing else stack
 

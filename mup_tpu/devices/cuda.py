@@ -36,7 +36,7 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:
-        """Return the memory that the driver has free or the caching allocator holds unused."""
+        # What the caching allocator holds unused is free too.
         device = self.torch_device
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused

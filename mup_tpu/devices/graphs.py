@@ -92,7 +92,7 @@ class CudaRecorder:
 
 @functools.cache
 def _stream_of_captures(device: int) -> torch.cuda.Stream:
-    """Return the one stream for all recorders of a process: cuBLAS keeps 32 MiB for each stream."""
+    # One for all recorders of a process: cuBLAS keeps 32 MiB for each stream.
     return torch.cuda.Stream(device)
 
 
@@ -141,7 +141,7 @@ class _Recording:
         self._warm_ups = 0
 
     def takes(self, changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> bool:
-        """Return whether these are the recorded tensors: the same memory, and stacks of one shape."""
+        # The same memory, and stacks of one shape.
 
         def known(changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> tuple[list[Any], ...]:
             return [t.data_ptr() for t in (*changed, *fixed)], [(s.shape, s.dtype) for s in stacks]
@@ -227,7 +227,6 @@ def _cut(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 @functools.cache
 def inductor() -> Compiler:
-    """Return torch's compiler; without the programs that it needs, `as_traced`."""
     if lacking := compiler_lacks():
         _log.warning("steps are not compiled, and slower, without %s", lacking)
         return as_traced
@@ -236,10 +235,8 @@ def inductor() -> Compiler:
 
 @contextlib.contextmanager
 def without_advice_on_tf32() -> Iterator[None]:
-    """Ignore torch's warnings in the block that TF32 is off, or is set by a function that will go.
-
-    The new way to set it fails beside TORCH_ALLOW_TF32_CUBLAS_OVERRIDE ("mix of the legacy and new APIs").
-    """
+    # They say that TF32 is off, or set by a function that will go. The new way to set it fails beside
+    # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE ("mix of the legacy and new APIs").
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use the new API settings to control TF32")
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")

@@ -115,7 +115,7 @@ def tpu_generation(accelerator_type: str) -> TpuGeneration | None:
 
 
 def tpu_device_files() -> list[Path]:
-    """List the files through which a process reaches its chips: /dev/accel* up to v4, /dev/vfio/* after."""
+    # /dev/accel* up to v4, /dev/vfio/* after
     return sorted([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
 
 
@@ -141,7 +141,6 @@ def peak_flops(device: Device, precision: str) -> float:
 
 
 def gpu_peak_flops(name: str, precision: str) -> float | None:
-    """Return the peak FLOP/s of one GPU by words of its name; None if unknown."""
     words = re.compile(r"\b(" + "|".join(_GPUS) + r")\b").search(name)
     if words is None or precision == "float64":
         return None

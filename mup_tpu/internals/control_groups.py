@@ -24,7 +24,6 @@ _MEMORY = {
 
 
 def memory_left(process: Path = SELF) -> float:
-    """Return the least memory left under any limit of a process's groups, in bytes; inf without a limit."""
     return min((_left(group, kind) for group, kind in _groups(process, "memory")), default=math.inf)
 
 

@@ -65,5 +65,5 @@ def _without_main() -> Iterator[None]:
 
 
 def allow_children() -> None:
-    """Let this process start others by `multiprocessing`, as loaders of data do."""
+    # Loaders of data do.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]

@@ -50,7 +50,7 @@ _PYTHON = "_build_python_executable_command_memory_profileable"
 
 
 def _python_with_parent(build: Callable[..., list[str]], *args: Any, **options: Any) -> list[str]:
-    """Return the beginning of a command of Ray, such that Linux kills the process when its parent ends."""
+    # Linux kills the process when its parent ends.
     first = [sys.executable, "-ISu", str(Path(__file__).with_name("with_parent.py"))]
     return [*(first if sys.platform == "linux" else []), *build(*args, **options)]
 
@@ -63,7 +63,6 @@ class _WithoutWorkingFolder(list[str]):
 
 
 def safe_job() -> JobConfig:
-    """Return settings of a driver whose workers look for no module in its working folder."""
     settings = JobConfig()
     settings._py_driver_sys_path = _WithoutWorkingFolder()
     return settings

@@ -76,7 +76,7 @@ class GraphMemory:
             torch._C._cuda_releasePool(*self._where)
 
     def end_failed_capture(self) -> None:
-        """End a capture that has failed; torch 2.11 refuses this memory all the same."""
+        # torch 2.11 refuses this memory all the same.
         with contextlib.suppress(RuntimeError):  # it had not begun, or torch has ended it
             torch._C._cuda_endAllocateToPool(*self._where)
 

@@ -60,7 +60,7 @@ class Llama(Architecture):
         return {"weight": _gain(width, in_block)}
 
     def query(self, config: ModelConfig) -> str:
-        """Name the queries' norm, which would undo a factor on their weights; without it, their weights."""
+        # The queries' norm would undo a factor on their weights.
         return "self_attn.q_norm" if config.qk_norm else "self_attn.q_proj"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
@@ -79,7 +79,6 @@ class Llama(Architecture):
         )
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """Build a model of a family of transformers that shares Llama's attention, with more settings."""
         name, between = "Qwen3" if config.qk_norm else "Llama", mlp_width(config.width)
         return stock(name, config, vocab_size, sequence_length, intermediate_size=between)
 

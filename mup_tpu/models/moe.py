@@ -29,7 +29,7 @@ class MoE(Llama):
     per_member = Llama.per_member | {"balance_loss"}
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
-        """Return Llama's, and each layer's weight of the balance loss, which members may differ in."""
+        # Members may differ in the weight of the balance loss: a factor of each layer.
         factors = [f"{self.blocks}.{i}.mlp.balance.factor" for i in range(config.depth)]
         return super().factors(config, scaling) | dict.fromkeys(factors, config.balance_loss / config.depth)
 

@@ -86,9 +86,6 @@ class _Mixture(nn.Module):
 
 
 def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledNetwork:
-    """Build the module without weights (meta device), to be called through `torch.func.functional_call`.
-
-    Blocks are never one loop of XLA's compiler: it would lose the terms that they add to the loss.
-    """
+    # One loop of XLA's compiler over all blocks would lose the terms that they add to the loss.
     unscanned = dataclasses.replace(forms, scan=None)
     return llama_network.build(config, vocab_size, sequence_length, unscanned, _Mixture)

@@ -48,7 +48,7 @@ class AdamW(UpdateRule):
         )  # fmt: skip
 
     def step_numbers(self, constants: Betas, step: int, learning_rate: float) -> tuple[float, ...]:
-        """Return the learning rate η, η/(1 - β₁ᵗ) and √(1 - β₂ᵗ), at update t = step + 1."""
+        # η, η/(1 - β₁ᵗ) and √(1 - β₂ᵗ), at update t = step + 1
         first, second = (1 - beta ** (step + 1) for beta in constants)
         return learning_rate, learning_rate / first, second**0.5
 

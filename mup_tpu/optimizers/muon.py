@@ -59,7 +59,7 @@ class Muon(UpdateRule):
         return ("momentum_buffer",)
 
     def scaled_as(self, config: OptimizerConfig) -> str:
-        """Return a name by the convention of scale: updates grow differently with width."""
+        # Updates grow differently with width by the two conventions.
         return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
 
     def takes(self, parameter: Parameter) -> bool:
@@ -112,7 +112,6 @@ class Muon(UpdateRule):
 
 
 def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Tensor:
-    """Return the running average of gradients after one more; optionally with Nesterov's look ahead."""
     buffer.lerp_(gradient, 1 - constants.momentum)
     return gradient.lerp(buffer, constants.momentum) if constants.nesterov else buffer
 
@@ -150,7 +149,7 @@ def orthogonalised(matrices: Sequence[Tensor], steps: int, dtype: str) -> list[T
 
 
 def _wide(matrix: Tensor, like: Sequence[int] | None = None) -> Tensor:
-    """Transpose a tall matrix, for the smaller of x·xᵀ and xᵀ·x; or one back whose shape was tall."""
+    # The smaller of x·xᵀ and xᵀ·x; or back, for a matrix whose shape was tall.
     rows, columns = (like or matrix.shape)[-2:]
     return matrix.mT if rows > columns else matrix
 

@@ -162,7 +162,6 @@ def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.P
 
 
 def unwrapped(name: str) -> str:
-    """Return a name of a parameter or submodule as it was before FSDP, compilation or checkpointing."""
     name += "."
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
@@ -174,7 +173,6 @@ def matches(name: str, role: str, roles: Mapping[str, str]) -> bool:
 
 
 def own_power(name: str, roles: Mapping[str, str]) -> float:
-    """Return the power of the width by which a submodule's class multiplies; 0 by default."""
     powers = (re.fullmatch(POWER, role) for pattern, role in roles.items() if fnmatchcase(name, pattern))
     return float(next((power[1] for power in powers if power), 0.0))
 
@@ -185,7 +183,6 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def config_for(optimizer: str, parameter: Parameter) -> OptimizerConfig:
-    """Return the settings of the update rule that has a parameter's factors."""
     # torch.optim.Muon takes matrices of two axes only.
     is_matrix = parameter.role == "hidden" and len(parameter.shape) == 2
     name = "adamw" if optimizer.startswith("muon") and not is_matrix else optimizer

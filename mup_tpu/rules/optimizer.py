@@ -64,7 +64,6 @@ class DecayRule:
 
 
 def _of_hidden(power: float) -> Callable[[Parameter, float, Scaling, Growth], float]:
-    """Return a power of m for hidden matrices; other parameters keep their factor."""
 
     def factor(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
         return m**power if parameter.role == "hidden" else scaling.weight_decay

@@ -144,7 +144,6 @@ def faults(case: Case, compiled: Compiled, tpu: TpuType) -> Iterator[str]:
 
 
 def listed(collectives: Counter[str]) -> str:
-    """Write collectives such as "1 all-reduce"; "nothing" for none."""
     return counted(sorted(collectives.items())) or "nothing"
 
 

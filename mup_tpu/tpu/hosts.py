@@ -208,7 +208,7 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
 
 
 def _chips_of(topology: str) -> int:
-    """Return the chips of a topology such as "2x2x2"; 0 if it is not of this form."""
+    # Such as "2x2x2"; 0 if it is of another form.
     return math.prod(map(int, topology.split("x"))) if re.fullmatch(r"\d+(x\d+)+", topology) else 0
 
 

@@ -86,7 +86,7 @@ def _stablehlo(program: str) -> Any:
 
 
 def donated_parameters(program: str) -> set[int]:
-    """Return the numbers of parameters that a program may write its results over."""
+    # Parameters that the program may write its results over, by number
     header = program.partition("\n")[0]
     donors = re.search(r"buffer_donor=\{ (.*?) \}(?:,|$)", header)
     return {int(number) for number in re.findall(r"\((\d+), \{\}\)", donors[1])} if donors else set()

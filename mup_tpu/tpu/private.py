@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def sharding_spec(tensor: Tensor) -> str:
-    """Return the sharding of a tensor as text; no public function does."""
+    # No public function has it.
     import torch_xla
 
     return str(torch_xla._XLAC._get_xla_sharding_spec(tensor))
@@ -33,7 +33,7 @@ def lowering_context(name: str, results: Sequence[Tensor]) -> Any:
 
 
 def scan_flat(step: Callable[..., Any], carry: list[Tensor], stacks: list[Tensor], reverse: bool) -> Any:
-    """Run a step over flat tensors; the public `scan` needs AOTAutograd, which fails under vmap."""
+    # The public `scan` needs AOTAutograd, which fails under vmap.
     from torch_xla.experimental.scan import _scan_impl_flat
 
     return _scan_impl_flat(step, carry, stacks, reverse=reverse)

@@ -60,7 +60,6 @@ class TpuDevice(Device):
         torch.accelerator.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:
-        """Return what programs can use of the chip's memory; on the CPU plugin, of the CPU's."""
         if self.name == ON_CPU:
             return CpuDevice().free_memory_bytes()
         return int(_USABLE * GENERATIONS[self.name.removeprefix("tpu:")].device_hbm_bytes)

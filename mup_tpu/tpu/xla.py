@@ -116,7 +116,6 @@ class XlaDevice(Device):
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Place items (S, ...), spread over an axis of the mesh, padded with zeros to `length` items."""
         stack = padded(stack, length)
         if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
             stack = stack.int()
@@ -213,7 +212,7 @@ class XlaDevice(Device):
         torch_xla.sync(wait=True)
 
     def free_memory_bytes(self) -> int:
-        """Return each device's memory less this process's tensors; on the CPU client, an equal share."""
+        # On the CPU client devices share the memory.
         if self.name == "xla:CPU":
             return CpuDevice().free_memory_bytes() // self.count
         return _PLACED.free()

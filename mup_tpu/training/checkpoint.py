@@ -149,7 +149,7 @@ class CheckpointWriter:
             write.result()
 
     def close(self) -> None:
-        """Wait, and only warn of a failure: a pack at its end must not lose its results."""
+        # Only a warning: a pack at its end must not lose its results.
         try:
             self.wait()
         except StoreError as error:

@@ -263,7 +263,7 @@ class PackRun:
         self._preempted = True
 
     def preemptible(self) -> contextlib.AbstractContextManager[None]:
-        """Handle SIGTERM, which Google Cloud sends before it takes a machine away, by `preempt`."""
+        # Google Cloud sends SIGTERM before it takes a machine away.
         return handling({signal.SIGTERM: lambda number, frame: self.preempt()})
 
     def stop(self, trial_ids: Collection[str]) -> None:
@@ -331,7 +331,6 @@ def _is_due(every: int, step: int) -> bool:
 def follow(
     environment: dict[str, str], trials: Sequence[Trial], options: RunOptions, checkpoints: str | None
 ) -> None:
-    """Train as another process of a split trial than its first, which `Processes` starts."""
     with follower(environment):
         dataset = data.load(trials[0].data, progress=False)
         PackRun(trials, dataset, options, checkpoints, writes=False).finish()

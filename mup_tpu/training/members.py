@@ -110,12 +110,9 @@ def over_micro_batches(function: Callable[..., Any], count: int) -> Callable[...
 
 
 def backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
-    """Run backward in the calling thread.
-
-    XLA's thread for backward holds a gradient for a moment after backward has returned. Every live tensor is
-    an output of the program that is handed over, so another program would be compiled: up to three times in
-    50 steps on a busy host.
-    """
+    # XLA's thread for backward holds a gradient for a moment after backward has returned. Every live tensor
+    # is an output of the program that is handed over, so another program would be compiled: up to three times
+    # in 50 steps on a busy host.
     return torch.autograd.set_multithreading_enabled(False)
 
 

@@ -52,7 +52,6 @@ _LOGIT_S = 0.05e-9  # a token, for each entry of the vocabulary
 
 
 def plain_step_s(declaration: Declaration, vocab_size: int, tokens: int) -> float:
-    """Return the seconds of a step that is not compiled, on `tokens` of all members together."""
     a_token = _NUMBER_S * declaration.width * declaration.layers + _LOGIT_S * vocab_size
     return _LAYER_S * declaration.layers + a_token * tokens
 

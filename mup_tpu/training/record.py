@@ -422,7 +422,7 @@ class Meter:
         return np.array([self._clock() - self._lap_began, self._waited, steps, steps * live_members])
 
     def prepared(self, steps: int, live_members: int) -> None:
-        """Mark the lap so far as spent on tracing and compiling a step, and on the first steps."""
+        # The lap so far: tracing and compiling a step, and the first steps
         self._preparing = self._lap(steps, live_members)
 
     def seconds_a_step(self, mfu: float) -> float:

@@ -193,7 +193,7 @@ class ShardedPack(Pack):
         self._optimizer = self._new_optimizer()
 
     def leave(self) -> None:
-        """Gather the weights in the first process, for an export, before the processes part."""
+        # Gathered in the first process, for an export, before the processes part.
         for name, shard in self.parameters.items():
             whole = self.whole(name, shard)
             if self._rank == 0:

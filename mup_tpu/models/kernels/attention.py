@@ -119,10 +119,7 @@ class _RecomputedAttention(torch.autograd.Function):
 
 
 def _after(blocks: list[Tensor], tensor: Tensor) -> Tensor:
-    """Return the same tensor (..., R, d), computed after the last of some blocks.
-
-    Otherwise XLA would work on all blocks at once, and hold the memory of all.
-    """
+    # XLA would work on all blocks at once, and hold the memory of all: this one comes after the last of them.
     return tensor + 0 * blocks[-1][..., :1, :1] if blocks else tensor
 
 

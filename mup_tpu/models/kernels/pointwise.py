@@ -35,7 +35,6 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return output_ND, and each row's mean_N1 and inverse standard deviation_N1."""
         mean_N1 = x_ND.mean(-1, keepdim=True)
         variance_N1 = (x_ND.square().mean(-1, keepdim=True) - mean_N1.square()).clamp(min=0.0)
         inverse_N1 = (variance_N1 + eps).rsqrt()
@@ -83,7 +82,6 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output, and each row's inverse root mean square."""
         # ε times the width: gradient clipping has the constant ε too, and XLA cannot take one constant both
         # inside and outside of the part of the program that each device runs by itself.
         width = x.shape[-1]
@@ -107,7 +105,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """Return silu(gate)·up (Shazeer 2020, arXiv:2002.05202)."""
+    # Shazeer 2020, arXiv:2002.05202
     return functional.silu(gate_NI) * up_NI
 
 
