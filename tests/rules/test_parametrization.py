@@ -30,52 +30,56 @@ from mup_tpu.rules.parametrization import (
 from mup_tpu.rules.parametrization import scaling as rule_scaling
 
 VOCAB, T = 40, 16
-WIDTHS = [32, 128]
 
 
-def stock(width: int, tied: bool, growing: str) -> GPT2LMHeadModel:
-    heads = width // 16 if growing == "heads" else 2
+def stock(trial: Trial) -> torch.nn.Module:
+    """The class of transformers, by its own configuration for GPT-2."""
+    m = trial.model
+    if m.architecture != "gpt2":
+        return architecture_of(m).stock(m, VOCAB, T)
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCAB, n_positions=T, n_embd=width, n_layer=2, n_head=heads, tie_word_embeddings=tied
+            vocab_size=VOCAB, n_positions=T, n_embd=m.width, n_layer=2, tie_word_embeddings=m.tied,
+            n_head=m.width // 16 if m.growing_dimension == "heads" else 2,
         )
-    )
+    )  # fmt: skip
 
 
-def mup_group_values(
-    model: GPT2LMHeadModel, optimizer: str, lr: float, wd: float
-) -> dict[str, tuple[float, float]]:
-    """(learning rate, weight decay) of each parameter by name, in mup's own optimizer."""
-    make = mup.MuAdamW if optimizer == "adamw" else mup.MuSGD
-    groups = make(model.parameters(), lr=lr, weight_decay=wd).param_groups
-    by_id = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
-    return {name: by_id[id(p)] for name, p in model.named_parameters()}
+GPT2, LLAMA = {"head_size": 16}, {"architecture": "llama", "head_size": 8, "query_group_size": 2}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("growing", ["heads", "head_size"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
-    model = stock(width, tied, growing)
-    mup.set_base_shapes(
-        model, stock(32, tied, growing), delta=stock(96, tied, growing), rescale_params=False, do_assert=False
-    )
-    theirs = mup_group_values(model, optimizer, lr=0.1, wd=0.2)
-    trial = Trial().replace(
-        width=width, base_width=32, head_size=16, tied=tied, growing_dimension=growing, optimizer=optimizer,
-        learning_rate=0.1, weight_decay=0.2,
+@pytest.mark.parametrize(
+    ("own", "width"),
+    [
+        (GPT2 | {"tied": True}, 32), (GPT2 | {"tied": True}, 128), (GPT2 | {"tied": False}, 128),
+        (LLAMA | {"tied": False, "qk_norm": True}, 128), (LLAMA | {"tied": False, "qk_norm": False}, 128),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_factors_match_mups_optimizer_groups(optimizer, growing, own, width):
+    """Learning rate and decay of each parameter; the gain of a head's size stays where heads are added."""
+    base, delta, trial = (
+        Trial().replace(
+            width=w, base_width=32, growing_dimension=growing, optimizer=optimizer, learning_rate=0.1,
+            weight_decay=0.2, **own,
+        )
+        for w in (32, 64, width)
     )  # fmt: skip
+    model = stock(trial)
+    mup.set_base_shapes(model, stock(base), delta=stock(delta), rescale_params=False, do_assert=False)
+    make = mup.MuAdamW if optimizer == "adamw" else mup.MuSGD
+    groups = make(model.parameters(), lr=0.1, weight_decay=0.2).param_groups
+    by_id = {id(p): group for group in groups for p in group["params"]}
     ours = parameter_scalings(trial, VOCAB, T)
     declared = declare(trial.model, VOCAB, T).parameters
-    assert ours.keys() == theirs.keys()
-    for name, (lr, wd) in theirs.items():
-        assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
+    assert ours.keys() == {name for name, _ in model.named_parameters()}
+    for name, p in model.named_parameters():
+        assert 0.1 * ours[name].learning_rate == pytest.approx(by_id[id(p)]["lr"]), name
         decay = UPDATE_RULES[optimizer].weight_decay(trial.optimizer, declared[name], ours[name])
-        if len(dict(model.named_parameters())[name].shape) > 1:  # we never decay biases and norms
-            assert decay == pytest.approx(wd), name
-        else:
-            assert decay == 0, name
+        # We never decay biases and norms.
+        assert decay == (pytest.approx(by_id[id(p)]["weight_decay"]) if p.dim() > 1 else 0), name
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -126,31 +130,6 @@ OPTIMIZERS = {
     for config in [OptimizerConfig(optimizer=name, **own)]
 }
 """A configuration for each way that parametrizations have factors."""
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("growing", ["heads", "head_size"])
-@pytest.mark.parametrize("qk_norm", [True, False])
-def test_factors_of_llama_match_mups_optimizer_groups(optimizer, growing, qk_norm):
-    """mup on the stock class; a gain of a head's size stays as it is where heads are added."""
-    trials = {
-        width: Trial().replace(
-            architecture="llama", width=width, base_width=32, head_size=8, qk_norm=qk_norm,
-            query_group_size=2, tied=False, growing_dimension=growing, optimizer=optimizer,
-            learning_rate=0.1, weight_decay=0.2,
-        )
-        for width in (32, 64, 128)
-    }  # fmt: skip
-    models = {w: architecture_of(t.model).stock(t.model, VOCAB, T) for w, t in trials.items()}
-    mup.set_base_shapes(models[128], models[32], delta=models[64], rescale_params=False, do_assert=False)
-    theirs = mup_group_values(models[128], optimizer, lr=0.1, wd=0.2)
-    ours = parameter_scalings(trials[128], VOCAB, T)
-    declared = declare(trials[128].model, VOCAB, T).parameters
-    assert ours.keys() == theirs.keys()
-    for name, (lr, wd) in theirs.items():
-        assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
-        decay = UPDATE_RULES[optimizer].weight_decay(trials[128].optimizer, declared[name], ours[name])
-        assert decay == (0 if declared[name].role == "norm" else pytest.approx(wd)), name
 
 
 @pytest.mark.parametrize(
