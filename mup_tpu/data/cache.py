@@ -38,7 +38,7 @@ TOKENIZER_FILE = "tokenizer.json"
 # Size of the local files of a corpus up to which all their bytes are hashed in each command
 HASHED_BYTES = 2**26
 
-_SAMPLE = 256, 2**16  # blocks that are hashed of larger files, at equal distances, and the bytes of each
+_SAMPLE = 256, 2**16  # blocks that are hashed of a larger corpus, about, and the bytes of each
 
 # Characters of the documents that are tokenised together, about; a kill loses no more
 CHUNK_CHARACTERS = 2**22
@@ -68,19 +68,17 @@ def fingerprint(config: DataConfig, progress: bool = False) -> str:
 
 def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
     """Return the tokens of a corpus, from the cache or made now."""
-    name = fingerprint(config, progress)
-    folder = token_folder(name)
+    folder = token_folder(fingerprint(config, progress))
     if folder.exists() and not _is_whole(folder):
         warnings.warn(f"token cache {folder} is damaged; making it again", stacklevel=2)
         shutil.rmtree(folder)
     if not folder.exists():
-        name = _build(config, progress)
-        folder = token_folder(name)
+        folder = token_folder(_build(config, progress))
     meta = json.loads((folder / "meta.json").read_text())
     tokens = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS}
     tokenizer = folder / TOKENIZER_FILE
     content = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else None
-    return TokenCache(name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
+    return TokenCache(folder.name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
 
 
 def verify(config: DataConfig) -> int:
@@ -268,21 +266,18 @@ def _stats(files: list[Path]) -> list[tuple[str, int, int]]:
 
 
 def _content(files: list[Path]) -> str:
-    """Hash files: all their bytes, or blocks at equal distances where they are large.
+    """Hash files: all their bytes, or of a large text blocks of each file, at equal distances.
 
     A text whose size and time of change are kept (rsync --times, a restored backup) is another text.
     """
-    sizes = [file.stat().st_size for file in files]
-    total, (blocks, length) = sum(sizes), _SAMPLE
-    places = np.linspace(0, total - length, blocks).astype(int) if total > HASHED_BYTES else None
-    digest, start = hashlib.sha256(), 0
-    for file, size in zip(files, sizes, strict=True):
-        within = () if places is None else places[(start <= places) & (places < start + size)] - start
+    sizes = {file: file.stat().st_size for file in files}
+    total, (blocks, length), digest = sum(sizes.values()), _SAMPLE, hashlib.sha256()
+    for file, size in sizes.items():
         with raised_as(DataError, f"corpus file {file} cannot be read"), file.open("rb") as opened:
-            if places is None:
+            if total <= HASHED_BYTES:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
-            for place in within:
+                continue
+            for place in np.linspace(0, max(0, size - length), max(1, round(blocks * size / total))):
                 opened.seek(int(place))
                 digest.update(opened.read(length))
-        start += size
     return digest.hexdigest()
