@@ -22,7 +22,7 @@ from torch import nn
 
 from mup_tpu.analysis.coord_check import SIZES
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.parametrize.diagnosis import Diagnosis, Exponent, Finding, Subject, pooled, pooled_name
+from mup_tpu.parametrize.diagnosis import Diagnosis, Exponent, Finding, GrownParameter, pooled, pooled_name
 from mup_tpu.parametrize.measure import Loss, Trained, TrainedModules
 from mup_tpu.parametrize.module import FactorTable
 from mup_tpu.parametrize.roles import (
@@ -47,7 +47,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     """The main cause first; those without a cause last."""
-    parameters: tuple[Subject, ...] = field(repr=False)
+    parameters: tuple[GrownParameter, ...] = field(repr=False)
     fits: Mapping[tuple[str, str, int], Exponent] = field(repr=False)
     """Exponents by (layer, quantity, step)."""
     measured: pd.DataFrame = field(repr=False)
@@ -407,7 +407,7 @@ def _subjects(
     large: nn.Module,
     roles: Mapping[str, str],
     scale: str,
-) -> list[Subject]:
+) -> list[GrownParameter]:
     """Return what shapes at two sizes and modules show about each parameter."""
     before, after = parameters_of(small), parameters_of(large)
     shared = [name for name in after if name in before and len(before[name].shape) == len(after[name].shape)]
@@ -428,7 +428,7 @@ def _subjects(
         for p in group["params"]
         if id(p) in names
     }
-    subjects: dict[str, Subject] = {}
+    subjects: dict[str, GrownParameter] = {}
     for name in shared:
         grown = [a != b for a, b in zip(shapes[0][name], shapes[1][name], strict=True)]
         role = "unknown"
@@ -445,7 +445,7 @@ def _subjects(
             outputs_grow = inputs_grow = True  # of stacked experts, whose first axis is their number
         kind = pooled_name(name) if scale != "width" else name
         modules = tuple(o.name if scale == "width" else pooled_name(o.name) for o in owners)
-        subject = Subject(
+        subject = GrownParameter(
             kind, role, before[name].shape, after[name].shape, inputs_grow, outputs_grow,
             families.get(name, "adam"), modules, is_tied,
         )  # fmt: skip

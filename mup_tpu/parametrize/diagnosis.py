@@ -80,7 +80,7 @@ _FORWARD = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class GrownParameter:
     """A parameter, as its shapes at two sizes and its name show it."""
 
     name: str
@@ -153,7 +153,9 @@ def exponents(table: pd.DataFrame, scale: str) -> dict[tuple[str, str, int], Exp
 class Diagnosis:
     """Findings about the modules of one rule, from their measurements."""
 
-    def __init__(self, table: pd.DataFrame, parameters: Sequence[Subject], scale: str = "width") -> None:
+    def __init__(
+        self, table: pd.DataFrame, parameters: Sequence[GrownParameter], scale: str = "width"
+    ) -> None:
         self.fits = exponents(table, scale)
         self.parameters = parameters
         self.scale = scale
@@ -230,7 +232,7 @@ class Diagnosis:
                     cause = self._of_scale
                 elif is_input:
                     evidence += f", behind {before or 'the embedding'}"
-                    cause = "applied twice" if fit.verdict == "dies" else "forward factor grows with width"
+                    cause = _factor_cause(fit.verdict)
                 elif is_last and layer not in self._matrices:
                     unscaled = any(self._gradient(readout) > -0.5 for readout in self._readouts)
                     cause = "readout's 1/m missing" if unscaled else "forward factor grows with width"
@@ -240,15 +242,15 @@ class Diagnosis:
             before = layer
         return None
 
-    def _init_cause(self, p: Subject | None, fit: Exponent, is_last: bool) -> str:
+    def _init_cause(self, p: GrownParameter | None, fit: Exponent, is_last: bool) -> str:
         drawn = self.fits.get((p.name, "init", 1)) if p else None
         if p is None or drawn is None:
-            return "applied twice" if fit.verdict == "dies" else "forward factor grows with width"
+            return _factor_cause(fit.verdict)
         excess = drawn.value + (0.5 if p.inputs_grow else 0.0)
         if is_last and p.name not in self._inner:
             return "readout's 1/m missing" if self._gradient(p) > -0.5 else "forward factor grows with width"
         if abs(excess) < 0.2 or (excess > 0) != (fit.value > 0):
-            return "applied twice" if fit.verdict == "dies" else "forward factor grows with width"
+            return _factor_cause(fit.verdict)
         if not p.inputs_grow and excess > 0:
             return "init grows with width"
         if not p.inputs_grow:
@@ -282,17 +284,17 @@ class Diagnosis:
                 return Finding(layer, "attention", "dies", "attention divided twice", evidence)
         return None
 
-    def _gradient(self, p: Subject) -> float:
+    def _gradient(self, p: GrownParameter) -> float:
         step = self._step(p)
         fit = self.fits.get((p.name, "gradient", step))
         return fit.value if fit else math.nan
 
-    def _step(self, p: Subject) -> int:
+    def _step(self, p: GrownParameter) -> int:
         # The first with an effect at every size: behind zeros at init it is a later one
         steps = (s for s in range(1, self._last + 1) if (p.name, "effect", s) in self.fits)
         return next(steps, self._last)
 
-    def _parameter(self, p: Subject, is_explained: bool) -> Finding:
+    def _parameter(self, p: GrownParameter, is_explained: bool) -> Finding:
         step = self._step(p)
         effect = self.fits.get((p.name, "effect", step))
         if effect is None or (not p.inputs_grow and not p.outputs_grow and self.scale == "width"):
@@ -332,7 +334,7 @@ class Diagnosis:
             return Finding(p.name, p.role, "not scaled", "decay coupled", evidence)
         return Finding(p.name, p.role, verdict, "", evidence)
 
-    def _split(self, p: Subject, effect: float, gradient: float) -> tuple[float, float]:
+    def _split(self, p: GrownParameter, effect: float, gradient: float) -> tuple[float, float]:
         """Return the forward pass's and the optimizer's part of a parameter's exponent."""
         expected = -1.0
         if not p.outputs_grow and p.inputs_grow:
@@ -354,7 +356,7 @@ class Diagnosis:
             forward = min(0.0, forward + 0.75 * slack)
         return forward, steps
 
-    def _step_cause(self, p: Subject, step: int, rate: float, sign: int) -> str:
+    def _step_cause(self, p: GrownParameter, step: int, rate: float, sign: int) -> str:
         size = self.fits.get((p.name, "size", step))
         clipping = self.fits.get(("", "clipping", step))
         if p.optimizer == "adam" and sign < 0 and size and size.value < rate - 0.2:
@@ -376,10 +378,11 @@ class Diagnosis:
             return "readout treated as hidden"
         return "embedding treated as hidden" if len(p.shape) >= 2 else "norm or bias treated as hidden"
 
-    def _forward_cause(self, p: Subject, forward: float, sign: int) -> tuple[str, str]:
+    def _forward_cause(self, p: GrownParameter, forward: float, sign: int) -> tuple[str, str]:
         """Return the cause of what the forward pass does to a parameter, its readout's first."""
+        of_logits = "readout's 1/m missing" if sign > 0 else "readout's 1/m applied twice"
         if p in self._readouts:
-            return ("readout's 1/m missing" if sign > 0 else "readout's 1/m applied twice"), ""
+            return of_logits, ""
         for readout in self._readouts:
             excess = self._gradient(readout) + 1
             drawn = self.fits.get((readout.name, "init", 1))
@@ -388,11 +391,14 @@ class Diagnosis:
                 if sign > 0 and drawn and drawn.value > -0.8:
                     return "readout's init not scaled", f"as of {readout.name}"
             elif excess * sign > GROWS:
-                cause = "readout's 1/m missing" if sign > 0 else "readout's 1/m applied twice"
-                return cause, f"as of {readout.name}"
+                return of_logits, f"as of {readout.name}"
             if drawn and abs(excess + drawn.value - forward) < 0.25 and sign > 0 and drawn.value < -0.3:
                 return "readout's init not scaled", f"as of {readout.name}"
-        return ("forward factor grows with width" if sign > 0 else "applied twice"), ""
+        return _factor_cause("grows" if sign > 0 else "dies"), ""
+
+
+def _factor_cause(verdict: str) -> str:
+    return "applied twice" if verdict == "dies" else "forward factor grows with width"
 
 
 def pooled_name(name: str) -> str:

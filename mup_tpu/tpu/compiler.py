@@ -105,12 +105,6 @@ class Case:
     """Mesh, with `{n}` for the number of devices."""
     collectives: Counter[str]
 
-    def compile(self, tpu: TpuType) -> Compiled:
-        trials = [self.trial.replace(seed=seed) for seed in range(self.members(tpu.devices))]
-        return compile_program(
-            trace_pack(trials, _VOCAB_SIZE, tpu.devices, self.mesh.format(n=tpu.devices)), tpu
-        )
-
 
 _NARROW = Trial().replace(width=64, depth=2, sequence_length=128, batch_size=16, grad_clip=1.0)
 _LONG = _NARROW.replace(width=512, sequence_length=1024, batch_size=8, precision="bf16")
@@ -125,7 +119,9 @@ CASES = (
 
 def check(tpu: TpuType) -> Iterator[tuple[Case, Compiled, list[str]]]:
     for case in CASES:
-        compiled = case.compile(tpu)
+        trials = [case.trial.replace(seed=seed) for seed in range(case.members(tpu.devices))]
+        program = trace_pack(trials, _VOCAB_SIZE, tpu.devices, case.mesh.format(n=tpu.devices))
+        compiled = compile_program(program, tpu)
         yield case, compiled, list(faults(case, compiled, tpu))
 
 
