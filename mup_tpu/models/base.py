@@ -126,8 +126,6 @@ class Forms:
     vmapped: bool = False
     """Layers for members under vmap, which keep as little as possible for backward. Not under torch.compile:
     it takes no autograd function under vmap, and keeps little by itself."""
-    scaled_branches: bool = False
-    """Whether residual branches have a factor; a factor of 1 needs none."""
     scan: Callable[..., Any] | None = None
     """Loop of the device's compiler (`Device.scan`) that has all blocks as one, under vmap; None calls one
     block after another."""

@@ -17,7 +17,7 @@ from mup_tpu.models.base import Forms
 from mup_tpu.models.kernels.attention import ATTENTION
 from mup_tpu.models.kernels.pointwise import OnePassLayerNorm
 from mup_tpu.models.kernels.scans import through_blocks
-from mup_tpu.models.layers import Conv1D, Scale, ScaledNetwork, embedding, join_stream
+from mup_tpu.models.layers import Conv1D, Scale, ScaledNetwork, embedding
 
 
 class _Attention(nn.Module):
@@ -54,11 +54,11 @@ class _Block(nn.Module):
         self.ln_2, self.mlp = _norm(width, forms), _Mlp(width)
 
     def forward(
-        self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor, residual_factor: Tensor | None
+        self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor, residual_factor: Tensor
     ) -> Tensor:
         attention_ND = self.attn(self.ln_1(x_ND), sequence_length, attention_factor)
-        x_ND = join_stream(x_ND, attention_ND, residual_factor)
-        return join_stream(x_ND, self.mlp(self.ln_2(x_ND)), residual_factor)
+        x_ND = torch.addcmul(x_ND, attention_ND, residual_factor)
+        return torch.addcmul(x_ND, self.mlp(self.ln_2(x_ND)), residual_factor)
 
 
 class _Transformer(nn.Module):
@@ -74,7 +74,7 @@ class _Transformer(nn.Module):
         self._scan = forms.scan
 
     def forward(
-        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None, added: list[Tensor]
+        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: list[Tensor]
     ) -> Tensor:
         t = tokens_BT.shape[-1]
         # Rows of one matrix from here on, except in attention: TPUs copy between the layouts of products,
@@ -91,6 +91,4 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
     """Build the module without weights (meta device), to be called by `torch.func.functional_call`."""
     with torch.device("meta"):
         transformer = _Transformer(config, vocab_size, sequence_length, forms)
-        return ScaledNetwork(
-            "transformer", transformer, transformer.wte.weight, config.tied, forms.scaled_branches
-        )
+        return ScaledNetwork("transformer", transformer, transformer.wte.weight, config.tied)

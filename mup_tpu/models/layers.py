@@ -74,19 +74,16 @@ class ScaledNetwork(nn.Module):
     """
 
     attention_factor: Tensor
-    residual_factor: Tensor | None
+    residual_factor: Tensor
     logit_factor: Tensor
 
-    def __init__(
-        self, name: str, trunk: nn.Module, embedding_VD: Tensor, tied: bool, scaled_branches: bool
-    ) -> None:
+    def __init__(self, name: str, trunk: nn.Module, embedding_VD: Tensor, tied: bool) -> None:
         super().__init__()
         self.add_module(name, trunk)
         self._trunk = name
         self.lm_head = Readout(embedding_VD if tied else nn.Parameter(torch.empty_like(embedding_VD)))
-        self.register_buffer("attention_factor", torch.ones(()))
-        self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
-        self.register_buffer("logit_factor", torch.ones(()))
+        for factor in ("attention_factor", "residual_factor", "logit_factor"):
+            self.register_buffer(factor, torch.ones(()))
 
     def forward(
         self, tokens_BT: Tensor, added: list[Tensor] | None = None, targets_BT: Tensor | None = None
@@ -100,7 +97,3 @@ class ScaledNetwork(nn.Module):
         if targets_BT is not None:
             return cross_entropy(hidden_ND, self.lm_head.weight, targets_BT.flatten())
         return self.lm_head(hidden_ND).view(*tokens_BT.shape, -1)
-
-
-def join_stream(stream_ND: Tensor, branch_ND: Tensor, factor: Tensor | None) -> Tensor:
-    return stream_ND + branch_ND if factor is None else torch.addcmul(stream_ND, branch_ND, factor)

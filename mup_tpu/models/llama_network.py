@@ -27,7 +27,7 @@ from mup_tpu.models.kernels.pointwise import (
     swiglu,
 )
 from mup_tpu.models.kernels.scans import through_blocks
-from mup_tpu.models.layers import Linear, Scale, ScaledNetwork, embedding, join_stream
+from mup_tpu.models.layers import Linear, Scale, ScaledNetwork, embedding
 from mup_tpu.models.llama import mlp_width
 
 MakeMlp = Callable[[ModelConfig, Forms], nn.Module]
@@ -85,13 +85,13 @@ class _Layer(nn.Module):
         x_ND: Tensor,
         rotary: Rotary,
         attention_factor: Tensor,
-        residual_factor: Tensor | None,
+        residual_factor: Tensor,
         added: list[Tensor],
     ) -> Tensor:
         attention_ND = self.self_attn(self.input_layernorm(x_ND), rotary, attention_factor)
-        x_ND = join_stream(x_ND, attention_ND, residual_factor)
+        x_ND = torch.addcmul(x_ND, attention_ND, residual_factor)
         mlp_ND = self.mlp(self.post_attention_layernorm(x_ND), len(rotary.cos_T1h), added)
-        return join_stream(x_ND, mlp_ND, residual_factor)
+        return torch.addcmul(x_ND, mlp_ND, residual_factor)
 
 
 class _Model(nn.Module):
@@ -106,7 +106,7 @@ class _Model(nn.Module):
         self._head_size, self._scan = config.actual_head_size, forms.scan
 
     def forward(
-        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None, added: list[Tensor]
+        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: list[Tensor]
     ) -> Tensor:
         # Rows of one matrix from here on, except in attention, as in `gpt2_network`.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
@@ -136,4 +136,4 @@ def build(
     """
     with torch.device("meta"):
         model = _Model(config, vocab_size, forms, mlp)
-        return ScaledNetwork("model", model, model.embed_tokens.weight, config.tied, forms.scaled_branches)
+        return ScaledNetwork("model", model, model.embed_tokens.weight, config.tied)

@@ -227,7 +227,7 @@ class _PackSubject(Subject):
         self._probe_BT = torch.from_numpy(self._dataset.validation_batches(1))[0, :, :-1]
         self._pack = Pack(members, self._dataset.vocab_size, get_device("cpu"), "loop")
         # Fused attention has no derivative in forward mode.
-        forms = Forms("matmul" if by_kind else "fused", scaled_branches=self._pack.forms.scaled_branches)
+        forms = Forms("matmul" if by_kind else "fused")
         self._network = architecture_of(first.model).network(
             first.model, self._dataset.vocab_size, first.data.sequence_length, forms
         )

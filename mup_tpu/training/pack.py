@@ -30,7 +30,6 @@ from mup_tpu.models import (
     architecture_of,
     declare,
     forward_factors,
-    forward_scaling,
     parameter_scalings,
 )
 from mup_tpu.models.kernels.attention import choose_form
@@ -52,6 +51,7 @@ _LOGIT_S = 0.05e-9  # a token, for each entry of the vocabulary
 
 
 def plain_step_s(declaration: Declaration, vocab_size: int, tokens: int) -> float:
+    # Of a step that is not compiled, on the tokens of all members together
     a_token = _NUMBER_S * declaration.width * declaration.layers + _LOGIT_S * vocab_size
     return _LAYER_S * declaration.layers + a_token * tokens
 
@@ -88,23 +88,12 @@ class Pack:
     ) -> None:
         if len({pack_key(trial) for trial in trials}) != 1:
             raise ConfigError("the trials of a pack must share shape, data, update rule, steps and precision")
-        self.trials = list(trials)
-        self.vocab_size = vocab_size
-        self.device = device
-        self.live = [True] * len(trials)
-        self.steps_done = 0
-        first, length = trials[0], trials[0].data.sequence_length
         self._execution = EXECUTIONS[execution or device.execution]
         fast = _fast_forms(trials, device, self._execution.is_stacked, compile)
-        self.forms = Forms(**(fast | dict(forms)))
-        self.network = architecture_of(first.model).network(first.model, vocab_size, length, self.forms)
-        self.declaration = declare(first.model, vocab_size, length)
-        self.scalings = [parameter_scalings(trial, vocab_size, length) for trial in trials]
-        precision = first.train.precision
-        self._dtype = torch.float64 if precision == "float64" else torch.float32
+        self._compile = compile
         in_parts = device.torch_device.type not in BY_XLA and (device.compiles or not compile)
-        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device, in_parts)
-        self._compile, self._micro_batches = compile, micro_batches
+        self._declare(trials, vocab_size, device, micro_batches, Forms(**(fast | dict(forms))), in_parts)
+        first, length = trials[0], trials[0].data.sequence_length
         shapes = self.declaration.shapes
         stacked = {name: torch.empty(len(trials), *shape) for name, shape in shapes.items()}
         for k, trial in enumerate(trials):
@@ -119,6 +108,25 @@ class Pack:
         }
         self._stack(range(len(trials)), {"parameters": stacked, **state})
 
+    def _declare(
+        self,
+        trials: Sequence[Trial],
+        vocab_size: int,
+        device: Device,
+        micro_batches: int,
+        forms: Forms,
+        in_parts: bool,
+    ) -> None:
+        first, length = trials[0], trials[0].data.sequence_length
+        self.trials, self.vocab_size, self.device, self.forms = list(trials), vocab_size, device, forms
+        self.live, self.steps_done, self._micro_batches = [True] * len(trials), 0, micro_batches
+        self.network = architecture_of(first.model).network(first.model, vocab_size, length, forms)
+        self.declaration = declare(first.model, vocab_size, length)
+        self.scalings = [parameter_scalings(trial, vocab_size, length) for trial in trials]
+        precision = first.train.precision
+        self._dtype = torch.float64 if precision == "float64" else torch.float32
+        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device, in_parts)
+
     @property
     def _tensors(self) -> State:
         return {"parameters": self.parameters, **self.state}
@@ -132,10 +140,7 @@ class Pack:
         self.parameters, *state = map(self._place, tensors.values())
         self.state: State = dict(zip([*tensors][1:], state, strict=True))
         self.buffers = self._place(
-            {
-                name: torch.tensor([f[name] for f in factors], dtype=torch.float64)
-                for name, _ in self.network.named_buffers()
-            }
+            {name: torch.tensor([f[name] for f in factors], dtype=torch.float64) for name in factors[0]}
         )
         compiles = self._compile
         if not compiles and self._execution.is_stacked and self.device.torch_device.type == "cuda":
@@ -247,6 +252,5 @@ def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compi
         "one_pass_norms": kind in BY_XLA,
         "gathered": kind == "cpu" and not is_stacked and not compile,
         "vmapped": is_stacked and (kind == "cuda" or not compile),
-        "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
         "scan": device.scan if is_stacked and is_deep else None,
     }

@@ -33,11 +33,7 @@ from mup_tpu.errors import ConfigError, DeviceFailed, reason
 from mup_tpu.internals.multiprocessing import ensure_server, fork
 from mup_tpu.models import (
     Forms,
-    architecture_of,
-    declare,
     forward_factors,
-    forward_scaling,
-    parameter_scalings,
 )
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
@@ -45,7 +41,6 @@ from mup_tpu.training.members import (
     InTurns,
     MemberOptimizer,
     backward_in_this_thread,
-    member_loss,
     micro_batches,
     state_slots,
 )
@@ -67,26 +62,18 @@ class ShardedPack(Pack):
         from torch.distributed.fsdp import fully_shard
 
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
-        self.trials, self.live, self.members, self._execution = [trial], [True], [0], InTurns
-        self.vocab_size, self.device, self.steps_done, self._micro_batches = vocab_size, device, 0, parts
-        length, precision = trial.data.sequence_length, trial.train.precision
-        self.declaration = declare(trial.model, vocab_size, length)
-        self.scalings = [parameter_scalings(trial, vocab_size, length)]
-        self._dtype = torch.float64 if precision == "float64" else torch.float32
-        self.forms = Forms(scaled_branches=forward_scaling(trial).residual != 1)
-        self.network = architecture_of(trial.model).network(trial.model, vocab_size, length, self.forms)
+        self.members, self._execution = [0], InTurns
+        self._declare([trial], vocab_size, device, parts, Forms(), in_parts=True)
         for name, value in forward_factors(trial).items():
             path, _, buffer = name.rpartition(".")
-            if buffer in self.network.get_submodule(path)._buffers:
-                factor = torch.tensor(value, dtype=self._dtype, device=device.torch_device)
-                self.network.get_submodule(path).register_buffer(buffer, factor)
+            factor = torch.tensor(value, dtype=self._dtype, device=device.torch_device)
+            self.network.get_submodule(path).register_buffer(buffer, factor)
         mesh = init_device_mesh(device.torch_device.type, (self._world,))
         for name in (*self.declaration.blocks, ""):  # no process has more than one block's parameters whole
             module = self.network.get_submodule(name)
             self._draw(module, name)
             root = fully_shard(module, mesh=mesh)
         self._mesh = mesh
-        self._loss = member_loss(self.network, vocab_size, precision, device.torch_device, in_parts=True)
         with torch.no_grad():  # the first call pads shards of unequal size, and moves them for that
             self._loss({}, {}, torch.zeros(1, 2, dtype=torch.int64, device=device.torch_device))
         root.reshard()

@@ -110,7 +110,7 @@ def test_members_of_a_pack_may_differ_in_the_weight_of_the_balance_loss(executio
 def test_blocks_are_never_one_loop_which_would_lose_the_balance_loss():
     network = architecture_of(TRIAL.model).network(TRIAL.model, VOCAB, T, Forms(scan=abs))
     factors = forward_factors(TRIAL)
-    buffers = {n: torch.tensor(factors[n], dtype=torch.float64) for n, _ in network.named_buffers()}
+    buffers = {n: torch.tensor(factor, dtype=torch.float64) for n, factor in factors.items()}
     parameters = Pack([TRIAL], VOCAB, get_device("cpu")).member_parameters(0)
     added: list[torch.Tensor] = []
     tokens = torch.zeros(1, T, dtype=torch.long)

@@ -10,7 +10,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
-from mup_tpu.models import Forms, architecture_of, declare, forward_factors, forward_scaling
+from mup_tpu.models import Forms, architecture_of, declare, forward_factors
 from mup_tpu.models.llama import mlp_width
 from mup_tpu.models.weights import export_stock, folded
 from mup_tpu.training.pack import Pack
@@ -111,10 +111,8 @@ def stock_outcome(trial: Trial, model: torch.nn.Module, tokens_BT1) -> tuple[tor
 
 def outcome(trial: Trial, parameters: dict, **forms) -> tuple[torch.Tensor, torch.Tensor, dict]:
     """Logits, training loss and gradients of our network."""
-    chosen = Forms(scaled_branches=forward_scaling(trial).residual != 1, **forms)
-    network = architecture_of(trial.model).network(trial.model, VOCAB, T, chosen)
-    values = forward_factors(trial)
-    buffers = {n: torch.tensor(values[n], dtype=torch.float64) for n, _ in network.named_buffers()}
+    network = architecture_of(trial.model).network(trial.model, VOCAB, T, Forms(**forms))
+    buffers = {n: torch.tensor(v, dtype=torch.float64) for n, v in forward_factors(trial).items()}
     added: list[torch.Tensor] = []
     logits = functional_call(network, parameters | buffers, (tokens()[:, :-1], added), tie_weights=True)
     loss = cross_entropy(logits, tokens()) + sum(added)
@@ -268,8 +266,7 @@ def test_the_network_has_the_declared_parameters_in_the_declared_order(trial):
     assert [(n, tuple(p.shape)) for n, p in network.named_parameters()] == list(declared.shapes.items())
     for module in (*declared.probes.values(), *declared.blocks):
         network.get_submodule(module)
-    scaled = architecture_of(trial.model).network(trial.model, VOCAB, T, Forms(scaled_branches=True))
-    assert {name for name, _ in scaled.named_buffers()} == forward_factors(trial).keys()
+    assert {name for name, _ in network.named_buffers()} == forward_factors(trial).keys()
 
 
 def test_the_mlp_is_as_wide_as_llama_s_and_grows_as_the_model_does():
