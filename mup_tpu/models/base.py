@@ -118,7 +118,7 @@ class Forms:
     """Forms of a network: the same function, each fast on some device."""
 
     attention: str = "fused"
-    """A form of `mup_tpu.models.kernels.attention`: "fused", or "matmul" under vmap."""
+    """A form of `mup_tpu.models.attention`: "fused", or "matmul" under vmap."""
     one_pass_norms: bool = False
     """Norms as few elementary operations, for XLA."""
     gathered: bool = False

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mup_tpu.config import ModelConfig
+from mup_tpu.models.attention import ATTENTION
 from mup_tpu.models.base import Forms
-from mup_tpu.models.kernels.attention import ATTENTION
-from mup_tpu.models.kernels.pointwise import OnePassLayerNorm
-from mup_tpu.models.kernels.scans import through_blocks
-from mup_tpu.models.layers import Conv1D, Scale, ScaledNetwork, embedding
+from mup_tpu.models.layers import Conv1D, OnePassLayerNorm, Scale, ScaledNetwork, embedding
+from mup_tpu.models.scans import through_blocks
 
 
 class _Attention(nn.Module):

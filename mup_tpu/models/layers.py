@@ -7,11 +7,14 @@ Shapes: B sequences, T tokens, N = B·T, D width, V vocabulary; a layer's I inpu
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mup_tpu.models.kernels.cross_entropy import cross_entropy
+from mup_tpu.models.cross_entropy import cross_entropy
+from mup_tpu.models.llama import EPS
 
 
 class Scale(nn.Module):
@@ -52,6 +55,95 @@ class Conv1D(nn.Module):
 
 def embedding(rows: int, width: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
+class OnePassLayerNorm(nn.LayerNorm):
+    """Layer norm as elementary operations. torch_xla's own merges the axes of members and tokens; XLA cannot
+    split them again, and every norm would gather all members on every device.
+    """
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return _LayerNorm.apply(x_ND, self.weight, self.bias, self.eps)[0]
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Layer norm that reads its input once for both moments, and in backward once for all four sums.
+
+    Autograd of the single operations reads it seven times: a fifth of a narrow step, by the TPUs' compilers.
+    The variance is the mean square less the squared mean, in float32.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        mean_N1 = x_ND.mean(-1, keepdim=True)
+        variance_N1 = (x_ND.square().mean(-1, keepdim=True) - mean_N1.square()).clamp(min=0.0)
+        inverse_N1 = (variance_N1 + eps).rsqrt()
+        return (x_ND - mean_N1) * inverse_N1 * weight_D + bias_D, mean_N1, inverse_N1
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:2], *output[1:])
+
+    @staticmethod
+    def backward(ctx, gradient_ND: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x_ND, weight_D, mean_N1, inverse_N1 = ctx.saved_tensors
+        normed_ND = (x_ND - mean_N1) * inverse_N1
+        scaled_ND = gradient_ND * weight_D
+        shift_N1 = scaled_ND.mean(-1, keepdim=True)
+        stretch_N1 = (scaled_ND * normed_ND).mean(-1, keepdim=True)
+        to_x_ND = inverse_N1 * (scaled_ND - shift_N1 - normed_ND * stretch_N1)
+        return to_x_ND, (gradient_ND * normed_ND).sum(0), gradient_ND.sum(0), None
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square of the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Projections in bf16 return bf16, too coarse for the mean square.
+        return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, EPS)
+
+
+class OnePassRMSNorm(RMSNorm):
+    """RMS norm under vmap, which reads its input once, and in backward once for both sums."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
+
+
+class _RMSNorm(torch.autograd.Function):
+    """One operation: autograd of the single ones keeps three tensors, and reads each several times."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
+        # ε times the width: gradient clipping has the constant ε too, and XLA cannot take one constant both
+        # inside and outside of the part of the program that each device runs by itself.
+        width = x.shape[-1]
+        inverse = (x.square().sum(-1, keepdim=True) + width * EPS).rsqrt() * width**0.5
+        return x * inverse * weight_D, inverse
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight_D, inverse = ctx.saved_tensors
+        normed = x * inverse
+        scaled = gradient * weight_D
+        stretch = (scaled * normed).mean(-1, keepdim=True)
+        # Axis by axis: merged with the tokens' axis, the members' could not be split over devices.
+        to_weight_D = (gradient * normed).sum(tuple(range(x.dim() - 1)))
+        return inverse * (scaled - normed * stretch), to_weight_D
 
 
 class Readout(nn.Module):

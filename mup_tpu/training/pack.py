@@ -32,8 +32,8 @@ from mup_tpu.models import (
     forward_factors,
     parameter_scalings,
 )
-from mup_tpu.models.kernels.attention import choose_form
-from mup_tpu.models.kernels.scans import SCANNED_FROM
+from mup_tpu.models.attention import choose_form
+from mup_tpu.models.scans import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.members import InTurns, Members, Stacked, State, member_loss, state_slots
 from mup_tpu.training.trials import pack_key

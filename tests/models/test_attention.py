@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, vmap
 
-from mup_tpu.models.kernels import attention
-from mup_tpu.models.kernels.attention import ATTENTION
+from mup_tpu.models import attention
+from mup_tpu.models.attention import ATTENTION
 
 FORMS = [form for form in ATTENTION if form != "folded"]  # which is CUDA's: tests/devices/test_cuda.py
 

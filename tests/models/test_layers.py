@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mup_tpu.models.kernels.pointwise import _LayerNorm
+from mup_tpu.models.layers import _LayerNorm
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0])

@@ -28,7 +28,7 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
-from mup_tpu.models.kernels.pointwise import OnePassLayerNorm, OnePassRMSNorm
+from mup_tpu.models.layers import OnePassLayerNorm, OnePassRMSNorm
 from mup_tpu.tpu import xla
 from mup_tpu.training import pack as pack_module
 from mup_tpu.training.loop import PackRun

@@ -1,1 +1,0 @@
-"""Functions of networks, in forms that are fast on some device."""
