@@ -1,16 +1,11 @@
 """Power laws of an optimum in several scales at once: lr* ∝ N^a · D^b · B^c.
 
 A **cell** is one size: one value of each scale. Optima are estimated cell by cell, as along one scale, and
-their logarithms regressed on the scales', with random effects of cells and of the values of each scale:
+their trend (trend.py) is straight along each scale. Cells that share a value of a scale, such as one model or
+one batch size, miss the law together, and each by itself too: without the former, many cells at few values
+would make exponents look surer than they are. Each cell is then predicted from the others.
 
-x = β₀ + Σ_a α_a·(size_a − mean) + Σ_a u_a(value of a) + e + N(0, error²). Cells that share a scale's value,
-such as one model or one batch size, miss the law together by u_a ~ N(0, τ_a²), and each by itself by
-e ~ N(0, τ₀²). Without u, many cells at few values would make exponents look surer than they are. β₀ is flat,
-α ~ N(0, 1), every τ half-normal of scale 0.3 octaves. Given all τ everything is normal; the τ are drawn from
-their marginal posterior by Metropolis' algorithm. Each cell is then predicted from the others.
-
-Shapes: S cells with a known optimum, A scales, C variance components (the cells', then the scales'), R draws,
-N sizes.
+Shapes: S cells with a known optimum, A scales, N sizes.
 """
 
 from __future__ import annotations
@@ -32,11 +27,15 @@ from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import select
+from mup_tpu.analysis.trend import Pace, Priors, Trend
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import TableError
 from mup_tpu.store import Condition
 
 _CELL = "cell"
+_SCATTER = 0.2  # scale of τ, octaves
+_SHARED = (0.03, 0.1, 0.2, 0.45)  # scatters that cells of one value may share, octaves
+_LEAST_VALUES = 4  # values of a scale from which what they share is separate from its exponent
 
 
 @dataclass(frozen=True)
@@ -78,36 +77,29 @@ class PowerLaw:
     notes: tuple[Reason, ...]
 
     @cached_property
-    def _fit(self) -> Regression:
+    def _trend(self) -> Trend:
         x_S, error_S = np.array([(e.optimum.x, e.optimum.se) for e in self.estimates]).T
-        return Regression(x_S, error_S, self.sizes_SA)
-
-    @cached_property
-    def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
-        mean_RA, error_RA = self._fit.coefficients()
-        return mean_RA.mean(axis=0), _drawn(mean_RA, error_RA)
+        straight = Priors(0.0, _SCATTER, moving=Pace(1.0, 0.0))
+        shared = replace(straight, shared=_SHARED)
+        # With few values, what they share cannot be separated from the exponent.
+        counts = [len(np.unique(column)) for column in self.sizes_SA.T]
+        priors = tuple(shared if _LEAST_VALUES <= n <= len(x_S) / 2 else straight for n in counts)
+        return Trend(2**self.sizes_SA, x_S, error_S, priors)
 
     @cached_property
     def exponents(self) -> tuple[Exponent, ...]:
-        mean_A, draws_RA = self._slopes
-        ends = zip(self.scales, mean_A, *np.quantile(draws_RA, [0.025, 0.975], axis=0), strict=True)
-        return tuple(Exponent(scale, *map(float, (value, low, high))) for scale, value, low, high in ends)
+        slopes = zip(self.scales, self._trend.mean_slopes(), strict=True)
+        return tuple(Exponent(name, m.mean, m.quantile(0.025), m.quantile(0.975)) for name, m in slopes)
 
     @property
     def tau(self) -> float:
         # Scatter of each cell by itself about the law, octaves
-        return float(self._fit.tau_RC[:, 0].mean())
-
-    @property
-    def shared(self) -> dict[str, float]:
-        # Scatter that cells with one value of a scale have in common, octaves
-        names = [self.scales[a] for a in self._fit.scattered]
-        return dict(zip(names, self._fit.tau_RC.mean(axis=0)[1:].tolist(), strict=True))
+        return self._trend.tau
 
     def trend(self, sizes_NA: np.ndarray) -> np.ndarray:
-        # log2 of the law's optimum at plain sizes, without the effects of their values
+        # log2 of the law's optimum at plain sizes, without what cells of one value share
         away_NA = np.log2(sizes_NA) - self.sizes_SA.mean(axis=0)
-        return np.asarray(self._fit.x_S.mean() + away_NA @ self._slopes[0])
+        return np.asarray(self._trend.x_S.mean() + away_NA @ [e.value for e in self.exponents])
 
     def at(self, sizes: Mapping[str, float]) -> tuple[float, float, float]:
         """log2 of the optimum at a size, and its 95 % interval.
@@ -118,19 +110,17 @@ class PowerLaw:
         if set(sizes) != set(self.scales) or not all(0 < v < math.inf for v in sizes.values()):
             given = ", ".join(f"{name}={value:g}" for name, value in sizes.items()) or "nothing"
             raise TableError(f"at {given}: give a number above 0 for each of {', '.join(self.scales)}")
-        mean_R, error_R = self._fit.predicted(np.log2([sizes[name] for name in self.scales]))
-        low, high = np.quantile(_drawn(mean_R, error_R), [0.025, 0.975])
-        return float(mean_R.mean()), float(low), float(high)
+        optimum = self._trend.optimum([sizes[name] for name in self.scales])
+        return optimum.mean, optimum.quantile(0.025), optimum.quantile(0.975)
 
     @cached_property
     def held_out(self) -> HeldOut:
         """Predict each cell from the others."""
-        mean_RS, error_RS, weight_RS = self._fit.left_out()
-        x_S, truth_S = (weight_RS * mean_RS).sum(axis=0), self._fit.x_S
-        # Share of each prediction below the optimum that came out.
-        below_S = (weight_RS * scipy.special.ndtr((truth_S - mean_RS) / error_RS)).sum(axis=0)
+        predicted, truth_S = self._trend.left_out(), self._trend.x_S
+        x_S = np.array([one.mean for one in predicted])
+        below_S = np.array([one.below(x) for one, x in zip(predicted, truth_S, strict=True)])
         inside = float(((below_S > 0.025) & (below_S < 0.975)).mean())
-        regrets = [_regret(e, float(x)) for e, x in zip(self.estimates, x_S, strict=True)]
+        regrets = [_regret(e, x) for e, x in zip(self.estimates, x_S.tolist(), strict=True)]
         rmse = math.sqrt(float(np.square(x_S - truth_S).mean()))
         return HeldOut(len(x_S), rmse, float(np.mean(regrets)), inside)
 
@@ -142,14 +132,8 @@ class PowerLaw:
             "cells": self.cells,
             "known": len(self.estimates),
             "tau": self.tau,
-            "shared": self.shared,
             "held_out": asdict(self.held_out),
         }
-
-
-def _drawn(mean_R: np.ndarray, error_R: np.ndarray, each: int = 200) -> np.ndarray:
-    mean, error = np.repeat(mean_R, each, axis=0), np.repeat(error_R, each, axis=0)
-    return np.asarray(mean + error * np.random.default_rng(1).standard_normal(mean.shape))
 
 
 def _regret(estimate: Estimate, x: float) -> float:
@@ -234,105 +218,3 @@ def read_sizes(text: str) -> dict[str, float]:
         except ValueError:
             raise TableError(f"at {on_one_line(text)} is not NAME=NUMBER,NAME=NUMBER") from None
     return sizes
-
-
-_SCATTER = 0.3  # scale of the half-normal τ, octaves
-_FLAT = 100.0  # variance of β₀, octaves²
-_LEAST_ERROR = 0.01
-_LEAST_VALUES = 4  # values of a scale from which their scatter is told from its exponent
-_DRAWS, _THIN = 100, 10
-
-
-@dataclass(frozen=True, repr=False)
-class Regression:
-    """Optima of cells and the sizes that explain them; fitted on first use."""
-
-    x_S: np.ndarray
-    """log2 of optima."""
-    error_S: np.ndarray
-    """Standard errors of the optima."""
-    sizes_SA: np.ndarray
-    """log2 of sizes."""
-
-    @cached_property
-    def scattered(self) -> tuple[int, ...]:
-        # Scales with several values, each in several cells on average
-        counts = [len(np.unique(column)) for column in self.sizes_SA.T]
-        return tuple(a for a, n in enumerate(counts) if _LEAST_VALUES <= n <= len(self.x_S) / 2)
-
-    def _shared(self, sizes_NA: np.ndarray) -> list[np.ndarray]:
-        return [sizes_NA[:, a, None] == self.sizes_SA[:, a] for a in self.scattered]
-
-    @cached_property
-    def _fixed_SS(self) -> np.ndarray:
-        design_SA = self._centred(self.sizes_SA)
-        error_S = np.maximum(self.error_S, _LEAST_ERROR)
-        return np.asarray(_FLAT + design_SA @ design_SA.T + np.diag(error_S**2))
-
-    @cached_property
-    def _same(self) -> list[np.ndarray]:
-        return [np.eye(len(self.x_S)), *self._shared(self.sizes_SA)]
-
-    def _centred(self, sizes_NA: np.ndarray) -> np.ndarray:
-        return np.asarray(sizes_NA - self.sizes_SA.mean(axis=0))
-
-    @cached_property
-    def _away_S(self) -> np.ndarray:
-        return np.asarray(self.x_S - self.x_S.mean())
-
-    def _covariance(self, tau_C: np.ndarray) -> np.ndarray:
-        return self._fixed_SS + sum(t**2 * same for t, same in zip(tau_C, self._same, strict=True))
-
-    def _log_density(self, log_tau_C: np.ndarray) -> float:
-        """Log posterior density of the logs of all τ."""
-        tau_C = np.exp(np.clip(log_tau_C, -10, 3))
-        root_SS = np.linalg.cholesky(self._covariance(tau_C))
-        whitened_S = np.linalg.solve(root_SS, self._away_S)
-        fit = -0.5 * whitened_S @ whitened_S - np.log(np.diag(root_SS)).sum()
-        return float(fit - 0.5 * ((tau_C / _SCATTER) ** 2).sum() + log_tau_C.sum())
-
-    @cached_property
-    def tau_RC(self) -> np.ndarray:
-        """Draws of the scatters, octaves."""
-        generator = np.random.default_rng(0)
-        start_C = np.full(len(self._same), np.log(_SCATTER / 2))
-        at_C = scipy.optimize.minimize(lambda log_tau_C: -self._log_density(log_tau_C), start_C, tol=0.01).x
-        density, step, draws = self._log_density(at_C), 1.5 / len(at_C) ** 0.5, []
-        for _ in range(_DRAWS * _THIN):
-            proposed_C = at_C + step * generator.standard_normal(len(at_C))
-            other = self._log_density(proposed_C)
-            if np.log(generator.uniform()) < other - density:
-                at_C, density = proposed_C, other
-            draws.append(at_C)
-        return np.exp(draws[::_THIN])
-
-    @cached_property
-    def _inverse_RSS(self) -> np.ndarray:
-        return np.stack([np.linalg.inv(self._covariance(tau_C)) for tau_C in self.tau_RC])
-
-    def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the exponents in each draw, normal: means (R, A) and standard deviations (R, A)."""
-        gain_RAS = self._centred(self.sizes_SA).T @ self._inverse_RSS
-        variance_RA = 1 - np.einsum("ras,sa->ra", gain_RAS, self._centred(self.sizes_SA))
-        return gain_RAS @ self._away_S, np.sqrt(variance_RA)
-
-    def predicted(self, size_A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Predict a cell's optimum in each draw, normal: means (R) and standard deviations (R)."""
-        design_A = self._centred(size_A)
-        shared_CS = np.array([np.zeros(len(self.x_S)), *(s[0] for s in self._shared(size_A[None]))])
-        across_RS = _FLAT + self._centred(self.sizes_SA) @ design_A + self.tau_RC**2 @ shared_CS
-        gain_RS = np.einsum("rs,rst->rt", across_RS, self._inverse_RSS)
-        whole_R = _FLAT + design_A @ design_A + (self.tau_RC**2).sum(axis=1)
-        variance_R = whole_R - (gain_RS * across_RS).sum(axis=1)
-        return self.x_S.mean() + gain_RS @ self._away_S, np.sqrt(variance_R)
-
-    def left_out(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Predict each measured optimum from the others: normals' means, deviations and weights, R × S.
-
-        The weights turn draws of the τ from all cells into draws from the others.
-        """
-        precision_RS = np.diagonal(self._inverse_RSS, axis1=1, axis2=2)
-        miss_RS = self._inverse_RSS @ self._away_S / precision_RS
-        log_RS = 0.5 * (precision_RS * miss_RS**2 - np.log(precision_RS))
-        weight_RS = np.exp(log_RS - log_RS.max(axis=0))
-        return self.x_S - miss_RS, precision_RS**-0.5, weight_RS / weight_RS.sum(axis=0)

@@ -5,7 +5,8 @@ x*(r) = β₀ + Σ_a (m_a·r_a + ∫ s_a dr_a) + scatter, with x* the log2 of th
 reverts to m within `memory` octaves (an Ornstein-Uhlenbeck process): far ahead its variance grows as r
 and not as r³. Scatter is N(0, τ²) at each optimum, τ half-t with three degrees of freedom. Along each scale a
 rule is steady, or it drifts: two sets, with a probability that may rest on what the rule claims, and so 2^A
-sets of A scales. Beyond the scales that were run a slope may also break, as often per octave as stored and
+sets of A scales. Where many cells have the same value of a scale, as in a power law of several, they may also
+share a scatter. Beyond the scales that were run a slope may also break, as often per octave as stored and
 public rules did.
 
 For each τ and set everything is normal, so that the posterior is a mixture of normals and nothing is drawn.
@@ -52,12 +53,14 @@ class Pace:
     """Of the slope around its mean."""
     memory: float = 2.0
     """Octaves over which the slope reverts to its mean."""
+    shared: float = 0.0
+    """Scatter that all optima at one value of the scale have in common, octaves."""
 
     def covariance(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
         """Return the covariance of the trend, anchored at 0, between distances, octaves²."""
         straight = self.slope**2 * r_N[:, None] * t_M
         away = self._variogram(r_N[:, None]) + self._variogram(t_M) - self._variogram(r_N[:, None] - t_M)
-        return straight + away / 2
+        return straight + away / 2 + self.shared**2 * np.isclose(r_N[:, None], t_M)
 
     def _variogram(self, d: np.ndarray) -> np.ndarray:
         d = np.abs(d) / self.memory
@@ -80,11 +83,16 @@ class Priors:
     """Chance per octave beyond the largest scale that the slope changes for good."""
     broken: float = 0.3
     """Standard deviation of that change, octaves per octave."""
+    shared: tuple[float, ...] = (0.0,)
+    """Scatters, equally likely, that optima at one value of the scale may have in common, octaves."""
 
     @property
     def paces(self) -> tuple[tuple[float, float, Pace], ...]:
         sets = ((self.steady, 0.0, self.quiet), (1 - self.steady, self.mean, self.moving))
-        return tuple(one for one in sets if one[0] > 0)
+        return tuple(
+            (chance / len(self.shared), mean, replace(pace, shared=shared))
+            for chance, mean, pace in sets if chance > 0 for shared in self.shared
+        )  # fmt: skip
 
     def breaking(self, beyond: float) -> tuple[float, float]:
         """Return the chance that a slope breaks within octaves beyond the scales, and the variance if so."""
@@ -138,13 +146,16 @@ class Mixture:
             np.concatenate([(1 - chance) * self.weight_K, chance * self.weight_K]),
         )
 
+    def below(self, x: float) -> float:
+        return float(self.weight_K @ scipy.special.ndtr((x - self.mean_K) / self.deviation_K))
+
     def quantile(self, q: float) -> float:
         """Return the quantile, by bisection."""
         low = float((self.mean_K - 8 * self.deviation_K).min())
         high = float((self.mean_K + 8 * self.deviation_K).max())
         for _ in range(40):
             middle = (low + high) / 2
-            if self.weight_K @ scipy.special.ndtr((middle - self.mean_K) / self.deviation_K) < q:
+            if self.below(middle) < q:
                 low = middle
             else:
                 high = middle
@@ -248,7 +259,7 @@ class Trend:
     def steady(self) -> float:
         """Return the probability that the rule is steady along its one scale."""
         (priors,) = self.priors
-        return float(self.weight_K @ self._each([pace is priors.quiet for ((*_, pace),) in self._sets]))
+        return float(self.weight_K @ self._each([pace == priors.quiet for ((*_, pace),) in self._sets]))
 
     @cached_property
     def tau(self) -> float:
@@ -287,6 +298,25 @@ class Trend:
             slope = self._given(self._mean_KA[:, a], whole_K, across_KS)
             slopes.append((slope.mean, math.sqrt(max(slope.variance, 0.0))))
         return slopes
+
+    def mean_slopes(self) -> list[Mixture]:
+        """Return the slope to which each scale's reverts, octaves per octave."""
+        variance_KA = self._each([[pace.slope**2 for *_, pace in one] for one in self._sets])
+        return [
+            self._given(self._mean_KA[:, a], variance_K, variance_K[:, None] * self._r_SA[:, a])
+            for a, variance_K in enumerate(variance_KA.T)
+        ]
+
+    def left_out(self) -> list[Mixture]:
+        """Return what the others predict of each optimum, its own error included."""
+        precision_KS = np.diagonal(self._inverse_KSS, axis1=1, axis2=2)
+        miss_KS = np.einsum("kst,kt->ks", self._inverse_KSS, self._away_KS) / precision_KS
+        # Weights without the optimum's own density.
+        log_K = np.log(np.maximum(self.weight_K, 1e-300))
+        log_KS = log_K[:, None] + 0.5 * (precision_KS * miss_KS**2 - np.log(precision_KS))
+        weight_KS = np.exp(log_KS - log_KS.max(axis=0))
+        parts = (self.x_S - miss_KS, precision_KS**-0.5, weight_KS / weight_KS.sum(axis=0))
+        return [Mixture(*of_one) for of_one in zip(*(part.T for part in parts), strict=True)]
 
     def together(self, source: float, target: float, x_2R: np.ndarray) -> np.ndarray:
         """Return numbers (R,) of draws that follow the joint posterior of two scales' optima.

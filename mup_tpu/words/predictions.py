@@ -97,15 +97,11 @@ def power_law(law: PowerLaw) -> list[str]:
     factors = " · ".join(f"{e.scale}^{names.number(e.value, 2)}" for e in law.exponents)
     ends = ((e.scale, names.number(e.low, 2), names.number(e.high, 2)) for e in law.exponents)
     intervals = ", ".join(f"{scale} {low} to {high}" for scale, low, high in ends)
-    shared = ", ".join(f"{name} {tau:.2f}" for name, tau in law.shared.items())
-    scatter = (
-        f"{len(law.estimates)} of {law.cells} cells have an optimum inside their grid; they scatter by "
-        f"{law.tau:.2f} octaves about the law"
-    )
     left_out = law.held_out
     return [
         f"{names.name(law.compared)}: best {label(law.hyperparameter)} ∝ {factors} (95 %: {intervals})",
-        scatter + (f", and cells of one size share a scatter of {shared}" if shared else ""),
+        f"{len(law.estimates)} of {law.cells} cells have an optimum inside their grid; they scatter by "
+        f"{law.tau:.2f} octaves about the law",
         f"each cell predicted from the others: RMSE {left_out.rmse:.2f} octaves, mean regret "
         f"{left_out.regret:.4f} nat, {left_out.inside:.0%} inside the 95 % interval",
     ]

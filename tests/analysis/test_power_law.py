@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns
-from mup_tpu.analysis.power_law import Regression, fit_power_laws
+from mup_tpu.analysis.optimum import Estimate, Optimum
+from mup_tpu.analysis.power_law import PowerLaw, fit_power_laws
 from mup_tpu.errors import TableError
 from mup_tpu.plots import law_figure
 from mup_tpu.words.predictions import power_law
@@ -58,31 +59,17 @@ def test_exponents_are_those_of_least_squares_on_the_true_optima():
 def test_cells_of_one_size_that_miss_the_law_together_widen_its_exponent():
     generator = np.random.default_rng(1)
     sizes = np.array([(n, d) for n in range(26, 32) for d in range(30, 36)], float)
-    x = -0.5 * (sizes[:, 0] - 29) + np.repeat(generator.normal(0, 0.4, 6), 6) + generator.normal(0, 0.1, 36)
-    found = Regression(x, np.full(36, 0.05), sizes)
-    assert found.scattered == (0, 1)
-    own, together, others = found.tau_RC.mean(axis=0)
-    assert own == pytest.approx(0.1, abs=0.04) and together == pytest.approx(0.4, abs=0.15) and others < 0.1
-    mean, error = (part.mean(axis=0) for part in found.coefficients())
+    x = -0.5 * (sizes[:, 0] - 29) + np.repeat(generator.normal(0, 0.4, 6), 6) + generator.normal(0, 0.2, 36)
+    optima = [
+        Estimate(None, None, None, Optimum(k, "bracketed", at, se=0.05), None) for k, at in enumerate(x)
+    ]
+    law = PowerLaw("all", "lr", ("N", "D"), sizes, tuple(optima), 36, ())
+    assert law.tau == pytest.approx(0.2, abs=0.04)
+    first, second = law.exponents
     # Least squares on the six means, each as sure as its shared effect lets it be.
-    expected = np.polyfit(np.arange(6), x.reshape(6, 6).mean(axis=1), 1)[0]
-    assert mean[0] == pytest.approx(expected, abs=0.02)
-    assert error[0] == pytest.approx(0.4 / math.sqrt(17.5), rel=0.4)
-    assert error[1] < 0.4 * error[0]
-
-
-def test_a_cell_left_out_is_predicted_as_by_a_fit_without_it():
-    generator = np.random.default_rng(2)
-    sizes = np.array([(n, d) for n in range(4) for d in range(4)], float)
-    x, errors = generator.normal(0, 1, 16), generator.uniform(0.05, 0.2, 16)
-    whole, others = Regression(x, errors, sizes), Regression(x[1:], errors[1:], sizes[1:])
-    for fit in (whole, others):
-        fit.__dict__["tau_RC"] = np.array([[0.2, 0.3, 0.1], [0.1, 0.2, 0.4]])
-    mean, error, weight = whole.left_out()
-    expected, spread = others.predicted(sizes[0])
-    assert mean[:, 0] == pytest.approx(expected, abs=1e-2)  # intercepts are flat about different means
-    assert error[:, 0] == pytest.approx(np.hypot(spread, errors[0]), rel=1e-3)
-    assert weight.sum(axis=0) == pytest.approx(1)
+    assert first.value == pytest.approx(np.polyfit(range(6), x.reshape(6, 6).mean(axis=1), 1)[0], abs=0.03)
+    assert first.high - first.low == pytest.approx(2 * 1.96 * 0.4 / math.sqrt(17.5), rel=0.4)
+    assert second.high - second.low < 0.4 * (first.high - first.low)
 
 
 def test_the_best_of_a_second_tuned_column_is_taken_in_each_cell():

@@ -108,6 +108,18 @@ def test_a_slope_is_that_of_the_optima_their_scatter_included():
     assert math.sqrt(slope.variance) == pytest.approx(deviation, rel=0.05)
 
 
+def test_an_optimum_left_out_is_predicted_as_by_a_trend_without_it():
+    priors = replace(ONE, shared=(0.0, 0.3))
+    sizes = 2.0 ** np.array([(n, d) for n in range(4) for d in range(4)])
+    generator = np.random.default_rng(2)
+    x, errors = generator.normal(0, 1, 16), generator.uniform(0.05, 0.2, 16)
+    left = Trend(sizes, x, errors, (priors, priors)).left_out()[5]
+    others = np.arange(16) != 5
+    expected = Trend(sizes[others], x[others], errors[others], (priors, priors)).optimum(sizes[5])
+    assert left.mean == pytest.approx(expected.mean, abs=1e-3)
+    assert left.variance == pytest.approx(expected.variance + errors[5] ** 2, rel=1e-3)
+
+
 def test_two_optima_are_drawn_together_with_what_the_other_scales_say():
     truth_RS, density_R = sampled(ONE, np.array([False, True, True, False]))
     draws_2R = X[[0, 3], None] + 0.4 * np.random.default_rng(1).standard_normal((2, 4000))
