@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -278,88 +278,187 @@ def fit_surface(
     Raises:
         TableError: a scale has too few points, or the points show no minimum.
     """
-    finite = runs[np.isfinite(runs["loss"])]
-    points = finite.groupby(["scale", *tuned])["loss"].agg(["mean", "size", "var"]).reset_index()
-    scales = tuple(sorted(points["scale"].unique().tolist()))
-    number_N = np.searchsorted(scales, points["scale"])
-    u_NH = points[list(tuned)].to_numpy(float)
-    h, pairs = len(tuned), [*itertools.combinations_with_replacement(range(len(tuned)), 2)]
-    least = min(np.bincount(number_N), default=0)
-    needed = len(scales) * (h + 1) + len(pairs) + 2
-    if least < h + 2 or len(points) < needed:
-        raise TableError(
-            f"{len(points)} points with a loss ({least} at a scale) are too few for a surface in "
-            f"{', '.join(tuned)}: {needed} are needed, and {h + 2} at each scale"
-        )
-    at_scale_NS = (number_N[:, None] == np.arange(len(scales))).astype(float)
-    y_N, count_N = points["mean"].to_numpy(float), points["size"].to_numpy(float)
-    squares_N = points["var"].fillna(0.0).to_numpy(float) * (count_N - 1)
-    low_SH, high_SH = (
-        np.array([f(u_NH[number_N == s], axis=0) for s in range(len(scales))]) for f in (np.min, np.max)
-    )
-    best = [int(np.flatnonzero(number_N == s)[np.argmin(y_N[number_N == s])]) for s in range(len(scales))]
-    rise_N, reference_SH, bend_H = y_N - y_N[best][number_N], u_NH[best], np.zeros(h)
-
-    def design(bend_H: np.ndarray) -> np.ndarray:
-        v_NH = _bend(u_NH - reference_SH[number_N], bend_H)
-        squares = [v_NH[:, a] * v_NH[:, b] * (0.5 if a == b else 1.0) for a, b in pairs]
-        slopes = [at_scale_NS[:, s] * v_NH[:, a] for s in range(len(scales)) for a in range(h)]
-        return np.column_stack([at_scale_NS, *slopes, *squares])
-
-    if np.linalg.matrix_rank(design(bend_H)) < len(scales) * (h + 1) + len(pairs):
-        raise TableError(
-            f"the runs' {', '.join(tuned)} do not vary independently: a surface needs three values of each, "
-            "and runs in which two differ from their usual values together"
-        )
-
-    def weighed(bend_H: np.ndarray, error: tuple[np.ndarray, float, float]) -> float:
-        return _regress(design(bend_H), y_N, *error)[0] - float(np.abs(bend_H).sum()) / _BEND_SPREAD
-
-    for turn in range(_ROUNDS):
-        errors = _errors(rise_N, count_N, squares_N, 2 * len(scales) * (h + 2))
-        if turn == 0:
-            # The losses' own rises: the lowest are low by chance, so that all near ones weigh alike.
-            error = (np.maximum(rise_N, np.median(rise_N)) ** 2, 0.0, 0.0)
-        else:  # the surface's, about a better reference
-            design_NP = design(bend_H)
-            error = max(errors, key=lambda one: _regress(design_NP, y_N, *one)[0])
-        for some in range(h):
-            tried = [np.where(np.arange(h) == some, bend, bend_H) for bend in _BENDS]
-            bend_H = max(tried, key=lambda bend_H: weighed(bend_H, error))
-        design_NP = design(bend_H)
-        beta_P = _regress(design_NP, y_N, *error)[1]
-        vertex_1SH, loss_1S, curvature_1HH = _vertices(beta_P[None], len(scales), h, pairs)
-        if (np.linalg.eigvalsh(curvature_1HH[0]) <= 0).any():
-            break
-        rise_N = np.maximum(design_NP @ beta_P - loss_1S[0][number_N], 0.0)
-        moved_SH = reference_SH + _unbend(vertex_1SH[0], bend_H)
-        reference_SH = np.clip(moved_SH, low_SH, high_SH)
-    errors = _errors(rise_N, count_N, squares_N, 2 * len(scales) * (h + 2))
-    beside = itertools.product((-_BENDS[1] + _BENDS[0], 0.0, _BENDS[1] - _BENDS[0]), repeat=h)
-    bends = sorted((bend_H + np.array(some) for some in beside), key=lambda bend_H: -weighed(bend_H, error))
-    designs = [design(bend_H) for bend_H in bends[:_KEPT]]
-    fits = [(k, *_regress(of, y_N, *one), one[2]) for k, of in enumerate(designs) for one in errors]
-    log_K = [log - float(np.abs(bends[k]).sum()) / _BEND_SPREAD for k, log, *_ in fits]
-    weight_K = _normalised(np.array(log_K))
+    points = _points(runs, tuned)
+    scales, h = len(points.scales), len(tuned)
+    rough = _rough_fit(points)
+    errors = points.errors(rough.rise_N)
+    step = _BENDS[1] - _BENDS[0]
+    beside = (rough.bend_H + np.array(away) for away in itertools.product((-step, 0.0, step), repeat=h))
+    bends = sorted(beside, key=lambda bend_H: -rough.log_probability(points, bend_H))[:_KEPT]
+    fits = [
+        (bend_H, error.sigma, _regress(design_NP, points.y_N, error))
+        for bend_H, design_NP in ((bend_H, points.design(bend_H, rough.reference_SH)) for bend_H in bends)
+        for error in errors
+    ]
+    weight_K = _normalised(np.array([fit.log - _bend_penalty(bend_H) for bend_H, _, fit in fits]))
+    # Draws without a minimum, and some far outside, are left out below.
     chosen_R = generator.choice(len(fits), 8 * draws, p=weight_K)
-    shocks_RP = generator.standard_normal((8 * draws, len(beta_P)))
-    beta_RP = np.stack([fits[k][2] + fits[k][3] @ z for k, z in zip(chosen_R, shocks_RP, strict=True)])
-    bend_RH = np.array([bends[fits[k][0]] for k in chosen_R])
-    is_minimum_R = (np.linalg.eigvalsh(_curvature(beta_RP, h, pairs)) > 0).all(axis=1)
+    shocks_RP = generator.standard_normal((8 * draws, len(fits[0][2].beta_P)))
+    beta_RP = np.stack(
+        [fits[k][2].beta_P + fits[k][2].root_PP @ z for k, z in zip(chosen_R, shocks_RP, strict=True)]
+    )
+    bend_RH = np.array([fits[k][0] for k in chosen_R])
+    is_minimum_R = (np.linalg.eigvalsh(_curvature(beta_RP, h)) > 0).all(axis=1)
     if is_minimum_R.mean() < _LEAST_SHARE:
         raise TableError(
             f"the losses show no minimum in {', '.join(tuned)} together: widen the ranges, or tune fewer"
         )
-    vertices = _vertices(beta_RP[is_minimum_R], len(scales), h, pairs)
-    optimum_RSH = reference_SH + _unbend(vertices[0], bend_RH[is_minimum_R][:, None])
-    outside_R = np.maximum(0, np.maximum(low_SH - optimum_RSH, optimum_RSH - high_SH)).sum(axis=(1, 2))
-    kept_R = generator.choice(len(outside_R), draws, p=_normalised(-outside_R / _OUTSIDE))
-    vertex_RSH, loss_RS, curvature_RHH = (v[kept_R] for v in vertices)
-    noise = float(weight_K @ [sigma for *_, sigma in fits])
-    return Surface(
-        scales, reference_SH, bend_RH[is_minimum_R][kept_R], vertex_RSH, loss_RS, curvature_RHH, low_SH,
-        high_SH, noise,
-    )  # fmt: skip
+    bend_RH, vertices = bend_RH[is_minimum_R], _vertices(beta_RP[is_minimum_R], scales, h)
+    optimum_RSH = rough.reference_SH + _unbend(vertices[0], bend_RH[:, None])
+    outside_RSH = np.maximum(points.low_SH - optimum_RSH, optimum_RSH - points.high_SH)
+    log_R = -np.maximum(0, outside_RSH).sum(axis=(1, 2)) / _OUTSIDE
+    kept_R = generator.choice(len(log_R), draws, p=_normalised(log_R))
+    noise = float(weight_K @ [sigma for _, sigma, _ in fits])
+    of_draws = (bend_RH[kept_R], *(v[kept_R] for v in vertices))
+    return Surface(points.scales, rough.reference_SH, *of_draws, points.low_SH, points.high_SH, noise)
+
+
+class _Error(NamedTuple):
+    """Errors that points may have."""
+
+    variance_N: np.ndarray
+    log: float = 0.0
+    """Log evidence by the scatter of seeds."""
+    sigma: float = 0.0
+    """Noise of a single run."""
+
+
+class _Regression(NamedTuple):
+    """Coefficients of a surface, given bends and errors: normal."""
+
+    log: float
+    """Log evidence."""
+    beta_P: np.ndarray
+    root_PP: np.ndarray
+    """Root of the covariance."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """Mean losses of a rule's points."""
+
+    scales: tuple[float, ...]
+    number_N: np.ndarray
+    """Number of each point's scale."""
+    u_NH: np.ndarray
+    """log2 of the hyperparameters."""
+    y_N: np.ndarray
+    """Mean loss."""
+    count_N: np.ndarray
+    squares_N: np.ndarray
+    """Squared deviations of its runs from the mean."""
+
+    def _ends(self, end: Callable[..., np.ndarray]) -> np.ndarray:
+        return np.array([end(self.u_NH[self.number_N == s], axis=0) for s in range(len(self.scales))])
+
+    @cached_property
+    def low_SH(self) -> np.ndarray:
+        return self._ends(np.min)
+
+    @cached_property
+    def high_SH(self) -> np.ndarray:
+        return self._ends(np.max)
+
+    @cached_property
+    def best_S(self) -> np.ndarray:
+        order_N = np.lexsort((self.y_N, self.number_N))
+        return np.asarray(order_N[np.searchsorted(self.number_N[order_N], range(len(self.scales)))])
+
+    def design(self, bend_H: np.ndarray, reference_SH: np.ndarray) -> np.ndarray:
+        """Return the regressors N × P: each scale's constant and slopes, then the curvatures of all."""
+        v_NH = _bend(self.u_NH - reference_SH[self.number_N], bend_H)
+        is_at_NS = (self.number_N[:, None] == np.arange(len(self.scales))).astype(float)
+        slopes_NSH = is_at_NS[:, :, None] * v_NH[:, None]
+        squares = [v_NH[:, a] * v_NH[:, b] * (0.5 if a == b else 1.0) for a, b in _pairs(v_NH.shape[1])]
+        return np.column_stack([is_at_NS, slopes_NSH.reshape(len(v_NH), -1), *squares])
+
+    def errors(self, rise_N: np.ndarray) -> list[_Error]:
+        """Return pairs of a noise and a share of the rise that the surface misses, as points' errors."""
+        near = 2 * len(self.scales) * (self.u_NH.shape[1] + 2)
+        typical = float(np.sort(rise_N)[:near].mean()) or float(rise_N.mean()) or 1e-12
+        df, squares = float((self.count_N - 1).sum()), float(self.squares_N.sum())
+        sigmas = typical * _NOISES
+        if df >= 1:
+            sigmas = math.sqrt(max(squares / df, 1e-24)) * np.geomspace(0.4, 2.5, 9)
+        errors = []
+        for sigma, share in itertools.product(sigmas.tolist(), _SHARES):
+            missed_N = share * rise_N * (1 + rise_N / (5 * typical))
+            log = -df * math.log(sigma) - 0.5 * squares / sigma**2
+            errors.append(_Error(sigma**2 / self.count_N + missed_N**2, log, sigma))
+        return errors
+
+
+def _points(runs: pd.DataFrame, tuned: Sequence[str]) -> _Points:
+    finite = runs[np.isfinite(runs["loss"])]
+    means = finite.groupby(["scale", *tuned])["loss"].agg(["mean", "size", "var"]).reset_index()
+    scales = tuple(sorted(means["scale"].unique().tolist()))
+    number_N, h = np.searchsorted(scales, means["scale"]), len(tuned)
+    least = min(np.bincount(number_N), default=0)
+    coefficients = len(scales) * (h + 1) + len(_pairs(h))
+    if least < h + 2 or len(means) < coefficients + 2:
+        raise TableError(
+            f"{len(means)} points with a loss ({least} at a scale) are too few for a surface in "
+            f"{', '.join(tuned)}: {coefficients + 2} are needed, and {h + 2} at each scale"
+        )
+    count_N = means["size"].to_numpy(float)
+    squares_N = means["var"].fillna(0.0).to_numpy(float) * (count_N - 1)
+    u_NH, y_N = means[list(tuned)].to_numpy(float), means["mean"].to_numpy(float)
+    points = _Points(scales, number_N, u_NH, y_N, count_N, squares_N)
+    if np.linalg.matrix_rank(points.design(np.zeros(h), u_NH[points.best_S])) < coefficients:
+        raise TableError(
+            f"the runs' {', '.join(tuned)} do not vary independently: a surface needs three values of each, "
+            "and runs in which two differ from their usual values together"
+        )
+    return points
+
+
+@dataclass(frozen=True, eq=False)
+class _RoughFit:
+    """The likeliest bends about the optima so far, and points' errors."""
+
+    bend_H: np.ndarray
+    reference_SH: np.ndarray
+    rise_N: np.ndarray
+    """Rises above each scale's optimum."""
+    error: _Error
+
+    def log_probability(self, points: _Points, bend_H: np.ndarray) -> float:
+        design_NP = points.design(bend_H, self.reference_SH)
+        return _regress(design_NP, points.y_N, self.error).log - _bend_penalty(bend_H)
+
+
+def _rough_fit(points: _Points) -> _RoughFit:
+    """Fit bends, optima and errors in turn, each given the others."""
+    scales, h = len(points.scales), points.u_NH.shape[1]
+    rise_N = points.y_N - points.y_N[points.best_S][points.number_N]
+    # At first the losses' own rises: the lowest are low by chance, so that all near ones weigh alike.
+    error = _Error(np.maximum(rise_N, np.median(rise_N)) ** 2)
+    fit = _RoughFit(np.zeros(h), points.u_NH[points.best_S], rise_N, error)
+    for turn in range(_ROUNDS):
+        if turn > 0:
+            design_NP = points.design(fit.bend_H, fit.reference_SH)
+            best = max(points.errors(fit.rise_N), key=lambda e: _regress(design_NP, points.y_N, e).log)
+            fit = replace(fit, error=best)
+        for some in range(h):
+            tried = [np.where(np.arange(h) == some, bend, fit.bend_H) for bend in _BENDS]
+            fit = replace(fit, bend_H=max(tried, key=lambda bend_H: fit.log_probability(points, bend_H)))
+        design_NP = points.design(fit.bend_H, fit.reference_SH)
+        beta_P = _regress(design_NP, points.y_N, fit.error).beta_P
+        vertex_1SH, loss_1S, curvature_1HH = _vertices(beta_P[None], scales, h)
+        if (np.linalg.eigvalsh(curvature_1HH[0]) <= 0).any():
+            break
+        rise_N = np.maximum(design_NP @ beta_P - loss_1S[0][points.number_N], 0.0)
+        moved_SH = fit.reference_SH + _unbend(vertex_1SH[0], fit.bend_H)
+        fit = replace(fit, rise_N=rise_N, reference_SH=np.clip(moved_SH, points.low_SH, points.high_SH))
+    return fit
+
+
+def _pairs(h: int) -> list[tuple[int, int]]:
+    return [*itertools.combinations_with_replacement(range(h), 2)]
+
+
+def _bend_penalty(bend_H: np.ndarray) -> float:
+    return float(np.abs(bend_H).sum()) / _BEND_SPREAD
 
 
 def _bend(x: np.ndarray, bend: np.ndarray) -> np.ndarray:
@@ -379,48 +478,26 @@ def _unbend(v: np.ndarray, bend: np.ndarray) -> np.ndarray:
     return x
 
 
-def _errors(
-    rise_N: np.ndarray, count_N: np.ndarray, squares_N: np.ndarray, near: int
-) -> list[tuple[np.ndarray, float, float]]:
-    """Return points' variances, log evidence of the seeds' scatter, and noise, for each pair of errors."""
-    typical = float(np.sort(rise_N)[:near].mean()) or float(rise_N.mean()) or 1e-12
-    df = float((count_N - 1).sum())
-    sigmas = typical * _NOISES
-    if df >= 1:
-        sigmas = math.sqrt(max(squares_N.sum() / df, 1e-24)) * np.geomspace(0.4, 2.5, 9)
-    errors = []
-    for sigma, share in itertools.product(sigmas.tolist(), _SHARES):
-        missed_N = share * rise_N * (1 + rise_N / (5 * typical))
-        log = -df * math.log(sigma) - 0.5 * float(squares_N.sum()) / sigma**2
-        errors.append((sigma**2 / count_N + missed_N**2, log, sigma))
-    return errors
-
-
-def _regress(
-    design_NP: np.ndarray, y_N: np.ndarray, variance_N: np.ndarray, log: float, sigma: float
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return log evidence, mean, and root of the covariance of the coefficients."""
-    root_N = variance_N**-0.5
+def _regress(design_NP: np.ndarray, y_N: np.ndarray, error: _Error) -> _Regression:
+    root_N = error.variance_N**-0.5
     q_NP, r_PP = np.linalg.qr(design_NP * root_N[:, None])
     inverse_PP = np.linalg.pinv(r_PP)
     beta_P = inverse_PP @ (q_NP.T @ (root_N * y_N))
     chi2 = float(np.square((y_N - design_NP @ beta_P) * root_N).sum())
-    log += float(np.log(root_N).sum() - np.log(np.abs(np.diag(r_PP))).sum()) - 0.5 * chi2
-    return log, beta_P, inverse_PP
+    log = float(np.log(root_N).sum() - np.log(np.abs(np.diag(r_PP))).sum()) - 0.5 * chi2
+    return _Regression(error.log + log, beta_P, inverse_PP)
 
 
-def _curvature(beta_RP: np.ndarray, h: int, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    curvature_RHH = np.empty((len(beta_RP), h, h))
+def _curvature(beta_RP: np.ndarray, h: int) -> np.ndarray:
+    curvature_RHH, pairs = np.empty((len(beta_RP), h, h)), _pairs(h)
     for i, (a, b) in enumerate(pairs):
         curvature_RHH[:, a, b] = curvature_RHH[:, b, a] = beta_RP[:, i - len(pairs)]
     return curvature_RHH
 
 
-def _vertices(
-    beta_RP: np.ndarray, scales: int, h: int, pairs: Sequence[tuple[int, int]]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _vertices(beta_RP: np.ndarray, scales: int, h: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return optima in bent coordinates (R, S, H), losses there (R, S), and curvatures (R, H, H)."""
-    curvature_RHH = _curvature(beta_RP, h, pairs)
+    curvature_RHH = _curvature(beta_RP, h)
     slope_RSH = beta_RP[:, scales : scales * (h + 1)].reshape(-1, scales, h)
     optimum_RSH = -np.linalg.solve(curvature_RHH[:, None], slope_RSH[..., None])[..., 0]
     loss_RS = beta_RP[:, :scales] + 0.5 * (slope_RSH * optimum_RSH).sum(axis=2)
