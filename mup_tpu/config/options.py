@@ -234,8 +234,6 @@ class SearchOptions:
     """Longest time, as 90s, 30m or 2h; --resume continues unfinished trials."""
     max_concurrent: int = described(0, least=0)
     """Most packs at once; 0 takes as many as there is room for."""
-    max_failures: int = described(2, least=0)
-    """Times that a trial continues from its last checkpoint after its process died or hung."""
     seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
 

@@ -40,7 +40,6 @@ def run_jobs(
     pool: Pool[Any],
     heartbeat: float,
     decide: Callable[[Any, Any], Any] = lambda job, question: None,
-    attempts: int = MAX_ATTEMPTS,
 ) -> Generator[tuple[Any, Any]]:
     """Run jobs, yielding (job, event) as events come; close the generator to end running jobs.
 
@@ -54,7 +53,6 @@ def run_jobs(
         pool: an open pool, which stays open.
         heartbeat: seconds without a report after which a worker counts as hung.
         decide: function from a job and the content of its `Question` to the answer.
-        attempts: lost workers after which a job has failed.
 
     Raises:
         Preempted: SIGTERM ended the run before all jobs had ended.
@@ -126,9 +124,8 @@ def run_jobs(
                         if is_large and job.members > 1 and not is_ending:
                             why = f"{event.reason}, as when memory is short"
                             event = TooLarge(why, job.members // 2)
-                        elif started[job] >= attempts and not is_ending:
-                            last = f", the last of {attempts} attempts" if attempts > 1 else ""
-                            event = Failed(event.reason + last)
+                        elif started[job] >= MAX_ATTEMPTS and not is_ending:
+                            event = Failed(f"{event.reason}, the last of {MAX_ATTEMPTS} attempts")
                         else:
                             if not is_ending:
                                 _log.warning("%s is tried again (%s)", job, event.reason)

@@ -105,8 +105,7 @@ def run_search(
                 search, Chooser(search, options, log), corpora, progress, make_job, is_pausing, left,
                 where.pack_size or 1, {row["trial_id"]: row for row in store.results().to_dict("records")},
             )  # fmt: skip
-            attempts = options.max_failures + 1
-            events = run_jobs(proposals, place.pool, where.heartbeat, proposals.decide, attempts)
+            events = run_jobs(proposals, place.pool, where.heartbeat, proposals.decide)
             with progress, contextlib.closing(events):
                 for job, event in events:
                     match event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from mup_tpu.errors import ConfigError, Preempted, raised_as
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mup_tpu.training.record import PackResult, Report
+    from mup_tpu.training.record import PackResult
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,6 @@ class Kept:
     load them."""
     export_best: bool = False
     """Export the checkpoint of least held-out loss in place of the last weights."""
-    profile: File | None = None
-    """File for a trace of two log intervals, after two for warming up; Perfetto opens it."""
 
     def prepare(self) -> None:
         """Make folders, so that a bad path ends the command before training."""
@@ -45,7 +43,6 @@ class Kept:
         for name, path in (
             ("checkpoint folder", local),
             ("export", self.export),
-            ("profile", self.profile and self.profile.parent),
         ):
             if path is not None:
                 with raised_as(ConfigError, f"{name} {path} cannot be written"):
@@ -106,13 +103,8 @@ def train_one(
     with console.status("initialising parameters") as status, _log_lines(console, kept.results):
         training = PackRun([trial], dataset, run, checkpoints)
         status.update(training.first_report_waits_for)
-        with training.preemptible(), _profiler(kept.profile) as next_interval:
-
-            def show(report: Report) -> None:
-                status.update(str(report))
-                next_interval()
-
-            result = training.finish(show)
+        with training.preemptible():
+            result = training.finish(lambda report: status.update(str(report)))
         if store is not None:
             store.append(result.rows, result.curves)
     row = result.rows[0]
@@ -147,18 +139,3 @@ def _log_lines(console: Console, results: str | None) -> Iterator[None]:
         if results is not None:
             stack.enter_context(host_log(results))
         yield
-
-
-@contextlib.contextmanager
-def _profiler(file: Path | None) -> Iterator[Callable[[], None]]:
-    """Trace the third and fourth interval between calls of the yielded function; without a file, nothing."""
-    if file is None:
-        yield lambda: None
-        return
-    from torch.profiler import profile, schedule
-
-    with raised_as(ConfigError, f"profile {file} cannot be written"):
-        file.write_text("")
-    intervals = schedule(wait=1, warmup=1, active=2, repeat=1)
-    with profile(schedule=intervals, on_trace_ready=lambda p: p.export_chrome_trace(str(file))) as profiler:
-        yield profiler.step

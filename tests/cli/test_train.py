@@ -143,15 +143,6 @@ def test_export_best_takes_the_checkpoint_of_least_held_out_loss(corpus, tmp_pat
     assert code == 2 and "--export-best needs --export, --checkpoints and --eval-every" in error
 
 
-def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, outcome, small):
-    trace = tmp_path / "traces" / "trace.json"
-    command = ["train", *small, "--corpus", corpus, "--log-every", 2, "--profile", trace]
-    code, _, err = outcome(*command)
-    assert code == 0, err
-    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
-    assert {"aten::addmm", "AddmmBackward0"} <= names
-
-
 SLOWLY = """
 import sys, time
 from mup_tpu.cli import main

@@ -406,7 +406,7 @@ def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tiny, tmp_path):
     thread.start()
     outcome = searched_in(
         tmp_path, Search("lost", base, {"warmup": Domain("choice", values=(0.1, 0.2))}), one, num_samples=2,
-        evaluations=40, seed=0, algorithm="random", scheduler="none", max_failures=1,
+        evaluations=40, seed=0, algorithm="random", scheduler="none",
     )  # fmt: skip
     thread.join()
     runs = load_runs(tmp_path)
