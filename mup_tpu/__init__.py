@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table, predict
-    from mup_tpu.config import Axis, Ladder, Sweep, Trial
+    from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial
     from mup_tpu.study import Study, octaves
     from mup_tpu.tuning.plan import plan
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Axis", "Ladder", "Study", "Sweep", "Trial", "analyze", "load_table", "octaves", "plan", "predict",
+    "Axis", "Design", "Ladder", "Study", "Sweep", "Trial", "analyze", "load_table", "octaves", "plan",
+    "predict",
 ]  # fmt: skip
 
 _FROM = {
     "analysis": ("analyze", "load_table", "predict"),
-    "config": ("Axis", "Ladder", "Sweep", "Trial"),
+    "config": ("Axis", "Design", "Ladder", "Sweep", "Trial"),
     "study": ("Study", "octaves"),
     "tuning.plan": ("plan",),
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.regret import Regret
     from mup_tpu.analysis.run_table import RunTable
     from mup_tpu.analysis.scaling_law import Prediction, ScalingLaw, fit_scaling_law
-    from mup_tpu.analysis.surface import JointAnalysis, analyze_jointly
+    from mup_tpu.analysis.surface import JointAnalysis, JointPredictions, analyze_jointly, predict_jointly
     from mup_tpu.analysis.transfer import (
         AtZero,
         FittedLaw,
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.worth import Worth
 
 __all__ = [
-    "AtZero", "Columns", "Drift", "FittedLaw", "JointAnalysis", "LearningCurve", "LossCurve", "Noise",
-    "Optimum", "Prediction", "Predictions", "Regret", "RulePrediction", "RunTable", "ScalingLaw",
-    "TransferAnalysis", "TransferResult", "Verdict", "WiderIsBetter", "Worth", "analyze", "analyze_jointly",
-    "check_table", "fit_scaling_law", "load_table", "predict",
+    "AtZero", "Columns", "Drift", "FittedLaw", "JointAnalysis", "JointPredictions", "LearningCurve",
+    "LossCurve", "Noise", "Optimum", "Prediction", "Predictions", "Regret", "RulePrediction", "RunTable",
+    "ScalingLaw", "TransferAnalysis", "TransferResult", "Verdict", "WiderIsBetter", "Worth", "analyze",
+    "analyze_jointly", "check_table", "fit_scaling_law", "load_table", "predict", "predict_jointly",
 ]  # fmt: skip
 
 _FROM = {
@@ -47,7 +47,7 @@ _FROM = {
     "regret": ("Regret",),
     "run_table": ("RunTable",),
     "scaling_law": ("Prediction", "ScalingLaw", "fit_scaling_law"),
-    "surface": ("JointAnalysis", "analyze_jointly"),
+    "surface": ("JointAnalysis", "JointPredictions", "analyze_jointly", "predict_jointly"),
     "transfer": ("AtZero", "FittedLaw", "LearningCurve", "TransferAnalysis", "TransferResult", "analyze"),
     "verdict": ("Verdict",),
     "worth": ("Worth",),

@@ -49,6 +49,14 @@ def default_columns(path: Place) -> Columns:
     return Columns(axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along)
 
 
+def tuned_together(path: Place) -> tuple[str, ...]:
+    """Return the columns of several hyperparameters that a results folder tunes; () for one, or a table."""
+    if not isinstance(path, str | Path) or find_reader(path) is not None:
+        return ()
+    columns = load_axes(path).tune.columns
+    return columns if len(columns) > 1 else ()
+
+
 def load_table(
     path: Place,
     columns: Columns | None = None,
@@ -88,6 +96,9 @@ def load_table(
         return check_table(rows, columns, chance, name, states, unit, only)
 
     header = load_header(path)
+    if len(tuned := (header.axes or StoredAxes()).tune.columns) > 1:
+        together = " and ".join(tuned)
+        raise TableError(f"{path} tunes {together} together: `mup-tpu analyze` and analyze_jointly read it")
     stored_where = header.where if where is None else ()
     where = where or stored_where
     stored = select(load_runs(path) if rows is None else rows, where)

@@ -31,20 +31,23 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.drift import fit_drift
+from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.load import check_table, read_rows
+from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
 from mup_tpu.analysis.looks import Question
 from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.prediction import Predictions, predict_analysis
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.rows import no_column, select
 from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.targets import read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance, without_curves
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
 from mup_tpu.analysis.verdict import DELTA, PLAIN, Verdict, decide
 from mup_tpu.errors import TableError
-from mup_tpu.store import Condition
+from mup_tpu.store import Condition, load_header
 
 MOST = 4
 """Most hyperparameters of one surface."""
@@ -168,11 +171,20 @@ class JointAnalysis:
         }
 
 
+@dataclass(frozen=True)
+class JointPredictions:
+    """Predicted values of several hyperparameters."""
+
+    joint: JointAnalysis
+    parts: tuple[Predictions, ...]
+    """One a hyperparameter."""
+
+
 def analyze_jointly(
     table: pd.DataFrame | str | Path,
-    tuned: Sequence[str],
-    columns: Columns = Columns(),
-    where: Sequence[Condition] = (),
+    tuned: Sequence[str] = (),
+    columns: Columns | None = None,
+    where: Sequence[Condition] | None = None,
     epsilon: float | None = None,
     delta: float = DELTA,
     seed: int = 0,
@@ -182,9 +194,10 @@ def analyze_jointly(
 
     Args:
         table: one row a run, of a grid or of a random search; a file, or a results folder.
-        tuned: columns of the tuned hyperparameters, plain (not log2), two to four.
-        columns: names of the other columns.
-        where: conditions on rows.
+        tuned: columns of the tuned hyperparameters, plain (not log2), two to four; a results folder knows its
+            own.
+        columns: names of the other columns; a results folder knows them.
+        where: conditions on rows; by default those that a results folder stores.
         epsilon: largest regret that does not matter, in the unit of the loss; by default as for `analyze`.
         delta: largest drift exponent that does not matter.
         seed: of the draws.
@@ -194,7 +207,11 @@ def analyze_jointly(
         TableError: a column is missing or no number above 0, or a scale has too few points for a surface.
         StoreError: the results folder holds no runs.
     """
-    checked, values = _checked(table, tuned, columns, where, reading)
+    if not isinstance(table, pd.DataFrame):
+        tuned, columns = tuned or tuned_together(table), columns or default_columns(table)
+        if where is None and find_reader(table) is None:
+            where = load_header(table).where
+    checked, values = _checked(table, tuned, columns or Columns(), where or (), reading)
     notes = [note for note in checked.notes if note.code not in ("values merged", "unequal seeds")]
     epsilon = tolerance(checked, notes) if epsilon is None else epsilon
     checked = replace(checked, notes=tuple(notes))
@@ -220,6 +237,12 @@ def analyze_jointly(
         for name, of in zip(tuned, each, strict=True)
     )
     return JointAnalysis(checked, tuple(tuned), parts, tuple(results))
+
+
+def predict_jointly(joint: JointAnalysis, at: Sequence[str]) -> JointPredictions:
+    """Predict the best values of all hyperparameters at scales that were not run; raises as `predict`."""
+    targets = read_targets(joint.table, at)
+    return JointPredictions(joint, tuple(predict_analysis(part, targets) for part in joint.parts))
 
 
 def _checked(
@@ -254,7 +277,10 @@ def _checked(
     named = seeds.astype(str)
     for name in others:
         named = named + f", {name} " + rows[name].map(repr)
-    rows = rows.assign(**{columns.seed: named}).drop(columns=["trial_id", "config"], errors="ignore")
+    # A results folder's `applied_lr` and others follow from the tuned values.
+    applied = [name for name in map(str, rows) if name.startswith("applied_")]
+    rows = rows.assign(**{columns.seed: named})
+    rows = rows.drop(columns=["trial_id", "config", *applied], errors="ignore")
     known = rows.drop_duplicates(columns.seed).set_index(columns.seed)
     columns = replace(columns, hyperparameter=first, along=(*columns.along, *others))
     title = "table" if isinstance(table, pd.DataFrame) else Path(str(table)).name

@@ -59,11 +59,6 @@ def analyze(
     """
     if out is not None and figures == report:
         raise ConfigError(f"out {str(out)!r} needs either --figures or --report")
-    if "," in (table.tune or ""):
-        if next or runs or csv is not None or figures or report or keep or compact or len(paths) != 1:
-            raise ConfigError("several columns of --tune take one table, and no option but --json")
-        _print_jointly(paths[0], (), table, json)
-        return
     # These change or show stored rows; they need no analysis, which may fail for want of optima.
     if keep or compact or runs or csv is not None:
         if len(paths) != 1:
@@ -71,6 +66,13 @@ def analyze(
         _show_folder(Console(stderr=json), paths[0], table, runs, csv, keep, compact)
         if (runs or csv is not None) and not (next or figures or report or json):
             return
+    if tuned := table.tuned(*paths):
+        if next or figures or report or len(paths) != 1:
+            raise ConfigError(
+                f"{', '.join(tuned)} are tuned together: give one table, and no option but --json"
+            )
+        _print_jointly(paths[0], tuned, (), table, json)
+        return
     from mup_tpu.cli.results import open_results
     from mup_tpu.words import verdicts
 
@@ -183,10 +185,12 @@ def predict(
         for the claims of rules that are known by name, such as mup.
         json: Print JSON only, for machines.
     """
-    if "," in (table.tune or ""):
+    if tuned := table.tuned(path):
         if sizes or figures or keep or best_over or claim != "by-name" or not at:
-            raise ConfigError("several columns of --tune need --at, and take no other option but --json")
-        _print_jointly(path, at, table, json)
+            raise ConfigError(
+                f"{', '.join(tuned)} are tuned together: give --at, and no other option but --json"
+            )
+        _print_jointly(path, tuned, at, table, json)
         return
     if sizes:
         if figures or keep:
@@ -226,33 +230,28 @@ def predict(
     _print_figures(Console(), written)
 
 
-def _print_jointly(path: str, at: Sequence[str], table: TableOptions, json: bool) -> None:
+def _print_jointly(
+    path: str, tuned: Sequence[str], at: Sequence[str], table: TableOptions, json: bool
+) -> None:
     """Print the analysis of several hyperparameters, or their predictions at targets."""
-    from mup_tpu.analysis.prediction import predict_analysis
-    from mup_tpu.analysis.surface import analyze_jointly
-    from mup_tpu.analysis.targets import read_targets
+    from mup_tpu.analysis.surface import analyze_jointly, predict_jointly
     from mup_tpu.words import surfaces
     from mup_tpu.words.predictions import predictions_to_dict
     from mup_tpu.words.reasons import because
 
-    tuned = [name.strip() for name in (table.tune or "").split(",")]
     columns = replace(table, tune=None).table_columns(path)
-    where, epsilon = table.conditions or (), table.epsilon
-    joint = analyze_jointly(path, tuned, columns, where, epsilon, table.delta, **table.reading)
-    targets = read_targets(joint.table, at) if at else ()
-    predictions = [predict_analysis(part, targets) for part in joint.parts] if at else []
+    conditions = table.conditions
+    joint = analyze_jointly(path, tuned, columns, conditions, table.epsilon, table.delta, **table.reading)
+    predicted = predict_jointly(joint, at) if at else None
     console = Console()
     if json:
-        plain = [predictions_to_dict(one) for one in predictions] if at else joint.to_dict()
+        plain = [predictions_to_dict(one) for one in predicted.parts] if predicted else joint.to_dict()
         console.write(to_json(plain))
         return
     for note in joint.table.notes:
         console.print(f"note: {because(note, joint.table.columns)}", style="yellow")
-    for number, result in enumerate(joint.results):
-        lines = surfaces.recipe(result, predictions) if at else surfaces.together(joint, number)
-        console.print(lines[0], style="bold")
-        for line in lines[1:]:
-            console.print(line)
+    for line in surfaces.lines(predicted or joint):
+        console.print(line, style=None if line.startswith(" ") else "bold")
 
 
 def predict_planned_folder(path: str, at: Sequence[str], json: bool) -> list[str] | None:
@@ -343,6 +342,12 @@ def show(path: str, table: TableOptions = TableOptions()) -> None:
     """Draw the figures of a results folder and print its analysis, from one reading."""
     from mup_tpu.cli.results import open_results
 
+    if tuned := table.tuned(path):
+        try:
+            _print_jointly(path, tuned, (), table, json=False)
+        except TableError as error:
+            Console().print(str(error))
+        return
     results, written = open_results(path, table), list[str]()
     try:
         written = results.draw()

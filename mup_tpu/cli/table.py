@@ -27,7 +27,7 @@ class TableOptions:
     called width, d_model or the like."""
     tune: str | None = None
     """Column of the tuned hyperparameter, plain (not log2); two to four with commas are analysed together.
-    By default that of the folder's sweep, or a column that is called lr, learning_rate or the like."""
+    By default those of the folder's sweep, or a column that is called lr, learning_rate or the like."""
     compare: str | None = None
     """Column whose values are compared; optional. By default that of the folder's sweep, or
     parametrization."""
@@ -91,6 +91,15 @@ class TableOptions:
             along=(*defaults.along, *self.along),
             **roles,
         )
+
+    def tuned(self, *paths: str) -> tuple[str, ...]:
+        """Return the columns of several tuned hyperparameters, of the option or a folder; () for one."""
+        from mup_tpu.analysis.load import tuned_together
+
+        names = tuple(name.strip() for name in (self.tune or "").split(","))
+        if self.tune is None and len(paths) == 1:
+            names = tuned_together(paths[0])
+        return names if len(names) > 1 else ()
 
     @property
     def conditions(self) -> list[Condition] | None:

@@ -14,7 +14,6 @@ from mup_tpu.cli.console import Console, to_json, write_new
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.cli.table import Repeated
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.config.columns import write
 from mup_tpu.config.options import File, Folder, TransferOptions, Where
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml
 from mup_tpu.config.values import as_number, parse_seconds
@@ -132,7 +131,7 @@ def transfer(
         run: Options of each trial.
         where: Machine or cluster of the trials.
     """
-    from mup_tpu.tuning.transfer import Transfer
+    from mup_tpu.tuning.transfer import Transfer, tuned_words
     from mup_tpu.words.names import name
 
     console = Console()
@@ -148,11 +147,11 @@ def transfer(
     folder = results or f"{path.rstrip('/')}_transfer"
     outcome = moved.run(folder, where, run, console)
     moved.keep(folder)
-    runs, at, tuned = moved.reached(folder), moved.size, moved.tuned
+    runs, at = moved.reached(folder), moved.size
     rows: list[dict[Any, Any]] = runs.to_dict("records")
     for row in rows:
         console.print(
-            f"{at}, {name(row['parametrization'])}, {tuned} {write(tuned, row[tuned])}, "
+            f"{at}, {name(row['parametrization'])}, {tuned_words(moved.tuned, row)}, "
             f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token"
         )
     for row in moved.regrets(runs):

@@ -10,7 +10,7 @@ from mup_tpu.config.options import (
     SweepOptions,
 )
 from mup_tpu.config.parts import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from mup_tpu.config.sweep import MOST_TRIALS, Axis, Domain, Ladder, Search, Sweep
+from mup_tpu.config.sweep import MOST_TRIALS, Axis, Design, Domain, Ladder, Search, Sweep
 from mup_tpu.config.trial import PARTS, Trial, field_column
 from mup_tpu.config.values import (
     LearningRate,
@@ -22,7 +22,7 @@ from mup_tpu.config.values import (
 )
 
 __all__ = [
-    "DEVICES", "MOST_TRIALS", "PARTS", "Axis", "DataConfig", "Domain", "DryRunOptions", "Ladder",
+    "DEVICES", "MOST_TRIALS", "PARTS", "Axis", "DataConfig", "Design", "Domain", "DryRunOptions", "Ladder",
     "LearningRate", "ModelConfig", "OptimizerConfig", "RunOptions", "Search", "SearchOptions",
     "SequenceOptions", "Sweep", "SweepOptions", "TrainConfig", "Trial", "field_column",
     "format_learning_rate", "on_one_line", "parse_number", "require_above_zero", "shown", "unknown_key",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -92,6 +93,80 @@ _MEASURES = {
     "active": "params_active",
 }
 
+MOST_TUNED = 4  # hyperparameters that are tuned together
+DESIGNS = ("composite", "grid")
+
+
+def design_points(values: Mapping[str, Sequence[Any]], design: str) -> tuple[dict[str, Any], ...]:
+    """Return the points of two to four hyperparameters that are tuned together.
+
+    "grid" takes all combinations. "composite" takes those that are nearest to a rotatable central composite
+    design (Box and Wilson 1951, J. R. Stat. Soc. B 13:1; Box and Hunter 1957, Ann. Math. Stat. 28:195): the
+    centre, both ends of each axis, and corners at 2^(-H/4) of the way to the ends, all in log2.
+
+    Args:
+        values: values by name, ascending.
+        design: one of `DESIGNS`.
+    """
+    require_one_of("design", design, DESIGNS)
+    if len(values) > MOST_TUNED:
+        raise ConfigError(f"tune has {len(values)} hyperparameters: at most {MOST_TUNED} are tuned together")
+    for name, given in values.items():
+        if len(given) < 3 or given[0] <= 0:
+            has = "fewer than three values" if len(given) < 3 else f"the value {given[0]:g}"
+            raise ConfigError(
+                f"tune: {name} has {has}: hyperparameters tuned together need three each, all above 0"
+            )
+    if design == "grid":
+        points = [*itertools.product(*values.values())]
+    else:
+        centre, corners, reach = list[Any](), list[tuple[Any, Any]](), 2 ** (-len(values) / 4)
+        for given in values.values():
+            low, high = math.log2(given[0]), math.log2(given[-1])
+            middle, half = (low + high) / 2, (high - low) / 2
+            centre.append(_nearest(given[1:-1], middle))
+            below, above = ([v for v in given if sign * (v - centre[-1]) > 0] for sign in (-1, 1))
+            corners.append((_nearest(below, middle - reach * half), _nearest(above, middle + reach * half)))
+        ends = [(i, end) for i, given in enumerate(values.values()) for end in (given[0], given[-1])]
+        axial = [(*centre[:i], end, *centre[i + 1 :]) for i, end in ends]
+        points = [tuple(centre), *axial, *itertools.product(*corners)]
+    return tuple(dict(zip(values, point, strict=True)) for point in dict.fromkeys(points))
+
+
+def _nearest(values: Sequence[Any], x: float) -> Any:
+    return min(values, key=lambda value: abs(math.log2(value) - x))
+
+
+@dataclass(frozen=True)
+class Design:
+    """Two to four hyperparameters that are tuned together."""
+
+    axes: tuple[Axis, ...]
+    kind: str = "composite"
+    """One of `DESIGNS`."""
+
+    is_numeric = True
+
+    def __post_init__(self) -> None:
+        for axis in self.axes:
+            if not axis.is_numeric:
+                raise ConfigError(f"tune: {axis.field} is not a number; compare its values instead")
+        self.points  # noqa: B018 (checks values)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(axis.field for axis in self.axes)
+
+    @property
+    def points(self) -> tuple[dict[str, Any], ...]:
+        values = {axis.field: [point[axis.field] for point in axis.points] for axis in self.axes}
+        return design_points(values, self.kind)
+
+    @property
+    def column(self) -> str:
+        return self.axes[0].column
+
+
 _follow_depth = {name for name, rule in PARAMETRIZATIONS.items() if "depth" in rule.follows}
 
 WIDTHS = (64, 128, 256)
@@ -127,8 +202,8 @@ class Sweep:
     """Seeds per cell: 0 to num_seeds - 1."""
     scale: Axis | Ladder | None = None
     """Scale in place of the width."""
-    tune: Axis | None = None
-    """Tuned hyperparameter in place of the learning rate."""
+    tune: Axis | Design | None = None
+    """Tuned hyperparameter in place of the learning rate, or several."""
     compare: Axis | None = None
     """Compared field in place of the parametrization; its values need not be numbers."""
 
@@ -190,7 +265,7 @@ class Sweep:
         return self.scale or Axis("width", self.widths or WIDTHS)
 
     @property
-    def tune_axis(self) -> Axis:
+    def tune_axis(self) -> Axis | Design:
         return self.tune or Axis("learning_rate", self.learning_rates or LEARNING_RATES)
 
     @property
@@ -201,7 +276,7 @@ class Sweep:
         return Axis("parametrization", self.parametrizations or default)
 
     @property
-    def axes(self) -> tuple[Axis | Ladder, ...]:
+    def axes(self) -> tuple[Axis | Ladder | Design, ...]:
         return self.scale_axis, self.tune_axis, self.compare_axis
 
     def trials(self) -> list[Trial]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mup_tpu.config.fields import TYPE_NAMES, about, require_value, typed_fields, unread_under
-from mup_tpu.config.sweep import Axis, Ladder, Search, Sweep
+from mup_tpu.config.sweep import Axis, Design, Ladder, Search, Sweep
 from mup_tpu.config.trial import PARTS, Trial, part_of_field
 from mup_tpu.config.values import as_word, format_learning_rate, parse_number, shown, unknown_key
 from mup_tpu.errors import ConfigError, raised_as
@@ -70,8 +70,9 @@ def load_trial(path: str | Path) -> Trial:
 def load_sweep(path: str | Path) -> Sweep:
     """Read a sweep from a TOML file: its keys at the top, the shared trial under [base.model] and so on.
 
-    Axes are `scale = {depth = [2, 4, 8]}`, `tune = {weight_decay = [0, 0.01]}`, `compare = {tied = [...]}`; a
-    ladder is a `[[ladder]]` table for each point, with `measured_by` at the top.
+    Axes are `scale = {depth = [2, 4, 8]}`, `tune = {weight_decay = [0, 0.01]}`, `compare = {tied = [...]}`;
+    `tune` may hold several hyperparameters, whose points `design` chooses. A ladder is a `[[ladder]]` table
+    for each point, with `measured_by` at the top.
 
     Raises:
         ConfigError: as `load_trial`.
@@ -94,11 +95,17 @@ def sweep_of(values: dict[str, Any], where: str) -> Sweep:
     """Read a sweep from the values of a TOML file."""
     values = dict(values)
     values.pop("target", None)  # of a plan (`tuning.plan.planned_of`)
-    points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
+    points, measured_by, design = (values.pop(name, None) for name in ("ladder", "measured_by", "design"))
     given = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
     sweep = from_dict(Sweep, values, where)
     with _named(where):
-        axes: dict[str, Any] = {name: _axis(value, name) for name, value in given.items()}
+        axes: dict[str, Any] = {}
+        if isinstance(tuned := given.get("tune"), dict) and len(tuned) > 1:
+            each = tuple(_axis({name: value}, "tune") for name, value in given.pop("tune").items())
+            axes["tune"] = Design(each) if design is None else Design(each, design)
+        elif design is not None:
+            raise ConfigError(f"design {shown(design)} needs a tune with several hyperparameters")
+        axes |= {name: _axis(value, name) for name, value in given.items()}
         if points is not None:
             if "scale" in axes:
                 raise ConfigError("scale and ladder were both given: a sweep grows along one")
@@ -288,6 +295,9 @@ def write_sweep(sweep: Sweep) -> str:
     for name in ("scale", "tune", "compare"):
         if isinstance(axis := getattr(sweep, name), Axis):
             lines.append(f"{name} = {{{axis.field} = {_toml(axis.values)}}}")
+    if isinstance(sweep.tune, Design):
+        lines.append(f"tune = {_toml({axis.field: axis.values for axis in sweep.tune.axes})}")
+        lines.append(f"design = {_toml(sweep.tune.kind)}")
     if isinstance(sweep.scale, Ladder):
         lines.append(f"measured_by = {_toml(sweep.scale.measured_by)}")
         for point in sweep.scale.points:

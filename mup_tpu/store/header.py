@@ -143,7 +143,7 @@ class StoredAxes:
 
     def __str__(self) -> str:
         scale = " with ".join(self.scale.fields)
-        return f"{self.tune.fields[0]} by {scale}, comparing {self.compare.fields[0]}"
+        return f"{' and '.join(self.tune.fields)} by {scale}, comparing {self.compare.fields[0]}"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from mup_tpu.config import MOST_TRIALS, shown
 from mup_tpu.config.fields import require_count, require_name
+from mup_tpu.config.sweep import DESIGNS, design_points
 from mup_tpu.errors import ConfigError
 from mup_tpu.files import short_hash
 from mup_tpu.store import STUDY_COLUMNS, StoredAxes, StoredAxis
@@ -98,13 +99,14 @@ def octaves(first: float, last: float, step: float = 1.0) -> list[float]:
 
 @dataclass(frozen=True)
 class Space:
-    """Grid of a study: points of a scale × compared values × values of a hyperparameter × seeds."""
+    """Trials of a study: points of a scale × compared values × values of hyperparameters × seeds."""
 
     name: str  # name of the study
     scale: tuple[Point, ...]  # points of the scale, the smallest first; points of a ladder set several names
     measured_by: str  # name with the measure of the points
-    tuned: str  # name of the hyperparameter
-    values: tuple[float, ...]  # values of the hyperparameter, ascending
+    tune: Mapping[str, tuple[float, ...]]  # values of each hyperparameter, ascending
+    tuned_points: tuple[Point, ...]  # values of all hyperparameters, as the trials have them
+    design: str  # one of `DESIGNS`; of a single hyperparameter all values are run
     compare: tuple[Point, ...]  # compared points; one empty point without any
     seeds: int  # seeds per cell: 0 to seeds - 1
     settings: tuple[tuple[str, Value], ...]  # values that all trials share
@@ -119,28 +121,45 @@ class Space:
         seeds: int = 1,
         settings: Mapping[str, Any] | None = None,
         measured_by: str | None = None,
+        design: str | None = None,
     ) -> Space:
         """Make a space from arguments of `Study`; ConfigError for a name or value that is not allowed."""
         require_name("name", name)
         require_count("seeds", seeds, most=MOST_TRIALS)
         points = _scale_points(scale, measured_by)
-        tuned, values = _one_axis("tune", tune)
-        numbers = _numbers(f"tune {tuned}", values, allow_zero=True)
+        axes = [_one_axis("tune", {key: values}) for key, values in _table("tune", tune).items()]
+        tuned = {key: _numbers(f"tune {key}", values, allow_zero=True) for key, values in axes}
+        if len(tuned) > 1:
+            tuned_points = design_points(tuned, design or DESIGNS[0])
+        elif design is not None or not tuned:
+            what = f"design {shown(design)} needs" if tuned else f"tune {shown(tune)} is empty: it needs"
+            raise ConfigError(f"{what} {'several names' if tuned else 'a name'} with values in tune")
+        else:
+            tuned_points = tuple({key: number} for key, numbers in tuned.items() for number in numbers)
         compared: tuple[Point, ...] = ({},)
         if compare:
             axis, choices = _one_axis("compare", compare)
             compared = tuple({axis: choice} for choice in dict.fromkeys(_typed(f"compare {axis}", choices)))
         shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
-        names = [*points[0], tuned, *compared[0], *shared]
+        names = [*points[0], *tuned, *compared[0], *shared]
         for key in names:
             _require_free(key)
             if names.count(key) > 1:
                 raise ConfigError(f"{key} of the study is given twice: each name may be in one place")
-        count = len(points) * len(numbers) * len(compared) * seeds
+        count = len(points) * len(tuned_points) * len(compared) * seeds
         if count > MOST_TRIALS:
             raise ConfigError(f"the study has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
         measure = measured_by or next(iter(points[0]))
-        return cls(name, points, measure, tuned, numbers, compared, seeds, tuple(shared.items()))
+        kind, settings_of_all = design or DESIGNS[0], tuple(shared.items())
+        return cls(name, points, measure, tuned, tuned_points, kind, compared, seeds, settings_of_all)
+
+    @property
+    def tuned(self) -> str:
+        return next(iter(self.tune))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return self.tune[self.tuned]
 
     @property
     def axes(self) -> StoredAxes:
@@ -148,23 +167,23 @@ class Space:
         compared = next(iter(self.compare[0]), "experiment")
         return StoredAxes(
             StoredAxis(self.measured_by, tuple(self.scale[0]), is_study=True),
-            StoredAxis(self.tuned, (self.tuned,), is_study=True),
+            StoredAxis(self.tuned, tuple(self.tune), is_study=True),
             StoredAxis(compared, (compared,), is_study=True),
         )
 
     @cached_property
     def columns(self) -> dict[str, type]:
-        first = self.trial(self.scale[0], self.compare[0], self.values[0], 0).values
+        first = self.trial(self.scale[0], self.compare[0], self.tuned_points[0], 0).values
         return {name: type(value) for name, value in first.items() if name != "seed"}
 
-    def trial(self, point: Point, compared: Point, value: float, seed: int) -> Trial:
-        values = {**point, **compared, self.tuned: value, **dict(self.settings), "seed": seed}
+    def trial(self, point: Point, compared: Point, tuned: Point, seed: int) -> Trial:
+        values = {**point, **compared, **tuned, **dict(self.settings), "seed": seed}
         return Trial(self.name, values)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         # Small scales come first.
-        cells = itertools.product(self.scale, self.compare, self.values, range(self.seeds))
+        cells = itertools.product(self.scale, self.compare, self.tuned_points, range(self.seeds))
         return tuple(self.trial(*cell) for cell in cells)
 
     @cached_property
@@ -180,11 +199,11 @@ class Space:
             "name": self.name,
             "scale": list(self.scale),
             "measured_by": self.measured_by,
-            "tune": {self.tuned: list(self.values)},
+            "tune": {key: list(values) for key, values in self.tune.items()},
             "compare": {key: [p[key] for p in self.compare] for key in self.compare[0]},
             "seeds": self.seeds,
             "settings": dict(self.settings),
-        }
+        } | ({"design": self.design} if len(self.tune) > 1 else {})
 
 
 def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import importlib.metadata
 import json
 import math
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mup_tpu import words
-from mup_tpu.analysis import analyze, load_table, predict
+from mup_tpu.analysis import analyze, analyze_jointly, load_table, predict, predict_jointly
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.load import default_columns
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import SequenceOptions, parse_number, require_above_zero, unknown_key
 from mup_tpu.config.fields import require_count
@@ -44,7 +47,7 @@ from mup_tpu.study.report import forget_rungs, number
 from mup_tpu.study.space import Points, Space, Trial
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
-from mup_tpu.tuning.sequence import Grid, buy, buyer_of
+from mup_tpu.tuning.sequence import Grid, buy, buyer_of, several_tuned
 from mup_tpu.tuning.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -58,25 +61,37 @@ FILE = "study.json"
 _SERVER_MB, _WORKER_MB = 80, 60
 
 _KEYS = (
-    "experiment", "trainer", "scale", "ladder", "measured_by", "tune", "compare", "num_seeds", "settings",
-    "target",
+    "experiment", "trainer", "scale", "ladder", "measured_by", "tune", "design", "compare", "num_seeds",
+    "settings", "target",
 )  # fmt: skip
 
 OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
 
-class PrintedAnalysis(TransferAnalysis):
-    """Analysis that is printed as its sentences."""
+class _Printed:
+    """Result that is printed as its sentences."""
 
     def __str__(self) -> str:
-        return words.verdicts.summary(self)
+        return words.summary(self)  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
-class PrintedPredictions(Predictions):
-    """Predictions that are printed as their sentences."""
+class PrintedAnalysis(TransferAnalysis, _Printed):
+    """Analysis of one tuned hyperparameter."""
 
-    def __str__(self) -> str:
-        return words.predictions.summary(self)
+
+class PrintedJointAnalysis(JointAnalysis, _Printed):
+    """Analysis of several tuned hyperparameters."""
+
+
+class PrintedPredictions(Predictions, _Printed):
+    """Predictions of one tuned hyperparameter."""
+
+
+class PrintedJointPredictions(JointPredictions, _Printed):
+    """Predictions of several tuned hyperparameters."""
 
 
 def _fields_of(result: DataclassInstance) -> dict[str, Any]:
@@ -98,12 +113,14 @@ class Study:
     Args:
         folder: results folder, or its fsspec URL.
         scale: one name with its numbers, or a list of points that set several names; it grows.
-        tune: hyperparameter: one name with its numbers.
+        tune: hyperparameter: one name with its numbers; or two to four, which are tuned together.
         compare: one name with its values; None compares nothing.
         seeds: seeds of every cell, from 0.
         settings: values that all trials share.
         name: name of the study; by default the folder's.
         measured_by: name that places points which set several; by default their first.
+        design: points of several hyperparameters: "composite", the default, has a centre, axes and corners;
+            "grid" all combinations.
 
     Raises:
         ConfigError: a name or value is not allowed.
@@ -120,10 +137,11 @@ class Study:
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
         measured_by: str | None = None,
+        design: str | None = None,
     ) -> None:
         self.folder = str(results_folder(folder))
         name = name or self.folder.rstrip("/").rpartition("/")[2]
-        self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by)
+        self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by, design)
         self._definition = json.dumps(self.space.to_dict(), indent=1).encode()
         self._opened: tuple[Store, Leases] | None = None
 
@@ -263,9 +281,9 @@ class Study:
         with leases.alone():
             planned: Iterable[tuple[Trial, int | None]]
             if grid is not None:
-                plans = buyer_of(grid, store).plans()
+                trials, _ = buyer_of(grid, store).next()
                 known = store.done()
-                planned = [(t, plan.purchase) for plan in plans for t in plan.trials if t.id not in known]
+                planned = [(trial, number) for trial, number in trials.items() if trial.id not in known]
             else:
                 purchase = store.next_purchase()
                 planned = ((trial, purchase) for trial in leases.missing())
@@ -303,17 +321,23 @@ class Study:
                 leases.forget(lease.trial.id)
         return lease.trial
 
-    def verdict(self, epsilon: float | None = None, unit: str = "nat") -> TransferAnalysis:
+    def verdict(self, epsilon: float | None = None, unit: str = "nat") -> TransferAnalysis | JointAnalysis:
         """Return the analysis of stored trials; printed, it says each verdict in a sentence.
+
+        Of several tuned hyperparameters it has a verdict for each, and one for all together.
 
         Args:
             epsilon: largest regret that does not matter, in the unit; by default 0.01 nat, and in another
                 unit 2 % of what the scales differ by at their best.
             unit: unit of the losses, as people read it: "nat" per token, "MSE".
         """
+        if len(self.space.tune) > 1:
+            return PrintedJointAnalysis(**_fields_of(self._jointly(epsilon, unit)))
         return PrintedAnalysis(**_fields_of(analyze(self._table(unit), epsilon)))
 
-    def predict(self, epsilon: float | None = None, unit: str = "nat", **target: float) -> Predictions:
+    def predict(
+        self, epsilon: float | None = None, unit: str = "nat", **target: float
+    ) -> Predictions | JointPredictions:
         """Predict optimum, cost and loss at a scale that was not run: `predict(width=8192)`.
 
         Args:
@@ -321,12 +345,19 @@ class Study:
             unit: as for `verdict`.
             target: value of the scale.
         """
-        made = predict(self._table(unit), [f"{name}={value}" for name, value in target.items()], epsilon)
-        return PrintedPredictions(**_fields_of(made))
+        at = [f"{name}={value}" for name, value in target.items()]
+        if len(self.space.tune) > 1:
+            made = predict_jointly(self._jointly(epsilon, unit), at)
+            return PrintedJointPredictions(**_fields_of(made))
+        return PrintedPredictions(**_fields_of(predict(self._table(unit), at, epsilon)))
 
     def _table(self, unit: str) -> RunTable:
         table = load_table(self.folder)
         return replace(table, columns=replace(table.columns, unit=unit))
+
+    def _jointly(self, epsilon: float | None, unit: str) -> JointAnalysis:
+        columns = replace(default_columns(self.folder), unit=unit)
+        return analyze_jointly(self.folder, columns=columns, epsilon=epsilon)
 
     def plot(self, name: str = "transfer") -> Figure:
         """Draw a figure of stored trials.
@@ -337,6 +368,8 @@ class Study:
         from mup_tpu import plots
 
         analysis = self.verdict()
+        if isinstance(analysis, JointAnalysis):
+            raise ConfigError(f"plot {name!r} is drawn of one tuned hyperparameter, not of several")
         drawings = plots.drawings(analysis)
         if name not in drawings:
             raise ConfigError(f"plot {name!r} is not one of {', '.join(drawings)}, for which there are runs")
@@ -351,10 +384,8 @@ class Study:
         return f"Study({self.folder!r}: {self.space.axes}, {len(self.space.trials)} trials)"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         frame = self.to_frame()
-        head = f"<p>{escape(repr(self))}: {len(frame)} stored</p>"
+        head = f"<p>{html.escape(repr(self))}: {len(frame)} stored</p>"
         return head + str(frame.drop(columns="trial_id").to_html(max_rows=20, index=False))
 
     def _open(self, grid: Grid[Trial] | None = None) -> tuple[Store, Leases]:
@@ -381,13 +412,15 @@ class Study:
 
 
 def _grid_of(space: Space) -> Grid[Trial]:
+    if len(space.tune) > 1:
+        raise ConfigError(several_tuned([*space.tune]))
     return Grid(
         Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
         {float(point[space.measured_by]): point for point in space.scale},
         space.values,
         all(isinstance(value, float) for value in space.values),
         {str(next(iter(point.values()), space.name)): point for point in space.compare},
-        space.trial,
+        lambda point, compared, value, seed: space.trial(point, compared, {space.tuned: value}, seed),
         lambda trial: trial.id,
     )
 
@@ -417,8 +450,8 @@ class _Calls:
         return jobs, self.open_pool()
 
     def _group(self, trial: Trial) -> str:
-        # Trials that differ in the hyperparameter alone.
-        values = {name: value for name, value in trial.values.items() if name != self.space.tuned}
+        # Trials that differ in hyperparameters alone.
+        values = {name: value for name, value in trial.values.items() if name not in self.space.tune}
         return Trial(self.space.name, values).id
 
     def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
@@ -531,6 +564,7 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
             seeds=entries.get("num_seeds", 1),
             settings=entries.get("settings"),
             measured_by=entries.get("measured_by"),
+            design=entries.get("design"),
         )
     return study, trainer
 

@@ -253,8 +253,12 @@ def plan(
     """
     given, space = read_target(target), getattr(base, "space", base)
     sweep = base if isinstance(base, Sweep) else Sweep("plan", base) if isinstance(base, Trial) else None
-    if sweep is not None and sweep.tune is not None and sweep.tune.field != "learning_rate":
-        raise ConfigError(f"tune {sweep.tune.field} of the sweep: a plan is made for the learning rate alone")
+    tuned = sweep.tune_axis.fields if sweep is not None else tuple(getattr(space, "tune", ("learning_rate",)))
+    if len(tuned) > 1 or (sweep is not None and tuned != ("learning_rate",)):
+        whose, alone = (
+            ("sweep", "the learning rate") if sweep is not None else ("study", "one hyperparameter")
+        )
+        raise ConfigError(f"tune {', '.join(tuned)} of the {whose}: a plan is made for {alone} alone")
     goal = goal_of(given, space, 0 if sweep is None else Corpora().of(sweep.base).vocab_size)
     fixes = _fixes(fix, goal)
     machine = flops_per_second
@@ -275,6 +279,7 @@ def plan(
     analysis = None if table is None else analyze(table)
     rates = tuple(getattr(space, "values", ()))
     if sweep is not None:
+        assert isinstance(sweep.tune_axis, Axis)
         rates = sweep.tune_axis.values if sweep.learning_rates or sweep.tune else ()
     designs: list[tuple[float, int, tuple[Step, ...], str, str, _Belief]] = []
     for name in _rules(sweep, goal, rule):
@@ -307,7 +312,7 @@ def plan(
         base=sweep,
         experiment=sweep.experiment if sweep is not None else getattr(space, "name", "plan"),
         rates=tuple(rates or (2.0**look.x for look in steps[0].looks)),
-        tuned="learning_rate" if sweep is not None else getattr(space, "tuned", "learning_rate"),
+        tuned=tuned[0],
         largest=largest,
     )
 

@@ -31,6 +31,7 @@ from mup_tpu.analysis.rows import selected_scales
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import Table, configured, label, write_scale
+from mup_tpu.config.sweep import Design
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_header
@@ -125,8 +126,14 @@ class Grid(Generic[T]):
         return [math.log2(value) for value in self.values if value > 0]
 
 
+def several_tuned(names: Sequence[str]) -> str:
+    return f"until_settled buys runs for one tuned hyperparameter, not for {', '.join(names)}: run the design"
+
+
 def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
     base, tuned = sweep.base, sweep.tune_axis
+    if isinstance(tuned, Design):
+        raise ConfigError(several_tuned(tuned.fields))
     points = measured(sweep, corpora)
     start = base.replace(**points[min(points)])
 
@@ -169,9 +176,9 @@ def buy(
     buyer = buyer_of(grid, store, halving, deadline, first_looks)
     outcome: Counter[str] = Counter()
     while True:
-        plans = buyer.plans()
-        buyer.show(plans, console)
-        trials = {trial: plan.purchase for plan in plans for trial in plan.trials}
+        trials, report = buyer.next()
+        for line in report:
+            console.print(line)
         if not trials or time.monotonic() >= deadline:
             return outcome
         ended = run(list(trials), trials.__getitem__)
@@ -181,8 +188,12 @@ def buy(
             return outcome
 
 
+# Trials to buy with the numbers of their purchases, and a report for a console
+Purchase = tuple[dict[T, int], list[Any]]
+
+
 @dataclass(frozen=True)
-class PurchasePlan(Generic[T]):
+class _Plan(Generic[T]):
     """Looks at one parametrization so far, and its next purchase."""
 
     name: str
@@ -208,12 +219,22 @@ class Buyer(Generic[T]):
         self._known = np.empty(0)  # values of the hyperparameter above 0, from the grid and the rows
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
-    def show(self, plans: Sequence[PurchasePlan[Any]], console: Console) -> None:
+    def next(self) -> Purchase[T]:
+        """Return the next purchase of all parametrizations, with a table of their looks so far."""
+        stored = self._store.results()
+        table = load_table(str(self._store.folder), where=()) if len(stored) else None
+        values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
+        self._known = np.array([value for value in values if value > 0], dtype=float)
+        done = done_of(stored, stopped=self._halving)
+        plans = [self._plan(name, table, stored, done) for name in self._grid.compared]
+        return {trial: plan.purchase for plan in plans for trial in plan.trials}, self._report(plans)
+
+    def _report(self, plans: Sequence[_Plan[T]]) -> list[Any]:
         columns = self._grid.columns
         title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
         texts = (label(columns.parametrization), "verdict")
         headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])
-        rows = []
+        rows, lines = [], []
         for plan in plans:
             cells = ["-", "0", "-", "-", "-"]
             if plan.looks:
@@ -225,28 +246,16 @@ class Buyer(Generic[T]):
                     lost = f"{regret.value:.3f} ({regret.low:.3f} to {regret.high:.3f})"
                 cells = [str(look.number or "-"), str(look.runs), alpha, lost, look.decision]
             rows.append((plan.name, *cells))
-        console.print(Table(headings, rows, title, texts, texts))
-        for plan in plans:
             if plan.batch is None:
-                line = f"settled: {look_verdict(plan.name, plan.looks[-1], columns)}"
+                lines.append(f"settled: {look_verdict(plan.name, plan.looks[-1], columns)}")
             elif plan.stops:
-                line = f"{plan.name} ends here: {because(plan.stops, columns)}"
+                lines.append(f"{plan.name} ends here: {because(plan.stops, columns)}")
             else:
                 purpose = because(plan.batch.reason, columns)
-                line = f"{plan.name}, purchase {plan.purchase}: {purpose}; {price(plan.batch)}"
-            console.print(line)
+                lines.append(f"{plan.name}, purchase {plan.purchase}: {purpose}; {price(plan.batch)}")
+        return [Table(headings, rows, title, texts, texts), *lines]
 
-    def plans(self) -> list[PurchasePlan[T]]:
-        stored = self._store.results()
-        table = load_table(str(self._store.folder), where=()) if len(stored) else None
-        values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
-        self._known = np.array([value for value in values if value > 0], dtype=float)
-        done = done_of(stored, stopped=self._halving)
-        return [self._plan(name, table, stored, done) for name in self._grid.compared]
-
-    def _plan(
-        self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]
-    ) -> PurchasePlan[T]:
+    def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> _Plan[T]:
         runs = table.runs[table.runs["compared"] == name] if table is not None else pd.DataFrame()
         if table is None or not len(runs):
             return self._bought(name, (), self._next(name, None, (), None), None, 1)
@@ -279,14 +288,14 @@ class Buyer(Generic[T]):
 
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: Reason | None, purchase: int
-    ) -> PurchasePlan[T]:
+    ) -> _Plan[T]:
         trials: list[T] = []
         if batch is not None and not stops:
             try:
                 trials = [t for cell in batch.cells for t in self._trials(name, cell)]
             except ConfigError as error:  # a value that trials do not allow ends the sequence
                 stops = Reason.of("not allowed", purpose=batch.reason, error=str(error))
-        return PurchasePlan(name, tuple(looks), batch, stops, purchase, tuple(trials))
+        return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
 
     def _trials(self, name: str, cell: Cell) -> list[T]:
         grid = self._grid
@@ -314,17 +323,13 @@ class PlanBuyer(Generic[T]):
         self._name = next(iter(grid.compared))
         self._start = first_batch(self._name, 0.0, grid.start).cells
 
-    def show(self, plans: Sequence[PurchasePlan[Any]], console: Console) -> None:
-        for line in self._lines:
-            console.print(line)
-
-    def plans(self) -> list[PurchasePlan[T]]:
+    def next(self) -> Purchase[T]:
+        """Return the next purchase of the plan, with a line for each size of it."""
         planned, rows = self._planned, self._store.results()
         done = done_of(rows, stopped=self._halving)
         estimates = planned.estimates(rows) if len(rows) else {}
         known = {cell: e for cell, e in sorted(estimates.items()) if e.optimum.is_bracketed}
-        tuned, self._lines = label(planned.columns.hyperparameter), list[str]()
-        wanted = list[Cell]()
+        tuned, report, wanted = label(planned.columns.hyperparameter), list[Any](), list[Cell]()
         for cell in range(len(planned.cells)):
             lines, x, spread = list[str](), math.nan, math.inf
             others = {c: e for c, e in known.items() if c != cell}
@@ -348,15 +353,12 @@ class PlanBuyer(Generic[T]):
                 lines = [f"on to 2^{looks[0].x:g} and 2^{looks[-1].x:g}: the best so far is at an end"]
             wanted += looks
             at_cell = ", ".join(f"{label(n)} {value:g}" for n, value in planned.cells[cell][0].items())
-            self._lines += [f"{at_cell}, {tuned} {line}" for line in lines]
+            report += [f"{at_cell}, {tuned} {line}" for line in lines]
         trials = [trial for look in wanted for trial in self._trials(look)]
         trials = missing_trials(trials, done, self._grid.trial_id)
         if not trials:
-            self._lines = [
-                f"the plan's sizes are run: {len(known)} of {len(planned.cells)} have a known optimum"
-            ]
-        number = self._store.next_purchase() or 1
-        return [PurchasePlan(self._name, (), None, None, number, tuple(trials))]
+            report = [f"the plan's sizes are run: {len(known)} of {len(planned.cells)} have a known optimum"]
+        return dict.fromkeys(trials, self._store.next_purchase() or 1), report
 
     def _trials(self, look: Cell) -> list[T]:
         grid, (values, _) = self._grid, self._planned.cells[int(look.scale)]

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu import data
-from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis import TransferAnalysis, analyze, analyze_jointly, load_table
 from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import predict_analysis
 from mup_tpu.analysis.scores import Score, score, to_keep
@@ -132,18 +132,18 @@ def target_trials(
     return trials
 
 
-def transfer_warnings(source: Trial, target: Trial, is_predicted: bool = False) -> list[str]:
+def transfer_warnings(source: Trial, target: Trial, predicted: Sequence[str] = ()) -> list[str]:
     """Warn of changes from source to target that the parametrization does not cover.
 
-    Where the source is a prediction, its rule need not keep the optimum in place.
+    Where values are predicted, the columns of which are given, a rule need not keep the optimum in place.
     """
     warnings = []
     rule = PARAMETRIZATIONS[source.model.parametrization]
-    if not rule.transfers and not is_predicted:
+    if not rule.transfers and not predicted:
         warnings.append(
             f"the search was in {source.model.parametrization}: only μP keeps the optimum in place"
         )
-    if target.optimizer.weight_decay > 0:
+    if target.optimizer.weight_decay > 0 and "weight_decay" not in predicted:
         warnings.append(
             f"weight_decay {target.optimizer.weight_decay:g} is regularisation: its best value depends on "
             f"model and data size, and μP does not transfer it ({SOURCE})"
@@ -165,7 +165,7 @@ def best_of_sweep(sweep: str) -> pd.Series:
     """Return the mean loss at the best tuned value (nat per token), by parametrization and scale."""
     axes, finished = _axes(sweep), _finished(sweep)
     cell = ["parametrization", axes.scale.column]
-    return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min().rename("best")
+    return finished.groupby([*cell, *axes.tune.columns])["loss"].mean().groupby(cell).min().rename("best")
 
 
 def _axes(path: str) -> StoredAxes:
@@ -189,7 +189,7 @@ class Transfer:
 
     def __init__(self, path: str, target: TransferOptions, sweep: str | None = None) -> None:
         axes = _axes(path)
-        self.sweep, self.tuned = sweep, axes.tune.column
+        self.sweep, self.tuned = sweep, axes.tune.columns
         self._fields, changes = target.split(axes.scale.fields)
         self._name = f"{Path(path).name}_transfer"
         if target.top > 1 or is_search(path):
@@ -210,7 +210,7 @@ class Transfer:
         source, is_predicted = self.chosen[0].trial, self.chosen[0].is_predicted
         if is_predicted:
             source = source.replace(**self._fields)
-        return transfer_warnings(source, self.trials[0], is_predicted)
+        return transfer_warnings(source, self.trials[0], self.tuned if is_predicted else ())
 
     @property
     def size(self) -> str:
@@ -249,7 +249,7 @@ class Transfer:
                 continue
             rule = choice.trial.model.parametrization
             rows = runs[(runs[field_column("parametrization")] == rule) & (runs["status"] == "finished")]
-            rows = rows[np.isclose(rows[self.tuned], 2**made.x, rtol=1e-6)]
+            rows = rows[np.isclose(rows[self.tuned[0]], 2**made.x, rtol=1e-6)]
             x = error = math.nan
             if self.sweep is not None:
                 with contextlib.suppress(TableError):
@@ -269,6 +269,10 @@ class Transfer:
         return table.assign(regret=table["loss"] - table["best"]).reset_index().to_dict("records")
 
 
+def tuned_words(tuned: Sequence[str], row: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{columns.label(name)} {columns.write(name, row[name])}" for name in tuned)
+
+
 def choices(path: str, target: TransferOptions) -> list[Choice]:
     """Choose a trial for each rule of the target, with its predicted optimum there.
 
@@ -276,7 +280,7 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     sweep's largest scale is taken.
     """
     axes, finished = load_axes(path), _finished(path)
-    scale, tuned, rule_column = axes.scale.column, axes.tune.column, field_column("parametrization")
+    scale, tuned, rule_column = axes.scale.column, [*axes.tune.columns], field_column("parametrization")
     stored_rules = sorted(finished[rule_column].dropna().unique())
     rules = target.rules(stored_rules if len(stored_rules) == 1 else ("mup",))
     lender = next((rule for rule in (*rules, "mup") if rule in stored_rules), stored_rules[0])
@@ -285,32 +289,35 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
             f"results folder {path} has no trial of {rules[0]}: give --compare {' or '.join(stored_rules)}"
         )
     fields, changes = target.split(axes.scale.fields)
-    analysis, why_not, planned = None, "", Planned.load(path)
+    parts, why_not, planned = list[TransferAnalysis](), "", Planned.load(path)
     try:
-        table = load_table(path)
-        analysis = analyze(table)
+        if len(tuned) > 1:
+            parts += analyze_jointly(path).parts
+        else:
+            table = load_table(path)
+            parts.append(analyze(table))
     except TableError as error:
         why_not = str(error)
     chosen = []
     for rule in rules:
         rows = finished[finished[rule_column] == (rule if rule in stored_rules else lender)]
         largest = rows[rows[scale] == rows[scale].max()]
-        means = largest.groupby([axes.compare.column, tuned])["loss"].transform("mean")
+        means = largest.groupby([axes.compare.column, *tuned])["loss"].transform("mean")
         choice = source = _choice(largest.loc[means.idxmin()].to_dict(), path)
         values, why = configured(source.trial), why_not
-        results = analysis.results if analysis is not None else ()
-        only = tuple(r for r in results if r.compared == str(values[axes.compare.column]))
+        name = str(values[axes.compare.column])
+        only = [replace(p, results=tuple(r for r in p.results if r.compared == name)) for p in parts]
         if planned is not None and {*fields} <= {*axes.scale.fields}:
             at_target = Goal(fields, planned.follows, {}, base=source.trial).sizes(fields)
             optimum = predict_planned(path, at_target)
             assert optimum is not None
             trial = source.trial.replace(learning_rate=2.0**optimum.x)
             choice = Choice(trial, source.loss, "\n  ".join(planned_optimum(optimum)), True)
-        elif analysis is not None and not {*fields} <= {*axes.scale.fields}:
+        elif parts and not {*fields} <= {*axes.scale.fields}:
             why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
-        elif analysis is not None and (len(axes.tune.fields) > 1 or not only):
-            why = "its tuned value is not one field" if only else "the verdict takes none of its rows"
-        elif analysis is not None:
+        elif parts and not only[0].results:
+            why = "the verdict takes none of its rows"
+        elif parts:
             goal = source.trial.replace(**changes, **fields)
             measures = configured(goal)
             if scale not in measures:
@@ -319,23 +326,26 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
                 raise ConfigError(f"the scale {scale} of a target is not known before it is run")
             at = At(", ".join(f"{n}={v}" for n, v in fields.items()), float(measures[scale]))
             try:
-                predictions = predict_analysis(replace(analysis, results=only), (at,))
+                predicted = [predict_analysis(part, (at,)) for part in only]
             except TableError as error:
                 why = str(error)
             else:
-                (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
-                is_scored = all(source.trial.flat()[n] == v for n, v in changes.items())
-                trial = source.trial.replace(**{axes.tune.fields[0]: made.value})
-                words = "\n  ".join([prediction(made, predictions), *prediction_details(made, predictions)])
-                choice = Choice(trial, source.loss, words, True, kept if is_scored else None)
+                made = [part.predictions[0] for part in predicted]
+                best = {field: one.value for field, one in zip(axes.tune.fields, made, strict=True)}
+                lines = list[str]()
+                for one, part in zip(made, predicted, strict=True):
+                    lines += [prediction(one, part), *(f"  {line}" for line in prediction_details(one, part))]
+                # Of several values a run would score none alone, nor one with other steps or batch size.
+                is_scored = len(made) == 1 and all(source.trial.flat()[n] == v for n, v in changes.items())
+                kept = to_keep(predicted[0], table)[0] if is_scored else None
+                choice = Choice(source.trial.replace(**best), source.loss, "\n".join(lines), True, kept)
         if not choice.sentence:
             place = "its scale"
             if scale in values:
                 place = f"{columns.label(scale)} {columns.write_scale(scale, values[scale])}"
             words = (
                 f"{source.trial.model.parametrization}: nothing predicted ({why}); the best of {place} is "
-                f"taken: {columns.label(tuned)} "
-                f"{columns.write(tuned, values[tuned])}, loss {source.loss:.4f} nat/token"
+                f"taken: {tuned_words(tuned, values)}, loss {source.loss:.4f} nat/token"
             )
             choice = replace(source, sentence=words)
         if rule not in stored_rules:  # its result does not score the lender's prediction

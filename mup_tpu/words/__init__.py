@@ -4,13 +4,14 @@ Terminal, reports, notebooks and JSON take their texts from here, so no code rea
 """
 
 from mup_tpu.analysis.prediction import Predictions
+from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.words import predictions, verdicts
+from mup_tpu.words import predictions, surfaces, verdicts
 
 __all__ = ["summary"]
 
 
-def summary(result: TransferAnalysis | Predictions) -> str:
+def summary(result: TransferAnalysis | Predictions | JointAnalysis | JointPredictions) -> str:
     """Return what an analysis or predictions say, as lines of text.
 
     Examples:
@@ -18,4 +19,6 @@ def summary(result: TransferAnalysis | Predictions) -> str:
         >>> print(summary(predict("results/lr_transfer", "width=1024")).split(";")[0])
         μP: learning rate 2^-5.16 = 0.028 at width 1024 (1 octave beyond width 512)
     """
+    if isinstance(result, JointAnalysis | JointPredictions):
+        return "\n".join(surfaces.lines(result))
     return predictions.summary(result) if isinstance(result, Predictions) else verdicts.summary(result)

@@ -6,12 +6,19 @@ import math
 
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.prediction import Predictions
-from mup_tpu.analysis.surface import JointAnalysis, JointResult, Pair
+from mup_tpu.analysis.surface import JointAnalysis, JointPredictions, JointResult, Pair
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
 from mup_tpu.words.names import listed, number, plain, point, power
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.verdicts import verdict
+
+
+def lines(result: JointAnalysis | JointPredictions) -> list[str]:
+    """Return the sentences on all rules; details are indented."""
+    if isinstance(result, JointPredictions):
+        return [line for one in result.joint.results for line in recipe(one, [*result.parts])]
+    return [line for number in range(len(result.results)) for line in together(result, number)]
 
 
 def together(joint: JointAnalysis, number_of_rule: int) -> list[str]:

@@ -24,8 +24,16 @@ from mup_tpu.config import (
 )
 from mup_tpu.config.fields import about
 from mup_tpu.config.options import SearchOptions
-from mup_tpu.config.sweep import Domain, Search
-from mup_tpu.config.toml import from_dict, load_search, load_sweep, load_trial, parse_axis, stored_trial
+from mup_tpu.config.sweep import Design, Domain, Search, design_points
+from mup_tpu.config.toml import (
+    from_dict,
+    load_search,
+    load_sweep,
+    load_trial,
+    parse_axis,
+    stored_trial,
+    write_sweep,
+)
 from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import UPDATE_RULES, update_rule_of
@@ -33,6 +41,7 @@ from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import Scaling
 
 HUGE, SWEEP = 10**40, 'experiment = "x"\n'
+FIVE = ("width", "depth", "batch_size", "steps", "beta1")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +144,12 @@ def test_bad_values_are_refused_in_one_sentence(make, sentence):
         (SWEEP + "ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
         (SWEEP + "ladder = []", "ladder has no points"),
         (SWEEP + "measured_by = 'flops'", r"measured_by 'flops' needs a \[\[ladder\]\]"),
+        (SWEEP + "tune = {width = [64, 128], depth = [1, 2, 3]}", "width has fewer than three values: hyp"),
+        (SWEEP + "tune = {warmup = [0, 0.1, 0.2], depth = [1, 2, 3]}", "warmup has the value 0: hyperparam"),
+        (SWEEP + "tune = {tied = [true, false], depth = [1, 2, 3]}", "tune: tied is not a number"),
+        (SWEEP + f"tune = {{{', '.join(f'{n} = [1, 2]' for n in FIVE)}}}", "5 hyperparameters: at most 4"),
+        (SWEEP + "tune = {depth = [1, 2, 3]}\ndesign = 'grid'", "design 'grid' needs a tune with several"),
+        (SWEEP + "tune = {beta1 = [0.1, 0.2, 0.3], depth = [1, 2, 3]}\ndesign = 'x'", "design 'x' is not"),
     ],
 )  # fmt: skip
 def test_bad_toml_is_refused_in_one_sentence(toml, sentence, tmp_path):
@@ -260,6 +275,22 @@ def test_a_sweep_is_any_scale_against_any_hyperparameter(tmp_path):
     points = [(t.model.depth, t.train.precision, t.optimizer.weight_decay) for t in trials]
     assert points == [(d, p, wd) for d in (2, 4) for p in ("float32", "bf16") for wd in (0.0, 0.0625, 0.1)]
     assert {t.model.parametrization for t in trials} == {"mup"}, "nothing but the precision is compared"
+
+
+def test_several_hyperparameters_are_tuned_at_the_points_of_a_design(tmp_path):
+    """Centre, ends of the axes, and corners at 2^(-H/4) of the way: √½ for two, ½ for four."""
+    octaves = tuple(2.0**x for x in range(-4, 5))
+    both = Design((Axis("learning_rate", octaves), Axis("weight_decay", octaves[::-1])))
+    points = {tuple(math.log2(point[name]) for name in both.fields) for point in both.points}
+    corners = {(a, b) for a in (-3, 3) for b in (-3, 3)}
+    assert points == {(0, 0), (-4, 0), (4, 0), (0, -4), (0, 4)} | corners and len(both.points) == 9
+    four = design_points(dict.fromkeys("abcd", octaves), "composite")
+    assert len(four) == 1 + 2 * 4 + 2**4 and {math.log2(v) for v in four[-1].values()} == {2.0}
+    assert len(design_points(dict.fromkeys("ab", octaves), "grid")) == 81
+    assert len(design_points({"a": [1, 2, 3], "b": [1, 10, 100]}, "composite")) == 9, "of three values, all"
+    for sweep in (Sweep("x", tune=both), Sweep("x", tune=Design(both.axes, "grid"))):
+        (tmp_path / "sweep.toml").write_text(write_sweep(sweep))
+        assert load_sweep(tmp_path / "sweep.toml").trials() == sweep.trials()
 
 
 def test_a_ladder_sets_several_fields_at_each_point(tmp_path):

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 
+import numpy as np
 import pytest
 import trainers
 
@@ -48,6 +49,37 @@ def test_a_sequence_is_asked_for_until_it_is_settled(tmp_path):
             study.tell(trial.id, trainers.valley(trial))
     (result,) = study.verdict().results
     assert result.verdict.decision == "TRANSFERS" and load_runs(tmp_path)["purchase"].max() >= 3
+
+
+def test_several_hyperparameters_of_known_optimum_are_asked_for_told_and_predicted(tmp_path, capsys):
+    """The rate's optimum falls by half an octave for each octave of width, and by ¼ for one of decay."""
+    tuned = {"rate": octaves(-11, -5), "decay": octaves(-5, -1)}
+    study = study_in(tmp_path, scale={"width": [64, 128, 256]}, tune=tuned)
+    generator = np.random.default_rng(0)
+    for trial in study.ask(100):
+        a = math.log2(trial.rate) + 8 + 0.5 * math.log2(trial.width / 64)
+        b = math.log2(trial.decay) + 3
+        loss = 3 - trial.width / 1e3 + 0.02 * a * a + 0.015 * b * b + 0.01 * a * b
+        study.tell(trial, loss + generator.normal(0, 0.001))
+    assert len(load_runs(tmp_path)) == 27, "a grid would have 105"
+    study = Study.load(tmp_path)
+    verdict = study.verdict()
+    rate, decay = (part.results[0].drift for part in verdict.parts)
+    assert rate.low < -0.5 < rate.high < 0 and decay.low < 0 < decay.high
+    assert verdict.results[0].pairs[0].shift == pytest.approx(-0.25, abs=0.1)
+    assert "rate and decay interact" in str(verdict)
+    made = study.predict(width=1024).parts
+    for part, x in zip(made, (-10, -3), strict=True):
+        low, high = part.predictions[0].interval
+        assert low < x < high and part.predictions[0].x == pytest.approx(x, abs=0.3)
+    main(["predict", str(tmp_path), "--at", "width=1024", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert [one["predictions"][0]["x"] for one in printed] == pytest.approx([-9.85, -3], abs=0.01)
+    for refused in (lambda: study.ask(1, until_settled=True), study.plot):
+        with pytest.raises(ConfigError, match="one tuned hyperparameter, not"):
+            refused()
+    with pytest.raises(StoreError, match="rate by width"):
+        study_in(tmp_path, scale={"width": [64, 128, 256]}, tune={"rate": octaves(-7, -5)}).ask()
 
 
 def test_a_run_leaves_alone_what_was_asked_for_elsewhere(tmp_path, capsys):

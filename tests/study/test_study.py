@@ -457,7 +457,7 @@ def test_other_settings_are_refused(tmp_path):
         ({"scale": [{"a": 1}, {"b": 1}]}, "does not set a as the first does"),
         ({"scale": [{"a": 1, "b": 1}, {"a": 1, "b": 2}]}, "two points have the same a"),
         ({"measured_by": "depth"}, "measured_by 'depth' is not one of width"),
-        ({"tune": {"lr": [1], "wd": [1]}}, "is not one name with its values"),
+        ({"tune": {"lr": [1], "wd": [1]}}, "lr has fewer than three values: hyperparameters"),
         ({"tune": {"lr": ["a"]}}, "tune lr 'a' is not allowed: it must be a number, 0 or more"),
         ({"tune": {"lr": [math.nan]}}, "tune lr nan is not allowed"),
         ({"tune": {"width": [1]}}, "width of the study is given twice"),

@@ -16,12 +16,15 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.analysis import analyze_jointly
+from mup_tpu.config import Axis, Ladder, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.sweep import Design
 from mup_tpu.config.toml import write_sweep
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, StoredAxes, load_curves, load_runs
 from mup_tpu.training.loop import PackRun
 from mup_tpu.tuning.runner import Corpora
+from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import measured, run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
@@ -69,6 +72,23 @@ def test_workers_give_the_table_of_this_process_and_a_second_run_runs_nothing(
     assert swept(sweep, tmp_path, RunOptions(threads=1), ray=ray).total() == 8
     same_results(tmp_path, in_process)
     assert not swept(sweep, tmp_path, RunOptions(), ray=ray)
+
+
+def test_several_hyperparameters_are_swept_as_their_single_trials_and_all_are_analysed(tiny, tmp_path):
+    design = Design((Axis("learning_rate", (2**-13, 2**-7, 1.0)), Axis("init_std", (1e-3, 0.05, 1.0))))
+    base = tiny.replace(steps=5, eval_batches=1)
+    sweep = Sweep("two", base, ("mup",), (32, 64), tune=design)
+    assert swept(sweep, tmp_path) == {"finished": 18} and not swept(sweep, tmp_path)
+    runs, corpora = load_runs(tmp_path), Corpora()
+    alone = [
+        base.replace(width=64, learning_rate=r, init_std=s) for r in (2**-13, 2**-7, 1.0) for s in (0.05,)
+    ]
+    assert {*map(corpora.trial_id, alone)} <= {*runs["trial_id"]}
+    assert analyze_jointly(tmp_path).tuned == ("lr", "init_std")
+    with pytest.raises(ConfigError, match="until_settled buys runs for one tuned hyperparameter, not for"):
+        run_until_settled(
+            sweep, str(tmp_path), SequenceOptions(True), SweepOptions(), ALONE, Console(quiet=True)
+        )
 
 
 def test_three_more_learning_rates_run_alone_and_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):

@@ -1,17 +1,22 @@
 """Zero-shot transfer: from a search its best trials, from a sweep the predicted optimum of a rule."""
 
 import dataclasses
+import json
 import math
 import os
 
 import pytest
 from rich.console import Console
 
-from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu import octaves
+from mup_tpu.analysis import load_table
+from mup_tpu.cli import main
+from mup_tpu.config import Axis, RunOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
-from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import Store, load_runs
+from mup_tpu.config.sweep import Design
+from mup_tpu.errors import ConfigError, StoreError, TableError
+from mup_tpu.store import Store, StoredAxes, load_runs
 from mup_tpu.tuning.sweep import run_sweep
 from mup_tpu.tuning.transfer import Transfer, best_trials, target_trials, transfer_warnings
 
@@ -119,6 +124,35 @@ def test_a_sweep_gives_its_rule_s_predicted_optimum_and_not_the_best_row_of_any_
     (trial,) = Transfer(two_rules, TransferOptions(at=("width=1024",))).trials
     assert trial.model.parametrization == "mup" and trial.model.width == 1024
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(-6.0, abs=0.1)
+
+
+def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(tiny, tmp_path, capsys):
+    """Weight decay's optimum falls by half an octave with each octave of width."""
+    tuned = (Axis("learning_rate", octaves(-9, -3)), Axis("weight_decay", octaves(-6, 0)))
+    sweep = Sweep("two", tiny, ("mup",), (32, 64, 128), tune=Design(tuned))
+    rows, folder = [], str(tmp_path / "two")
+    for i, trial in enumerate(sweep.trials()):
+        a = math.log2(trial.optimizer.learning_rate) + 6
+        b = math.log2(trial.optimizer.weight_decay) + 3 + math.log2(trial.model.width / 32) / 2
+        loss = 3 - trial.model.width / 1e3 + 0.04 * a * a + 0.02 * b * b + 0.02 * a * b + 0.0003 * (i % 3)
+        rows.append(configured(trial) | {"trial_id": f"{i}", "status": "finished", "loss": loss})
+    Store(folder, "two", StoredAxes.of(sweep)).append(rows)
+    main(["analyze", folder])
+    out = capsys.readouterr().out
+    assert "μP: DRIFTS" in out and "learning rate: TRANSFERS" in out and "note" not in out
+    main(["predict", folder, "--at", "width=256", "--json"])
+    rate, decay = (one["predictions"][0]["x"] for one in json.loads(capsys.readouterr().out))
+    assert (rate, decay) == (pytest.approx(-6, abs=0.2), pytest.approx(-4.5, abs=0.3))
+    moved = Transfer(folder, TransferOptions(at=("width=256",)))
+    (trial,) = moved.trials
+    assert math.log2(trial.optimizer.learning_rate) == pytest.approx(rate) and moved.warnings == []
+    assert math.log2(trial.optimizer.weight_decay) == pytest.approx(decay)
+    for command in (["analyze", folder, "--figures"], ["predict", folder]):
+        with pytest.raises(SystemExit):
+            main(command)
+        assert "lr, weight_decay are tuned together: give" in capsys.readouterr().err
+    with pytest.raises(TableError, match="tunes lr and weight_decay together"):
+        load_table(folder)
 
 
 def test_another_rule_is_trained_at_its_own_predicted_optimum_only_where_it_is_asked_for(two_rules):
