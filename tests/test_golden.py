@@ -115,7 +115,13 @@ def data_of(figure) -> list[dict]:
     return summaries
 
 
-@pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(p, id=p.name, marks=() if k % 4 == 0 else pytest.mark.nightly)
+        for k, p in enumerate(STORES)
+    ],
+)
 def test_rows_and_curves_are_the_frozen_ones(folder, golden):
     # Old rows read a new column's default: a new column is a reason to freeze again.
     check(

@@ -124,7 +124,7 @@ def test_what_a_coordinate_check_has_stored_is_not_measured_again():
         assert table is stored
 
 
-@pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", by_name(STORES, DAILY))
 def test_every_run_has_ended_and_has_its_curve(folder):
     runs, curves = runs_of(folder), load_curves(folder)
     assert set(runs["status"]) <= {"finished", "diverged", "stopped"}
@@ -133,7 +133,7 @@ def test_every_run_has_ended_and_has_its_curve(folder):
     assert (runs["experiment"] == folder.name).all()
 
 
-@pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", by_name(STORES, DAILY))
 def test_every_stored_row_keeps_its_name(folder):
     """Each row's configuration gives its trial_id; otherwise it would be trained again."""
     runs = runs_of(folder)

@@ -51,7 +51,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_site_has_every_page_and_no_dead_link(site):
     """Links in HTML files too; mkdocs checks those of Markdown in its strict mode."""
     places = (
@@ -71,6 +71,7 @@ def test_the_site_has_every_page_and_no_dead_link(site):
             assert target.exists(), f"{file.relative_to(site)} links to {link}"
 
 
+@pytest.mark.nightly
 def test_the_site_asks_for_nothing_over_the_network(site):
     """No script, style or image comes from elsewhere; links for the reader may."""
     fetched = re.compile(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
@@ -81,6 +82,7 @@ def test_the_site_asks_for_nothing_over_the_network(site):
         assert not re.findall(r"url\(\"?(?:https?:)?//", file.read_text(encoding="utf-8")), file.name
 
 
+@pytest.mark.nightly
 def test_the_reference_shows_what_packages_export(site):
     """Each name of a package's __all__, though mkdocstrings reads code without running it."""
     for name in ("analysis", "parametrize", "plots"):
@@ -98,7 +100,7 @@ def test_the_reference_shows_what_packages_export(site):
         assert f'id="mup_tpu.analysis.Drift.{attribute}"' in page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_from_a_disk_search_finds_pages_no_table_of_results_is_cut_and_empty_headings_take_no_room(site):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)

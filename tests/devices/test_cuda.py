@@ -16,7 +16,7 @@ from mup_tpu.optimizers import UPDATE_RULES
 PROGRAM = Path(__file__).with_name("cuda_program.py")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "bf16": 2e-3}
 PACKS = list(itertools.product(ARCHITECTURES, UPDATE_RULES, TOLERANCE))
-DAILY = [("gpt2", "adamw", "bf16"), ("moe", "muon", "float32")]
+DAILY = [("gpt2", "adamw", "bf16")]
 
 
 @pytest.fixture

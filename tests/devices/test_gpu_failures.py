@@ -74,6 +74,7 @@ def test_packs_of_a_process_hold_no_memory_after_their_end(hollow_gpu, monkeypat
     assert sum(", starts its 6 steps on NVIDIA H100" in line for line in lines) == 2
 
 
+@pytest.mark.nightly
 def test_a_compiler_or_a_cache_folder_that_is_missing_is_named(hollow_gpu, monkeypatch, tmp_path):
     """Inductor would compile for half a minute before Triton misses the compiler."""
     monkeypatch.setenv("PATH", str(tmp_path))

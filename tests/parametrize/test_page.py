@@ -8,7 +8,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_code_of_the_page_can_be_pasted(capsys):
     pytest.importorskip("transformers")
     names: dict[str, object] = {}

@@ -84,6 +84,7 @@ DRAWN = {
     "far apart": ("transfer", "collapse", "optimum"),
 }
 """Figures that a table is hard on; all of the other tables."""
+DAILY = ("long names", "diverged and stopped", "optima at the edge")
 
 
 def faults(figure):
@@ -141,7 +142,7 @@ def marks_outside(ax):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.nightly if n == "twelve scales" else ()) for n in TABLES]
+    "name", [pytest.param(n, marks=() if n in DAILY else pytest.mark.nightly) for n in TABLES]
 )
 def test_everything_in_a_figure_of_transfer_can_be_read(name):
     columns = Columns(scale=TABLES[name].get("scale", "width"))

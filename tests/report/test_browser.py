@@ -31,10 +31,7 @@ FLAGS = (
 )  # fmt: skip
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 DESK = {"viewport": {"width": 1280, "height": 900}}
-KINDS = (
-    "sweep",
-    *(pytest.param(k, marks=pytest.mark.nightly) for k in ("search", "ablations", "coord_check")),
-)
+KINDS = ("sweep", "search", "ablations", "coord_check")
 
 POINT = """([nth, wanted]) => {
   const points = [...document.querySelectorAll(".point")].filter(
@@ -108,6 +105,7 @@ def opened(browser: Browser, address: str, screen: dict) -> Page:
     return page
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_fits_a_phone_and_a_desk_and_wide_tables_scroll(browser, address, kind):
     page = opened(browser, address(kind), PHONE)
@@ -181,6 +179,7 @@ def test_the_key_hides_a_curve_with_its_tooltips_and_shows_it_again(browser, add
     page.context.close()
 
 
+@pytest.mark.nightly
 def test_a_tap_on_a_trial_keeps_what_it_says_and_marks_it_in_all_panels(browser, address):
     runs = load_runs(RESULTS / "tune_small")
     trial = runs[runs["status"] == "stopped"].sort_values("loss").iloc[-1]  # alone at the top

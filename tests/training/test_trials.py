@@ -121,7 +121,11 @@ def changed(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 @pytest.mark.parametrize(
     ("architecture", "rule"),
-    [*(("gpt2", rule) for rule in UPDATE_RULES), ("llama", "muon"), ("moe", "adamw")],
+    [
+        ("llama", "muon"),
+        ("moe", "adamw"),
+        *(pytest.param("gpt2", rule, marks=pytest.mark.nightly) for rule in UPDATE_RULES),
+    ],
 )
 def test_members_of_one_key_train_as_each_does_alone(architecture, rule):
     trial = TINY.replace(architecture=architecture, optimizer=rule)
