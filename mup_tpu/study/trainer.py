@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import io
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import string
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,22 @@ def _without_comments(source: bytes) -> str:
         return short_hash(source)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    # cloudpickle sends functions under functools.cache by name, but workers lack a script's `__main__`.
+    def __init__(self, file: io.BytesIO, by_value: set[str]) -> None:
+        super().__init__(file)
+        self._by_value = by_value
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ in self._by_value:
+            return _cache_again, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+def _cache_again(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
 def pickled(function: Function, by_value: bool) -> bytes:
     """Pickle a function, of a notebook or script too; `by_value` with its module, which hosts may lack."""
     name = getattr(function, "__module__", None) or "__main__"
@@ -114,7 +131,9 @@ def pickled(function: Function, by_value: bool) -> bytes:
     try:
         if includes_module:
             cloudpickle.register_pickle_by_value(sys.modules[name])
-        return bytes(cloudpickle.dumps(function))
+        with io.BytesIO() as buffer:
+            _Pickler(buffer, {"__main__", name} if includes_module else {"__main__"}).dump(function)
+            return buffer.getvalue()
     except Exception as error:  # objects in the function raise what they like
         raise ConfigError(
             f"trainer cannot be sent to a worker: {first_line(error)}; open files, locks and connections "
@@ -237,8 +256,9 @@ class FunctionJob(Job):
 
     def run(self, here: Surroundings) -> Generator[Any, None, Outcome]:
         """Import the function's modules, fork a process that calls it, and pass its reports on."""
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ.setdefault(name, str(self.how.threads))
+        if "OMP_NUM_THREADS" not in os.environ:  # else the others follow it, and would override it
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+                os.environ.setdefault(name, str(self.how.threads))
         yield Preparing("importing the trainer")
         function = here.once(self.payload, self._load)
         keepers = here.once(("keepers", self.payload), list[Keeper])

@@ -60,6 +60,29 @@ def whole(tmp_path_factory):
     return folder
 
 
+def test_a_script_s_cached_function_goes_to_its_workers(tmp_path):
+    """Functions under functools.cache have no code of their own, so that pickle takes them by name."""
+    script = {"__name__": "__main__"}
+    code = "import functools\n@functools.cache\ndef data():\n    return 3.0\ndef train(trial, report):\n"
+    exec(code + "    return data() + data() + data.cache_info().hits", script)
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]})
+    assert study.run(script["train"], workers=1, console=QUIET) == {"finished": 1}
+    assert study.to_frame()["loss"].tolist() == [7.0]
+
+
+def test_threads_that_the_caller_has_set_stay(tmp_path, monkeypatch):
+    """MKL takes OMP_NUM_THREADS where MKL_NUM_THREADS is not set, and torch takes MKL's."""
+
+    def train(trial, report):
+        return 10.0 * int(os.environ["OMP_NUM_THREADS"]) + int(os.environ.get("MKL_NUM_THREADS", 0))
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]})
+    study.run(train, workers=1, console=QUIET)
+    assert study.to_frame()["loss"].tolist() == [30.0]
+
+
 def test_a_function_gets_its_verdicts_and_its_figures(whole):
     study = valley_study(whole)
     results = {r.compared: r for r in study.verdict().results}
