@@ -17,6 +17,7 @@ from mup_tpu.config.toml import stored_trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.store.header import load_predictions
+from mup_tpu.study import Trial as StudyTrial
 from mup_tpu.words import names
 from mup_tpu.words.referee import page
 from mup_tpu.words.verdicts import to_dict
@@ -137,10 +138,12 @@ def test_every_run_has_ended_and_has_its_curve(folder):
 def test_every_stored_row_keeps_its_name(folder):
     """Each row's configuration gives its trial_id; otherwise it would be trained again."""
     runs = runs_of(folder)
-    for config, fingerprint, name in zip(
-        runs["config"], runs["data_fingerprint"], runs["trial_id"], strict=True
-    ):
-        assert stored_trial(json.loads(config)).trial_id(fingerprint) == name
+    for run in runs.itertuples():
+        config = json.loads(run.config)
+        if (folder / "study.json").exists():
+            assert StudyTrial(folder.name, config | {"seed": run.seed}).id == run.trial_id
+        else:
+            assert stored_trial(config).trial_id(run.data_fingerprint) == run.trial_id
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
