@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,29 +24,6 @@ from torch.func import functional_call, vjp, vmap
 from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 
 SCANNED_FROM = 16  # least number of blocks that are one loop on XLA (measured: benchmarks/deep.csv)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """Call of one block, without its tensors."""
-
-    scan: Callable[..., Any]
-    """Loop of the device's compiler."""
-    block: nn.Module
-    names: tuple[str, ...]
-    """Names of its parameters."""
-    rest: tuple[Any, ...]
-    """Arguments after the stream, flat; `Tensor` in place of tensors."""
-    structure: Any
-    autocast: Callable[[], contextlib.AbstractContextManager[Any]]
-    """Precision of products; backward runs after the caller's own context has ended."""
-
-    def __call__(self, x_ND: Tensor, shared: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-        given = iter(shared)
-        rest = [next(given) if value is Tensor else value for value in self.rest]
-        arguments = (x_ND, *tree_unflatten(rest, self.structure))
-        with self.autocast():
-            return functional_call(self.block, dict(zip(self.names, parameters, strict=True)), arguments)
 
 
 def through_blocks(
@@ -64,18 +40,34 @@ def through_blocks(
         return x_ND
     flat, structure = tree_flatten(rest)
     shared = [value for value in flat if isinstance(value, Tensor)]
+    template = [Tensor if isinstance(value, Tensor) else value for value in flat]
+    names = [name for name, _ in blocks[0].named_parameters()]
     kind = x_ND.device.type
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
-    def autocast() -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(kind, dtype) if enabled else contextlib.nullcontext()
+    def call(x_ND: Tensor, given: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+        tensors = iter(given)
+        values = [next(tensors) if value is Tensor else value for value in template]
+        arguments = (x_ND, *tree_unflatten(values, structure))
+        # Backward runs after the caller's own context of autocast has ended.
+        with torch.autocast(kind, dtype) if enabled else contextlib.nullcontext():
+            return functional_call(blocks[0], dict(zip(names, parameters, strict=True)), arguments)
 
-    open_rest = tuple(Tensor if isinstance(value, Tensor) else value for value in flat)
-    names = tuple(name for name, _ in blocks[0].named_parameters())
-    call = _Call(scan, blocks[0], names, open_rest, structure, autocast)
     parameters = [parameter for block in blocks for parameter in block.parameters()]
-    out_ND, _ = _Blocks.apply(call, len(shared), x_ND, *shared, *parameters)
+    out_ND, _ = _Blocks.apply(_Block(scan, call, len(shared), len(names)), x_ND, *shared, *parameters)
     return out_ND
+
+
+class _Block(NamedTuple):
+    """One block, and how the device loops over all of them."""
+
+    scan: Callable[..., Any]
+    call: Callable[..., Tensor]
+    """From the stream, shared tensors, and a block's parameters, to the stream."""
+    shared: int
+    """Number of shared tensors."""
+    each: int
+    """Number of a block's parameters."""
 
 
 def _loop(
@@ -105,34 +97,34 @@ class _Blocks(torch.autograd.Function):
     """The blocks' output, and their inputs, stacked (L, N, D)."""
 
     @staticmethod
-    def forward(call: _Call, shared: int, x_ND: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(block: _Block, x_ND: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("members are stacked here, and by torch.func.vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.call, ctx.shared, _, *tensors = inputs
+        ctx.block, _, *tensors = inputs
         ctx.save_for_backward(output[1], *tensors)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs_LND, *tensors = ctx.saved_tensors
-        stream_ND, *of_parameters = _Backward.apply(ctx.call, ctx.shared, gradients[0], inputs_LND, *tensors)
-        return None, None, stream_ND, *(None,) * ctx.shared, *of_parameters
+        stream_ND, *of_parameters = _Backward.apply(ctx.block, gradients[0], inputs_LND, *tensors)
+        return None, stream_ND, *(None,) * ctx.block.shared, *of_parameters
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], call: _Call, shared: int, x_KND: Tensor, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], block: _Block, x_KND: Tensor, *tensors: Tensor
     ) -> tuple[Any, ...]:
-        each = len(call.names)
-        dims = (0, tuple(in_dims[3 : 3 + shared]), (0,) * each)
+        scan, call, shared, each = block
+        dims = (0, tuple(in_dims[2 : 2 + shared]), (0,) * each)
 
         def step(x_KND: Tensor, items: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             out_KND = vmap(call, dims)(x_KND, tuple(items[:shared]), tuple(items[shared:]))
             return out_KND, [x_KND]
 
         out_KND, (inputs_LKND,) = _loop(
-            call.scan, step, x_KND, _stacks(tensors[shared:], each), list(tensors[:shared])
+            scan, step, x_KND, _stacks(tensors[shared:], each), list(tensors[:shared])
         )
         return (out_KND, inputs_LKND), (0, 1)
 
@@ -141,7 +133,7 @@ class _Backward(torch.autograd.Function):
     """Gradients of the stream before the blocks and of each parameter."""
 
     @staticmethod
-    def forward(call: _Call, shared: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(block: _Block, *tensors: Tensor) -> tuple[Tensor, ...]:
         raise NotImplementedError("members are stacked here, and by torch.func.vmap")
 
     @staticmethod
@@ -152,15 +144,14 @@ class _Backward(torch.autograd.Function):
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        call: _Call,
-        shared: int,
+        block: _Block,
         gradient_KND: Tensor,
         inputs_LKND: Tensor,
         *tensors: Tensor,
     ) -> tuple[Any, ...]:
-        each = len(call.names)
-        dims = (0, 0, tuple(in_dims[4 : 4 + shared]), (0,) * each)
-        inputs_LKND = inputs_LKND.movedim(in_dims[3] or 0, 1)
+        scan, call, shared, each = block
+        dims = (0, 0, tuple(in_dims[3 : 3 + shared]), (0,) * each)
+        inputs_LKND = inputs_LKND.movedim(in_dims[2] or 0, 1)
 
         def of_member(
             gradient_ND: Tensor, x_ND: Tensor, given: tuple[Tensor, ...], parameters: tuple[Tensor, ...]
@@ -174,8 +165,6 @@ class _Backward(torch.autograd.Function):
             return new, list(gradients)
 
         stacks = [inputs_LKND, *_stacks(tensors[shared:], each)]
-        stream_KND, stacked = _loop(
-            call.scan, step, gradient_KND, stacks, list(tensors[:shared]), reverse=True
-        )
+        stream_KND, stacked = _loop(scan, step, gradient_KND, stacks, list(tensors[:shared]), reverse=True)
         of_parameters = [stacked[i % each][i // each] for i in range(len(tensors) - shared)]
         return (stream_KND, *of_parameters), (0,) * (1 + len(of_parameters))
