@@ -6,6 +6,8 @@ program runs on four virtual devices.
 
 On a slice of several hosts, each runs the same program on the same pack over the mesh of all devices. Every
 host has whole tensors and batches in memory, and sends its own devices their parts.
+
+Private parts of torch_xla are those of 2.9, its last release.
 """
 
 from __future__ import annotations
@@ -38,8 +40,7 @@ from mup_tpu.devices.peak import GENERATIONS, tpu_device_files, tpu_generation
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import cache_root
 from mup_tpu.internals.torch import tree_flatten, tree_unflatten
-from mup_tpu.tpu import private
-from mup_tpu.tpu.xla_loop import XlaLoop
+from mup_tpu.tpu.xla_loop import XlaLoop, scan_flat
 
 _USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
 
@@ -63,7 +64,9 @@ class PlacedBytes:
         kind = os.environ.get("TPU_ACCELERATOR_TYPE")
         if kind is None:
             with contextlib.suppress(Exception):  # any failure of the request to the VM's metadata server
-                kind = private.tpu_accelerator_type()
+                from torch_xla._internal import tpu
+
+                kind = tpu.get_tpu_env()["ACCELERATOR_TYPE"]
         known = tpu_generation(kind or "")
         capacity = min(g.device_hbm_bytes for g in ([known] if known else GENERATIONS.values()))
         with self._lock:
@@ -85,7 +88,7 @@ class XlaDevice(Device):
     execution: Execution = "vmap"
     reads_cheaply: bool = False
     compiles: bool = True
-    scan: Callable[..., Any] = private.scan_flat
+    scan: Callable[..., Any] = scan_flat
     _mesh: Any = field(default=None, repr=False, compare=False)
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> XlaDevice:
@@ -134,7 +137,7 @@ class XlaDevice(Device):
         from torch_xla.distributed.spmd import XLAShardedTensor
 
         torch_xla.sync(wait=True)
-        sharding = private.sharding_spec(tensor)
+        sharding = str(torch_xla._XLAC._get_xla_sharding_spec(tensor))  # no public function has it
         if self._mesh is None or runtime.process_count() > 1 or not sharding.startswith("{devices"):
             return tensor.cpu()
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -261,6 +264,7 @@ def create() -> XlaDevice:
     try:
         import torch_xla
         from torch_xla import runtime
+        from torch_xla._internal import tpu
 
         kind = str(runtime.device_type())  # sets PJRT_DEVICE if it is not set
         if kind == "CPU" and named != "CPU":
@@ -270,7 +274,7 @@ def create() -> XlaDevice:
                 "mup-tpu doctor names the fault"
             )
         if kind == "TPU":
-            if not private.tpu_chips() and not tpu_device_files():  # libtpu would wait without end
+            if not tpu.num_available_chips() and not tpu_device_files():  # libtpu would wait without end
                 raise ConfigError(
                     "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU "
                     "to run XLA on the CPU"

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from mup_tpu.devices.base import Step
 from mup_tpu.internals.torch import tree_flatten, tree_leaves, tree_unflatten
-from mup_tpu.tpu import private
+
+
+def scan_flat(step: Callable[..., Any], carry: list[Tensor], stacks: list[Tensor], reverse: bool) -> Any:
+    # The public `scan` needs AOTAutograd, which fails under vmap.
+    from torch_xla.experimental.scan import _scan_impl_flat
+
+    return _scan_impl_flat(step, carry, stacks, reverse=reverse)
 
 
 class XlaLoop:
@@ -36,6 +42,8 @@ class XlaLoop:
 
         `stacks` hold L items: step i gets item i.
         """
+        import torch_xla
+
         if self._program is None:
             self._program = _Program(self._step, changed, fixed, stacks)
         program = self._program
@@ -44,7 +52,7 @@ class XlaLoop:
         counters = [self._place(torch.tensor(number)) for number in (0, steps)]
         out = torch.zeros(program.out_shape, dtype=program.out_dtype, device=device)
         given = [*counters, *groups[0], *groups[1], *groups[2], out]
-        results = private.user_computation("mup_tpu::loop", given, program.computation)
+        results = torch_xla._XLAC._xla_user_computation("mup_tpu::loop", given, program.computation)
         _, new, _, _, (out,) = program.parts(results)
         with torch.no_grad():
             for tensor, value in zip(groups[0], new, strict=True):
@@ -60,6 +68,7 @@ class _Program:
     """
 
     def __init__(self, step: Step, changed: Any, fixed: Any, stacks: Any) -> None:
+        import torch_xla
         from torch_xla.core import xla_builder
 
         real, structures = zip(*map(tree_flatten, (changed, fixed, stacks)), strict=True)
@@ -72,7 +81,10 @@ class _Program:
         # find the argument.
         inside = [[t * 1 for t in group] for group in arguments]
         out = step(*map(tree_unflatten, inside, structures))
-        context = private.lowering_context("step", [*inside[0], out])
+        # The public `xla_builder` builds programs of its operations alone.
+        context = torch_xla._XLAC.lowering.LoweringContext("step")
+        context.set_name_string("step")
+        context.build([*inside[0], out])
         self._step = xla_builder.computation_from_module_proto("step", context.hlo())
         self.out_shape, self.out_dtype = (len(real[2][0]), *out.shape), out.dtype
 

@@ -2,10 +2,10 @@
 
 import math
 import os
-import subprocess
-import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -88,20 +88,22 @@ def test_fingerprint_names_the_text_and_its_tokens_not_its_place(corpus, tmp_pat
     assert fingerprint(DataConfig(corpus=str(corpus), data_seed=3, batch_size=2)) == fingerprint(config)
 
 
-def test_two_builders_at_once_make_one_cache(corpus, own_cache):
-    code = (
-        "import sys; from mup_tpu.config import DataConfig; from mup_tpu.data import load\n"
-        "d = load(DataConfig(corpus=sys.argv[1], tokenizer='bpe', vocab_size=900), progress=False)\n"
-        "print(d.fingerprint, d.train_batch(0).sum())"
-    )
-    command = [sys.executable, "-c", code, str(corpus)]
-    builders = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in range(2)
-    ]
-    outputs = [builder.communicate(timeout=120)[0] for builder in builders]
-    assert [builder.returncode for builder in builders] == [0, 0]
-    assert outputs[0] == outputs[1] != ""
-    assert len(list((own_cache / "tokens").iterdir())) == 1
+def test_two_builders_at_once_make_one_cache(corpus, own_cache, monkeypatch):
+    config, built, begin = DataConfig(corpus=str(corpus), tokenizer="bpe", vocab_size=900), [], Barrier(2)
+    make = cache.make_tokenizer
+
+    def known(config):
+        begin.wait(60)  # both have seen that there is none
+        monkeypatch.setattr(cache, "_known", find)
+
+    find = cache._known
+    monkeypatch.setattr(cache, "_known", known)
+    monkeypatch.setattr(cache, "make_tokenizer", lambda *given: built.append(given) or make(*given))
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: load(config, progress=False), range(2))
+    assert len(built) == 1
+    assert first.fingerprint == second.fingerprint
+    assert np.array_equal(first.train_batch(0), second.train_batch(0))
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "no meta"])

@@ -1,6 +1,6 @@
 """Run by test_cuda.py in a process with a GPU, hollow or not. Prints what came of it as JSON.
 
-steps PRECISION ARCHITECTURE/OPTIMIZER ...   losses of packs on GPU and CPU, kernels of a step, captures
+steps ARCHITECTURE/OPTIMIZER/PRECISION ...   losses of packs on GPU and CPU, kernels of a step, captures
 recorder                                     graphs that have gone, and a step that no graph can have
 
 With "filled", last, the CPU computes what a hollow GPU should.
@@ -80,8 +80,8 @@ def trained(
     return torch.cat(losses)[:, 1].tolist(), launched
 
 
-def steps(precision: str, name: str) -> dict[str, Any]:
-    architecture, optimizer = name.split("/")
+def steps(name: str) -> dict[str, Any]:
+    architecture, optimizer, precision = name.split("/")
     base = Trial().replace(
         architecture=architecture, optimizer=optimizer, precision=precision, width=32, base_width=16,
         head_size=16, depth=1, batch_size=4, sequence_length=16,
@@ -163,8 +163,7 @@ def main() -> None:
     if sys.argv[1] == "recorder":
         found: object = recorder()
     else:
-        precision, *names = sys.argv[2:]
-        found = {name: steps(precision, name) for name in names}
+        found = {name: steps(name) for name in sys.argv[2:]}
     print(json.dumps({"found": found, "logged": LOGGED}))
 
 

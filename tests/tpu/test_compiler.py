@@ -38,21 +38,6 @@ def handed_over():
     return handed_over
 
 
-def state_of(case):
-    """Declared parameters of a case, and the names of those with each kind of optimizer state."""
-    parameters = declare(case.trial.model, 4096, case.trial.data.sequence_length).parameters
-    return parameters, state_slots(case.trial, parameters).values()
-
-
-@pytest.mark.slow
-def test_a_pack_is_handed_over_such_that_it_writes_over_its_state(handed_over):
-    """XLA for the CPU copies all the same; nightly, the TPUs' own compiler does not."""
-    pytest.importorskip("torch_xla")
-    parameters, slots = state_of(APART)
-    donated = donated_parameters(handed_over(APART.name, 4))
-    assert len(donated) >= len(parameters) + sum(map(len, slots))
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("accelerator_type", "case"),
@@ -81,7 +66,8 @@ def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(handed_over, accele
         * 2**30
     )
     # Parameters and optimizer state of what a device has; the compiler stores the last two axes in tiles.
-    parameters, slots = state_of(case)
+    parameters = declare(case.trial.model, 4096, case.trial.data.sequence_length).parameters
+    slots = state_slots(case.trial, parameters).values()
     numbers = sum(parameters[name].size for names in (parameters, *slots) for name in names)
     members = case.members(chips.devices) // chips.devices if apart else 1
     state = members * numbers * 4

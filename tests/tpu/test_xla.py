@@ -17,8 +17,10 @@ from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.base import MeshShape, choose_mesh
 from mup_tpu.errors import ConfigError
-from mup_tpu.models import ARCHITECTURES
+from mup_tpu.models import ARCHITECTURES, declare
+from mup_tpu.tpu.libtpu import donated_parameters
 from mup_tpu.training.loop import PackResult, PackRun
+from mup_tpu.training.members import state_slots
 
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
@@ -138,14 +140,13 @@ def test_micro_batches_train_as_the_batch_does_whole(run_program, tmp_path):
 
 
 @pytest.mark.slow
-def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, corpus, on_cpu):
+def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, corpus):
     """torch_xla cannot tell under SPMD, so that every pack failed there."""
-    found = run_program("tpu", corpus, devices=2, TPU_ACCELERATOR_TYPE="v4-8", XLA_FLAGS=QUICK_TO_COMPILE)
+    found = run_program("tpu", corpus, devices=2, TPU_ACCELERATOR_TYPE="v4-8")
     assert found["name"] == "xla:TPU"
     assert found["empty"] == int(0.95 * 32 * 2**30)
     on_each = found["placed"] * 4 / 3 / found["mesh"]  # three members, padded to four
     assert found["empty"] - found["free"] == pytest.approx(on_each, rel=0.1)
-    assert found["losses"] == pytest.approx([row["loss"] for row in on_cpu.rows], abs=5e-5)
     assert found["cache"].startswith(os.environ["MUP_TPU_CACHE"])
 
 
@@ -232,6 +233,18 @@ def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mes
 def test_a_pack_stopped_and_resumed_ends_as_one_that_was_not(run, mesh):
     found, _, _ = run(mesh)
     assert found["rows"] == pytest.approx(found["evaluations"][0], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_pack_is_handed_over_such_that_it_writes_over_its_state(run, corpus):
+    """XLA for the CPU copies all the same; nightly, the TPUs' own compiler does not."""
+    _, _, folder = run("trials")
+    members = trials(str(corpus), "float32")
+    parameters = declare(members[0].model, 256, members[0].data.sequence_length).parameters
+    slots = state_slots(members[0], parameters).values()
+    programs = (path.read_text() for path in (folder / "hlo").glob("*before_optimizations.txt"))
+    donated = max(map(len, map(donated_parameters, programs)))
+    assert donated >= len(parameters) + sum(map(len, slots))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ DEVICE = get_device(os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
 """Where packs train: `pytest --device cuda` sets it."""
 
 TINY = Trial().replace(
-    width=32, base_width=32, head_size=16, sequence_length=24, batch_size=4, steps=12, warmup=0.2,
+    width=32, base_width=32, head_size=16, depth=1, sequence_length=24, batch_size=4, steps=12, warmup=0.2,
     init_std=0.05,
 )  # fmt: skip
 OWN = {"adamw": {}, "sgd": {"momentum": 0.9}, "muon": {}, "adamh": {}, "muonh": {}}
