@@ -67,8 +67,7 @@ class Shard:
     """One tar file of samples."""
 
     name: str
-    size: int = field(metadata=_FROM_1)
-    """Bytes."""
+    size: int = field(metadata=_FROM_1)  # Bytes
     sha256: str
 
     def __post_init__(self) -> None:
@@ -109,10 +108,8 @@ class ShardIndex:
     sequence_length: int = field(metadata=_FROM_1)
     vocab_size: int = field(metadata=_FROM_1)
     separator: int = field(metadata=_FROM_0)
-    tokenizer_sha256: str | None
-    """Checksum of tokenizer.json; None if tokens are bytes."""
-    unigram_entropy: float
-    """Nat per token."""
+    tokenizer_sha256: str | None  # Checksum of tokenizer.json; None if tokens are bytes
+    unigram_entropy: float  # Nat per token
     bytes_per_token: float
     train: Split
     validation: Split

@@ -20,8 +20,7 @@ class ByteTokenizer:
     """UTF-8 bytes."""
 
     vocab_size = 256
-    separator = 0
-    """Token that ends each document: byte 0 is in no text."""
+    separator = 0  # Token that ends each document: byte 0 is in no text
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]

@@ -84,16 +84,12 @@ def padded(stack: Tensor, length: int) -> Tensor:
 class Device(ABC):
     """Interface of a device for the training loop; its defaults hold every pack whole, and run it eagerly."""
 
-    name: str
-    """Name in the store: "cpu", or the accelerator's model."""
+    name: str  # Name in the store: "cpu", or the accelerator's model
     torch_device: torch.device
-    execution: Execution
-    """Faster execution on this kind of device, as measured."""
+    execution: Execution  # Faster execution on this kind of device, as measured
     mesh: MeshShape = ONE_DEVICE
-    reads_cheaply: bool = True
-    """Whether losses are read at every log point; otherwise, at evaluations."""
-    compiles: bool
-    """Whether `repeated` compiles steps; otherwise, torch.compile may around their parts."""
+    reads_cheaply: bool = True  # Whether losses are read at every log point; otherwise, at evaluations
+    compiles: bool  # Whether `repeated` compiles steps; otherwise, torch.compile may around their parts
     scan: Callable[..., Any] | None = None
     """Loop of the device's compiler over stacked tensors, for the blocks of deep networks (`Forms.scan`)."""
 

@@ -45,10 +45,8 @@ class TpuGeneration:
 
     peak_tflops: float
     """Dense matrix products in bfloat16, and in float32 by XLA's default precision, TFLOP/s."""
-    hbm_gib: int
-    """High-bandwidth memory, GiB."""
-    devices: int = 1
-    """XLA devices: 2 of v2, v3 and v7, one a core, each with half of the memory."""
+    hbm_gib: int  # High-bandwidth memory, GiB
+    devices: int = 1  # XLA devices: 2 of v2, v3 and v7, one a core, each with half of the memory
 
     @property
     def device_flops(self) -> float:
@@ -77,8 +75,7 @@ class TpuType:
     """TPU that a pack can be compiled for, or whose time is forecast."""
 
     accelerator_type: str
-    topology: str
-    """Name in libtpu."""
+    topology: str  # Name in libtpu
     devices: int
 
     @property

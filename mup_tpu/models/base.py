@@ -25,36 +25,27 @@ READOUT = "lm_head.weight"
 class ActivationMemory:
     """Numbers kept for the backward pass, as measured; a vector has the model's width."""
 
-    vectors: Mapping[str, float]
-    """Vectors a token and layer by execution: "loop" or "vmap"."""
+    vectors: Mapping[str, float]  # Vectors a token and layer by execution: "loop" or "vmap"
     passing: float
     """Vectors of "loop" that are alive in two layers at most: those of the backward pass itself."""
-    scores: Mapping[str, float]
-    """Numbers a pair of tokens, head and layer, by execution."""
-    logits: float
-    """Numbers a token and vocabulary entry."""
+    scores: Mapping[str, float]  # Numbers a pair of tokens, head and layer, by execution
+    logits: float  # Numbers a token and vocabulary entry
     cuda_vectors: Mapping[str, float]
     """`vectors` of a step on CUDA in float32 numbers, by precision: "bf16" or "float32"."""
     cuda_evaluation: float
     """Vectors a token that an evaluation in bf16 takes beside the memory of training steps."""
-    xla_vectors: Mapping[str, float]
-    """`vectors` of a step that XLA compiles, by the form of attention."""
-    xla_scores: Mapping[str, float]
-    """`scores` of a step that XLA compiles, by the form of attention."""
-    xla_logits: float
-    """`logits` of a step that XLA compiles."""
-    xla_bf16: float
-    """Factor on a layer's numbers if XLA multiplies in bf16."""
+    xla_vectors: Mapping[str, float]  # `vectors` of a step that XLA compiles, by the form of attention
+    xla_scores: Mapping[str, float]  # `scores` of a step that XLA compiles, by the form of attention
+    xla_logits: float  # `logits` of a step that XLA compiles
+    xla_bf16: float  # Factor on a layer's numbers if XLA multiplies in bf16
 
 
 @dataclass(frozen=True)
 class Declaration:
     """An architecture at one size."""
 
-    parameters: Mapping[str, Parameter]
-    """Parameters by name; a tied readout is the token embedding."""
-    width: int
-    """Width of the residual stream."""
+    parameters: Mapping[str, Parameter]  # Parameters by name; a tied readout is the token embedding
+    width: int  # Width of the residual stream
     layers: int
     heads: int
     head_size: int
@@ -109,18 +100,15 @@ class Fold:
 
     parameter: str
     factor: float
-    slice: Slice | None = None
-    """Part of the parameter along its last axis; None is the whole."""
+    slice: Slice | None = None  # Part of the parameter along its last axis; None is the whole
 
 
 @dataclass(frozen=True)
 class Forms:
     """Forms of a network: the same function, each fast on some device."""
 
-    attention: str = "fused"
-    """A form of `mup_tpu.models.attention`: "fused", or "matmul" under vmap."""
-    one_pass_norms: bool = False
-    """Norms as few elementary operations, for XLA."""
+    attention: str = "fused"  # A form of `mup_tpu.models.attention`: "fused", or "matmul" under vmap
+    one_pass_norms: bool = False  # Norms as few elementary operations, for XLA
     gathered: bool = False
     """Experts that compute the tokens sent to them alone; not under vmap or torch.compile."""
     vmapped: bool = False
@@ -137,15 +125,11 @@ class Architecture(ABC):
     Names are those of transformers.
     """
 
-    name: str
-    """Value of `ModelConfig.architecture`."""
-    embedding_scale: str
-    """Module that multiplies the embeddings by their factor."""
-    blocks: str
-    """Module that holds the blocks, by their numbers."""
+    name: str  # Value of `ModelConfig.architecture`
+    embedding_scale: str  # Module that multiplies the embeddings by their factor
+    blocks: str  # Module that holds the blocks, by their numbers
     final_norm: str
-    branches: Mapping[str, str]
-    """Branch of a block ("attention", "mlp") -> module of its last layer."""
+    branches: Mapping[str, str]  # Branch of a block ("attention", "mlp") -> module of its last layer
     counted: Set[str] = frozenset({"width", "depth", "head_size", "growing_dimension", "tied"})
     """Fields of `ModelConfig` that the network is built with, and whose arithmetic
     `Declaration.flops_per_token` counts. All members of a pack agree in them."""

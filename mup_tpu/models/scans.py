@@ -62,12 +62,9 @@ class _Block(NamedTuple):
     """One block, and how the device loops over all of them."""
 
     scan: Callable[..., Any]
-    call: Callable[..., Tensor]
-    """From the stream, shared tensors, and a block's parameters, to the stream."""
-    shared: int
-    """Number of shared tensors."""
-    each: int
-    """Number of a block's parameters."""
+    call: Callable[..., Tensor]  # From the stream, shared tensors, and a block's parameters, to the stream
+    shared: int  # Number of shared tensors
+    each: int  # Number of a block's parameters
 
 
 def _loop(

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 class Group:
     """Parameters of one member that share a rule and all factors, as torch.optim's functions take them."""
 
-    parameters: list[Parameter]
-    """Declarations: fans, and slices of a fused matrix."""
+    parameters: list[Parameter]  # Declarations: fans, and slices of a fused matrix
     leaves: list[Tensor]
     slots: dict[str, list[Tensor]]
-    updates: list[Tensor]
-    """Number of updates of each so far."""
+    updates: list[Tensor]  # Number of updates of each so far
     lr_factor: float
     weight_decay: float
     eps: float
@@ -44,8 +42,7 @@ class StackedParameter:
     values: Tensor
     gradient: Tensor
     slots: Mapping[str, Tensor]
-    numbers: tuple[Tensor, ...]
-    """Numbers of the step, from `UpdateRule.step_numbers`."""
+    numbers: tuple[Tensor, ...]  # Numbers of the step, from `UpdateRule.step_numbers`
     lr_factor: Tensor
     weight_decay: Tensor
     eps: Tensor
@@ -54,8 +51,7 @@ class StackedParameter:
 class UpdateRule(ABC):
     """One update rule."""
 
-    name: str
-    """Value of `OptimizerConfig.optimizer`."""
+    name: str  # Value of `OptimizerConfig.optimizer`
     is_elementwise = True
     """Whether a number's update follows from its own gradient and state; else it takes whole matrices."""
 

@@ -22,8 +22,7 @@ from mup_tpu.rules.parametrization import Scaling
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LEAST_NORM = 1e-10
-"""Least divisor, levanter's: an update of zeros changes nothing."""
+_LEAST_NORM = 1e-10  # Least divisor, levanter's: an update of zeros changes nothing
 
 
 class Hyperball(UpdateRule):

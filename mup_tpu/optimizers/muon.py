@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of x, x³ and x⁵ for singular values x in one step (Jordan et al. 2024)."""
-_LEAST_NORM = 1e-7
-"""Least divisor of a momentum's norm: a gradient of zeros changes nothing."""
+_LEAST_NORM = 1e-7  # Least divisor of a momentum's norm: a gradient of zeros changes nothing
 
 
 class MuonConstants(NamedTuple):
@@ -40,10 +39,8 @@ class MuonConstants(NamedTuple):
     momentum: float
     nesterov: bool
     scale: str
-    steps: int
-    """Newton-Schulz steps."""
-    dtype: str
-    """Precision of the Newton-Schulz steps."""
+    steps: int  # Newton-Schulz steps
+    dtype: str  # Precision of the Newton-Schulz steps
 
 
 class Muon(UpdateRule):

@@ -85,18 +85,13 @@ class GrownParameter:
 
     name: str
     role: str
-    shape: tuple[int, ...]
-    """At the smallest size."""
-    wide: tuple[int, ...]
-    """At the largest size."""
+    shape: tuple[int, ...]  # At the smallest size
+    wide: tuple[int, ...]  # At the largest size
     inputs_grow: bool
     outputs_grow: bool
-    optimizer: str = "adam"
-    """"adam", "sgd" or "muon": how the size of its updates follows the gradient."""
-    modules: tuple[str, ...] = ()
-    """Modules that hold it; several if it is tied."""
-    is_tied: bool = False
-    """Whether it is embedding and readout."""
+    optimizer: str = "adam"  # "adam", "sgd" or "muon": how the size of its updates follows the gradient
+    modules: tuple[str, ...] = ()  # Modules that hold it; several if it is tied
+    is_tied: bool = False  # Whether it is embedding and readout
 
     @property
     def is_hidden(self) -> bool:
@@ -109,11 +104,9 @@ class Finding:
 
     name: str
     role: str
-    verdict: str
-    """"follows", "grows", "dies", "not scaled" or "unknown"."""
+    verdict: str  # "follows", "grows", "dies", "not scaled" or "unknown"
     cause: str = ""
-    evidence: str = ""
-    """Measured exponents on which the cause rests."""
+    evidence: str = ""  # Measured exponents on which the cause rests
 
     @property
     def remedy(self) -> str:

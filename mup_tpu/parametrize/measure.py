@@ -20,15 +20,13 @@ from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.parametrize.roles import unwrapped
 from mup_tpu.training.coord_check import Subject
 
-Loss = Callable[[nn.Module, Any], Tensor]
-"""Function of a module and the batch; a scalar."""
+Loss = Callable[[nn.Module, Any], Tensor]  # Function of a module and the batch; a scalar
 
 # Gradients smaller than the largest by this are sums that cancel, such as of biases of keys, to which a
 # softmax is blind.
 _ROUNDING = 1e-9
 
-Trained = tuple[nn.Module, Sequence[torch.optim.Optimizer]]
-"""A module as it is trained, and its optimizers."""
+Trained = tuple[nn.Module, Sequence[torch.optim.Optimizer]]  # A module as it is trained, and its optimizers
 
 
 class TrainedModules(Subject):
@@ -140,10 +138,8 @@ class AttentionLogits(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = ""
-        """Module whose forward pass ended last."""
-        self.sizes: dict[str, float] = {}
-        """Standard deviation of the logits, by layer."""
+        self.layer = ""  # Module whose forward pass ended last
+        self.sizes: dict[str, float] = {}  # Standard deviation of the logits, by layer
         self.head_sizes: dict[str, int] = {}
         self._product = (0, 0)
 

@@ -58,8 +58,7 @@ class Owner:
 
     name: str
     module: nn.Module
-    attribute: str
-    """Name of the parameter in the module."""
+    attribute: str  # Name of the parameter in the module
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ class Built:
     """One parameter of a module that was built."""
 
     shape: tuple[int, ...]
-    owners: tuple[Owner, ...]
-    """Several if the parameter is tied."""
+    owners: tuple[Owner, ...]  # Several if the parameter is tied
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -22,16 +22,11 @@ from mup_tpu.rules.parametrization import Growth, Scaling
 class PowerRule:
     """Factors on the optimizer's hyperparameters that are powers of one ratio to the base."""
 
-    source: str
-    """Paper and table."""
-    learning_rate: float = 0.0
-    """Exponent of the factor on learning rates."""
-    weight_decay: float = 0.0
-    """Exponent of the factor on weight decay, coupled."""
-    eps: float = 0.0
-    """Exponent of the factor on Adam's ε."""
-    moments: float = 0.0
-    """Exponent of the factors on 1 - β₁ and 1 - β₂."""
+    source: str  # Paper and table
+    learning_rate: float = 0.0  # Exponent of the factor on learning rates
+    weight_decay: float = 0.0  # Exponent of the factor on weight decay, coupled
+    eps: float = 0.0  # Exponent of the factor on Adam's ε
+    moments: float = 0.0  # Exponent of the factors on 1 - β₁ and 1 - β₂
 
 
 _COMPLETEDP = "Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1"
@@ -57,8 +52,7 @@ TOKEN_RULES: Mapping[str, PowerRule] = {
 class DecayRule:
     """The factor on coupled weight decay, in place of the parametrization's."""
 
-    source: str
-    """Paper and table."""
+    source: str  # Paper and table
     factor: Callable[[Parameter, float, Scaling, Growth], float]
     """Factor of a parameter, from its width multiplier m, its other factors and the growth."""
 

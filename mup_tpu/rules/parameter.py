@@ -27,24 +27,17 @@ class Parameter:
     shape: tuple[int, ...]
     """Axes of the matrix or vector; before them, the axis of a stack of matrices that work alike."""
     role: Role
-    fan_in: int
-    """Inputs that each output sums over; 1 for vectors, which scale or shift."""
-    fan_out: int
-    """Outputs; of one matrix of a stack."""
-    in_block: bool = False
-    """Whether it lies in a block; the model's depth is the number of blocks."""
+    fan_in: int  # Inputs that each output sums over; 1 for vectors, which scale or shift
+    fan_out: int  # Outputs; of one matrix of a stack
+    in_block: bool = False  # Whether it lies in a block; the model's depth is the number of blocks
     branch: str = ""
     """Residual branch, for parameters of the branch's last layer: the residual factor folds into them."""
     init: Literal["normal", "zeros", "ones"] = "normal"
     """Start; "normal" has standard deviation init_std × init_factor × the rule's factor."""
-    init_factor: float = 1.0
-    """The architecture's own factor on the standard deviation."""
-    init_depth_exponent: float = 0.0
-    """Exponent of `init_factor` in depth."""
-    slices: Mapping[str, Slice] = field(default_factory=dict)
-    """Parts of a fused parameter, by name."""
-    sliced_axis: int = -1
-    """Axis along which the parts lie."""
+    init_factor: float = 1.0  # The architecture's own factor on the standard deviation
+    init_depth_exponent: float = 0.0  # Exponent of `init_factor` in depth
+    slices: Mapping[str, Slice] = field(default_factory=dict)  # Parts of a fused parameter, by name
+    sliced_axis: int = -1  # Axis along which the parts lie
     active: float = 1.0
     """Share of its elements that a token uses: experts a token over experts, for a stack of experts."""
 

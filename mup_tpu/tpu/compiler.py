@@ -48,17 +48,12 @@ _MOVING = {"copy", "transpose", "bitcast", "parameter", "reshape", "slice", "con
 class Compiled:
     """A program compiled for a TPU; memory and cycles are of one chip."""
 
-    seconds: float
-    """Time of compilation on this machine."""
-    argument_bytes: int
-    """Parameters, optimizer state and batches."""
+    seconds: float  # Time of compilation on this machine
+    argument_bytes: int  # Parameters, optimizer state and batches
     output_bytes: int
-    temp_bytes: int
-    """Peak of a step's memory beside its arguments."""
-    alias_bytes: int
-    """Outputs written over arguments."""
-    text: str
-    """The compiled program."""
+    temp_bytes: int  # Peak of a step's memory beside its arguments
+    alias_bytes: int  # Outputs written over arguments
+    text: str  # The compiled program
 
     @property
     def needed_bytes(self) -> int:
@@ -99,10 +94,8 @@ class Case:
 
     name: str
     trial: Trial
-    members: Callable[[int], int]
-    """Number of members, from the number of devices."""
-    mesh: str
-    """Mesh, with `{n}` for the number of devices."""
+    members: Callable[[int], int]  # Number of members, from the number of devices
+    mesh: str  # Mesh, with `{n}` for the number of devices
     collectives: Counter[str]
 
 

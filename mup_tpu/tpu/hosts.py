@@ -37,10 +37,8 @@ _RESERVE_S = 5.0
 class SliceKind:
     """Kind of slices of several hosts."""
 
-    generation: str
-    """Ray's name: "v4", "v5litepod"."""
-    topology: str
-    """Chips along each axis, such as "2x2x2"."""
+    generation: str  # Ray's name: "v4", "v5litepod"
+    topology: str  # Chips along each axis, such as "2x2x2"
     chips_per_host: int
 
     @property

@@ -82,8 +82,7 @@ class XlaDevice(Device):
 
     name: str
     torch_device: torch.device
-    count: int
-    """Number of devices."""
+    count: int  # Number of devices
     mesh: MeshShape = ONE_DEVICE
     execution: Execution = "vmap"
     reads_cheaply: bool = False

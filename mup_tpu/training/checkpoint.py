@@ -37,8 +37,7 @@ from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, checksum, patiently
 from mup_tpu.training.trials import open_steps
 
-KEEP = 2
-"""Checkpoints kept beside the best: the last, and the previous one in case the last is damaged."""
+KEEP = 2  # Checkpoints kept beside the best: the last, and the previous one in case the last is damaged
 
 _TENSORS, _META = "tensors.safetensors", "meta.json"
 

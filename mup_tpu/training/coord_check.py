@@ -35,8 +35,7 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.models import Declaration, Forms, architecture_of, training_flops
 from mup_tpu.training.pack import Pack
 
-CELL = ("setting", "parametrization", "seed")
-"""Columns that, with the scale's, name a trained trial."""
+CELL = ("setting", "parametrization", "seed")  # Columns that, with the scale's, name a trained trial
 
 # A check has so many points of the scale however long they take: two give no interval of a slope.
 _FEWEST = 3
@@ -69,14 +68,10 @@ class Subject(ABC):
 class Cell:
     """Trainings at one point of the scale under one rule."""
 
-    name: str
-    """Name for people."""
-    value: Any
-    """Point of the scale."""
-    columns: Mapping[str, Any]
-    """Columns of all of its measurements."""
-    cost: float
-    """Work, in any unit that all cells share."""
+    name: str  # Name for people
+    value: Any  # Point of the scale
+    columns: Mapping[str, Any]  # Columns of all of its measurements
+    cost: float  # Work, in any unit that all cells share
     start: Callable[[], Subject]
 
 

@@ -259,24 +259,16 @@ class Members(ABC):
     device: Device
     loss: MemberLoss
     declared: Mapping[str, Parameter]
-    compile: bool
-    """Whether the step goes through torch.compile."""
+    compile: bool  # Whether the step goes through torch.compile
     micro_batches: int
-    trials: Sequence[Trial]
-    """Trial of each row; the last ones may be padding."""
-    scalings: Sequence[Mapping[str, Scaling]]
-    """Factors by parameter name, one mapping a row."""
-    parameters: dict[str, Tensor]
-    """Tensors (R, ...), which training changes in place."""
-    state: State
-    """Optimizer state, changed in place too."""
-    buffers: dict[str, Tensor]
-    """Forward factors."""
-    steps_done: int
-    """Updates already made when the rows were placed."""
+    trials: Sequence[Trial]  # Trial of each row; the last ones may be padding
+    scalings: Sequence[Mapping[str, Scaling]]  # Factors by parameter name, one mapping a row
+    parameters: dict[str, Tensor]  # Tensors (R, ...), which training changes in place
+    state: State  # Optimizer state, changed in place too
+    buffers: dict[str, Tensor]  # Forward factors
+    steps_done: int  # Updates already made when the rows were placed
 
-    is_stacked = False
-    """Whether all rows are one program that takes several steps at once."""
+    is_stacked = False  # Whether all rows are one program that takes several steps at once
 
     @abstractmethod
     def __post_init__(self) -> None: ...

@@ -25,21 +25,18 @@ from mup_tpu.training.members import state_slots
 
 _IN_PIECES = 1.1
 """Factor of malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)."""
-_SCANNED_VECTORS = 3.5
-"""Vectors of the model's width that a block of XLA's loop keeps, a token."""
+_SCANNED_VECTORS = 3.5  # Vectors of the model's width that a block of XLA's loop keeps, a token
 _FROM_CUDA = 1.15
 """Factor of memory that torch's allocator takes from CUDA over what it hands out (median of 1.01 to 1.6)."""
 _CUDA_GRADIENTS = {"bf16": 1.8, "float32": 1.0}
 """Float32 numbers for a parameter's gradient, by precision; bf16 has copies of weights and gradients."""
 _CUDA_WEIGHTS = {"bf16": 1.5, "float32": 1.0}
 """Float32 numbers kept for a weight of attention where no fused kernel takes the heads."""
-_CUDA_AT_ONCE = 3
-"""Numbers for each logit of a token, or each score of one layer, at the peak."""
+_CUDA_AT_ONCE = 3  # Numbers for each logit of a token, or each score of one layer, at the peak
 _GATHERED_BLOCKS, _GATHERED_REST = 4.0, 3.0
 """Copies of a block's parameters, and of those outside of blocks, that a process of a sharded trial has
 whole: parameters, their gradients, and buffers of the exchange."""
-_CUDA_BYTES = 64 * 2**20
-"""Workspaces of CUDA's libraries (measured)."""
+_CUDA_BYTES = 64 * 2**20  # Workspaces of CUDA's libraries (measured)
 
 
 # A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say

@@ -47,8 +47,7 @@ _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
 RUNGS = ((0.5, 0.15), (0.75, 0.10))
 """Share of the steps, and nat per token behind the best above which a member stops."""
 
-RECENT = 0.1
-"""Share of the steps before a rung whose mean training loss is compared; batches are the same."""
+RECENT = 0.1  # Share of the steps before a rung whose mean training loss is compared; batches are the same
 
 
 def rungs(steps: int) -> dict[int, float]:
@@ -76,11 +75,9 @@ class MemberRecord:
 
     trial: Trial
     status: str = "running"
-    ended_at: int = 0
-    """Steps trained; 0 while it runs."""
+    ended_at: int = 0  # Steps trained; 0 while it runs
     reason: str = ""
-    validation: list[dict[str, Any]] = field(default_factory=list)
-    """Points of the held-out curve."""
+    validation: list[dict[str, Any]] = field(default_factory=list)  # Points of the held-out curve
 
     @property
     def runs(self) -> bool:
@@ -293,26 +290,19 @@ def _git_commit() -> str:
         return ""
 
 
-HORIZON_S = 30.0
-"""Seconds after which an interval has the weight 1/e in the smoothed rates."""
+HORIZON_S = 30.0  # Seconds after which an interval has the weight 1/e in the smoothed rates
 
 
 @dataclass(frozen=True)
 class Rates:
     """Rates of a pack in training, without work for members that have ended."""
 
-    tokens: int
-    """Training tokens of all members together since this process took up the pack."""
-    tokens_per_second: float
-    """Tokens of all members together, over about the last half minute."""
-    overall_tokens_per_second: float
-    """The same since this process took up the pack."""
-    devices: int
-    """Devices of the pack."""
-    mfu: float
-    """Model FLOP/s utilisation: the model's arithmetic over the devices' peak; nan if unknown."""
-    input_wait: float
-    """Share of the time in which the step waited for its batch."""
+    tokens: int  # Training tokens of all members together since this process took up the pack
+    tokens_per_second: float  # Tokens of all members together, over about the last half minute
+    overall_tokens_per_second: float  # The same since this process took up the pack
+    devices: int  # Devices of the pack
+    mfu: float  # Model FLOP/s utilisation: the model's arithmetic over the devices' peak; nan if unknown
+    input_wait: float  # Share of the time in which the step waited for its batch
     seconds_left: float
 
     def __str__(self) -> str:
@@ -340,8 +330,7 @@ class Report:
     """Held-out loss of each member; None if this step had no evaluation."""
     learning_rates: tuple[float, ...]
     """Learning rate of each member at this step, before the parametrization's factors."""
-    statuses: tuple[str, ...]
-    """"running", or the end of each member."""
+    statuses: tuple[str, ...]  # "running", or the end of each member
     rates: Rates
 
     @staticmethod
@@ -370,8 +359,7 @@ class PackResult:
     rows: list[dict[str, Any]]
     curves: list[dict[str, Any]]
     pack: Pack | None
-    rates: Rates | None
-    """Rates of all training in this process; None without training."""
+    rates: Rates | None  # Rates of all training in this process; None without training
 
 
 def count_statuses(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
