@@ -212,12 +212,7 @@ def _init_depth_exponents(
 
 
 def _init_ratios(
-    build: Build,
-    width: int,
-    base_width: int,
-    depth: int | None,
-    rule: str,
-    scalings: Mapping[str, Scaling],
+    build: Build, width: int, base_width: int, depth: int | None, rule: str, scalings: Mapping[str, Scaling]
 ) -> dict[str, float]:
     """Return the factor on each weight from build: the rule's × size at the base / size at the width."""
     is_base = width == base_width and all(s.init == 1 for s in scalings.values())

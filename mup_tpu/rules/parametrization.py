@@ -240,10 +240,7 @@ _COMPLETEP = _completep(1.0, _WITH_DEPTH)
 
 PARAMETRIZATIONS: Mapping[str, Parametrization] = {
     "mup": Parametrization(
-        source="Yang et al. 2022, Table 8",
-        parameters=_MUP,
-        forward=_mup_forward,
-        transfers=_WIDTH,
+        source="Yang et al. 2022, Table 8", parameters=_MUP, forward=_mup_forward, transfers=_WIDTH
     ),
     "sp": Parametrization(source="Radford et al. 2019, section 2.3", parameters=_SP, follows=()),
     "sp_embedding": Parametrization(

@@ -24,14 +24,7 @@ from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import BY_XLA
 from mup_tpu.errors import ConfigError
-from mup_tpu.models import (
-    Declaration,
-    Forms,
-    architecture_of,
-    declare,
-    forward_factors,
-    parameter_scalings,
-)
+from mup_tpu.models import Declaration, Forms, architecture_of, declare, forward_factors, parameter_scalings
 from mup_tpu.models.attention import choose_form
 from mup_tpu.models.scans import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters

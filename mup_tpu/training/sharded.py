@@ -31,10 +31,7 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import Device
 from mup_tpu.errors import ConfigError, DeviceFailed, reason
 from mup_tpu.internals.multiprocessing import ensure_server, fork
-from mup_tpu.models import (
-    Forms,
-    forward_factors,
-)
+from mup_tpu.models import Forms, forward_factors
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
 from mup_tpu.training.members import (

@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from mup_tpu.config import ModelConfig, Trial
-from mup_tpu.models import (
-    declare,
-    forward_factors,
-    parameter_scalings,
-    training_flops,
-)
+from mup_tpu.models import declare, forward_factors, parameter_scalings, training_flops
 from mup_tpu.models.weights import init_parameters
 
 VOCAB, T = 40, 16

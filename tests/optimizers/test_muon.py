@@ -321,11 +321,7 @@ def test_state_is_one_buffer_a_hidden_matrix_and_two_of_everything_else():
     parameters = declare(trial.model, VOCAB, 24).parameters
     hidden = [n for n, p in parameters.items() if p.role == "hidden"]
     rest = [n for n in parameters if n not in hidden]
-    assert state_slots(trial, parameters) == {
-        "momentum_buffer": hidden,
-        "exp_avg": rest,
-        "exp_avg_sq": rest,
-    }
+    assert state_slots(trial, parameters) == {"momentum_buffer": hidden, "exp_avg": rest, "exp_avg_sq": rest}
 
 
 def test_rows_say_what_hidden_matrices_were_trained_with():

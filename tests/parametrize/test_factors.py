@@ -138,13 +138,7 @@ def test_a_stock_gpt2_has_the_factors_of_our_own(rule, growing, tied):
         parametrization=rule,
     )  # fmt: skip
     scaled = parametrize(
-        gpt2(growing, tied),
-        width=128,
-        base_width=32,
-        depth=6,
-        base_depth=2,
-        rule=rule,
-        roles=BRANCHES,
+        gpt2(growing, tied), width=128, base_width=32, depth=6, base_depth=2, rule=rule, roles=BRANCHES
     )
     expected = parameter_scalings(trial, 40, 16)
     assert scaled.scalings.keys() == expected.keys()
@@ -167,13 +161,7 @@ def test_a_stock_gpt2_has_the_factors_of_our_own(rule, growing, tied):
 def test_a_stock_gpt2_starts_as_large_as_our_own(rule):
     """σ is 0.02 at the base; residual projections are smaller by √(2·depth), in CompleteP of the base's."""
     scaled = parametrize(
-        gpt2("heads", True),
-        width=128,
-        base_width=32,
-        depth=6,
-        base_depth=2,
-        rule=rule,
-        roles=BRANCHES,
+        gpt2("heads", True), width=128, base_width=32, depth=6, base_depth=2, rule=rule, roles=BRANCHES
     )
     torch.manual_seed(0)
     module = scaled.init_(gpt2("heads", True)(128, 6))

@@ -20,13 +20,7 @@ from mup_tpu.models import (
 )
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import (
-    PARAMETRIZATIONS,
-    ForwardScaling,
-    Growth,
-    Scaling,
-    infer_infshapes,
-)
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Growth, Scaling, infer_infshapes
 from mup_tpu.rules.parametrization import scaling as rule_scaling
 
 VOCAB, T = 40, 16

@@ -67,12 +67,7 @@ def test_mup_slopes_lie_near_zero_or_below_and_sp_s_do_not(measured):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "own",
-    [
-        {"architecture": "llama", "qk_norm": True},
-        {"architecture": "moe"},
-    ],
-    ids=str,
+    "own", [{"architecture": "llama", "qk_norm": True}, {"architecture": "moe"}], ids=str
 )
 def test_llama_is_flat_along_the_width_under_mup_and_completep_and_not_in_sp(tiny, own):
     """Its gated MLP multiplies two products, each of which grows as width in SP: 2 together."""
