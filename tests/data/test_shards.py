@@ -76,7 +76,7 @@ def test_an_interrupted_call_goes_on_and_ends_with_the_same_bytes(prepared, conf
     out, write, sums = tmp_path / "out", Folder.write, []
 
     def interrupted(self, name, content):
-        if len(sums) == 3:
+        if len(sums) >= 3:
             raise KeyboardInterrupt
         write(self, name, content)
         sums.extend([name] if name.endswith(".sha256") else [])
