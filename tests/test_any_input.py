@@ -130,7 +130,7 @@ def use_trial(values):
     return trial.trial_id("data")
 
 
-@drawn(200)
+@drawn(120)
 @given(mutated(TRIAL))
 def test_a_trial(values):
     result_or_sentence(use_trial, values)
@@ -213,13 +213,13 @@ def test_what_is_not_changed_is_a_result(scratch):
     assert use_trial(TRIAL) and use_table(check_table(TABLE)).results
 
 
-@drawn(150)
+@drawn(80)
 @given(text=toml_texts(SWEEP) | toml_texts(AXES))
 def test_a_sweep_s_file(scratch, text):
     use_file(load_sweep, scratch, text)
 
 
-@drawn(100)
+@drawn(30)
 @given(text=toml_texts(SEARCH))
 def test_a_search_s_file(scratch, text):
     use_file(load_search, scratch, text)
@@ -287,7 +287,7 @@ def use_table(table):
     return analysis
 
 
-@drawn(60)
+@drawn(30)
 @given(tables())
 @example(TABLE.rename(columns={"width": "\x1ewidth"}))
 @example(TABLE.assign(width="0\x1e"))
@@ -303,7 +303,7 @@ def test_a_table(table):
     result_or_sentence(lambda: use_table(check_table(table)))
 
 
-@drawn(60)
+@drawn(30)
 @given(tables(), st.sampled_from([",", ";", "\t"]), st.data())
 def test_a_table_s_file(scratch, table, delimiter, data):
     path = scratch / "table.csv"
@@ -312,7 +312,7 @@ def test_a_table_s_file(scratch, table, delimiter, data):
     result_or_sentence(lambda: use_table(load_table(path)))
 
 
-@drawn(60)
+@drawn(30)
 @given(st.sampled_from(["records", "columns", "index", "split", "table", "lines"]), st.data())
 def test_a_table_s_json(scratch, orient, data):
     kind = {"orient": "records", "lines": True} if orient == "lines" else {"orient": orient}
@@ -351,7 +351,7 @@ HEADER = {
 }  # fmt: skip
 
 
-@drawn(40)
+@drawn(30)
 @given(header=mutated(HEADER), data=st.data())
 def test_a_store_s_header(store, header, data):
     folder, own = store
@@ -361,7 +361,7 @@ def test_a_store_s_header(store, header, data):
     (folder / "store.json").write_text(json.dumps(own))
 
 
-@drawn(40)
+@drawn(30)
 @given(data=st.data(), kind=st.sampled_from(["runs", "curves"]), is_named=st.booleans())
 def test_a_store_s_part(store, kind, is_named, data):
     """With values that do not belong there, or changed bytes; its name holds the checksum, or it does not."""
