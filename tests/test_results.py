@@ -220,7 +220,7 @@ def test_the_first_pages_open_with_the_stored_verdicts(page, sweep):
 def test_the_table_of_all_sweeps_says_what_their_analyses_say():
     """Drift exponent with its interval, and verdict, of each rule."""
     row = re.compile(
-        r"^\| `(?P<rule>[^`]+)`[^|]*\|[^|]+\| (?P<alpha>[^|]+) \|[^|]+\| (?P<verdict>\w+) .*"
+        r"^\| `(?P<rule>[^`]+)`[^|]*\|[^|]+\| (?P<alpha>[^|]+) \|[^|]+\|[^|]+\| (?P<verdict>\w+) .*"
         r"\[(?P<sweep>\w+)\]\(",
         re.M,
     )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
@@ -51,6 +54,8 @@ class Ruling:
     decision: str
     best_loss: float
     """Loss at the optimum of the largest scale, nat per token."""
+    parabola: float = math.nan
+    """Drift exponent by `parabola_slope`; nan if unknown."""
     worth: Worth = Worth()
     architecture: str = "own"
     update_rule: str = "own"
@@ -58,6 +63,11 @@ class Ruling:
     runs: int = 0
     hours: float = math.nan
     """Training time of its runs on one device (on CPUs, one thread); nan if unknown."""
+
+    @property
+    def parts_from_parabola(self) -> bool:
+        is_known = is_told(self.low, self.high) and not math.isnan(self.parabola)
+        return is_known and not self.low <= self.parabola <= self.high
 
     @property
     def is_no_power_law(self) -> bool:
@@ -182,6 +192,24 @@ def _inside(folder: Path, known: tuple[TransferAnalysis, RunTable | None] | None
     return inside
 
 
+def parabola_slope(curves: Sequence[LossCurve]) -> float:
+    """Return the drift exponent that a reader would fit by hand, as a check of ours.
+
+    An optimum is the vertex of a parabola through a scale's five lowest points; the exponent is the slope of
+    a straight line through the optima. Scales whose five points have no minimum between them are left out;
+    nan for fewer than two.
+    """
+    optima = []
+    for curve in curves:
+        lowest_G = np.argsort(curve.mean_G)[: min(5, np.isfinite(curve.mean_G).sum())]
+        x_G = curve.x_G[lowest_G]
+        if len(x_G) >= 3:
+            bend, tilt, _ = np.polyfit(x_G, curve.mean_G[lowest_G], 2)
+            if bend > 0 and x_G.min() <= (x := -tilt / (2 * bend)) <= x_G.max():
+                optima.append((math.log2(curve.scale), x))
+    return float(np.polyfit(*zip(*optima, strict=True), 1)[0]) if len(optima) > 1 else math.nan
+
+
 def _place(ruling: Ruling) -> tuple[str, bool, str, str, str]:
     compared = ruling.columns.parametrization
     return label(ruling.columns.scale), compared != _FIRST, compared, ruling.rule, ruling.sweep
@@ -211,6 +239,7 @@ def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, tabl
         regret=result.headline_regret,
         decision=result.verdict.decision,
         best_loss=result.optima[-1].loss,
+        parabola=parabola_slope(result.curves),
         worth=result.worth,
         **made,
     )

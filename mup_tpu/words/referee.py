@@ -23,6 +23,8 @@ Which hyperparameters stay as a model or its training grows, under which rule? A
 `docs/rules.md` the rules.
 
 - **α**: exponent of the best value over the scale (95 %), 0 where it stays.
+- **By hand**: the same by a parabola through each scale's five lowest points, and a straight line; ≠ where it
+  lies outside α's interval ({parts} of {fitted}).
 - **Regret**: cost of the smallest scale's best value at the largest, nat; intervals are on the sweep's page.
 - **Hours**: training time on one device; on CPUs, of one thread.
 
@@ -36,8 +38,17 @@ usefulness is known. {useful}."""
 
 
 # Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep
-_ON_A_PAGE = ("stored rule", "from, to", "α", "regret", "verdict", "hours", "sweep")
-_BY_ITSELF = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
+_ON_A_PAGE = ("stored rule", "from, to", "α", "by hand", "regret", "verdict", "hours", "sweep")
+_BY_ITSELF = (
+    "sweep",
+    "rule",
+    "from, to",
+    "α (95 %)",
+    "by hand",
+    "regret (nat, 95 %)",
+    "best loss, largest",
+    "verdict",
+)
 IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
 
 
@@ -51,7 +62,10 @@ def page(name: str, comparison: Comparison, figure: str = "") -> str:
     """
     model, update_rule, tuned = _common_setting(comparison)
     default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned"
-    lines = [f"# {name}", _INTRODUCTION.format(name=name, default=default)]
+    fitted = [r for r in comparison.rulings if not math.isnan(r.parabola)]
+    parts = sum(r.parts_from_parabola for r in fitted)
+    introduction = _INTRODUCTION.format(name=name, default=default, parts=parts, fitted=len(fitted))
+    lines = [f"# {name}", introduction]
     if figure:
         lines += ["", f"![Drift exponent and regret of each rule, by the way of growing]({figure})"]
     for table in ruling_tables(comparison, _ON_A_PAGE):
@@ -93,12 +107,18 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
         bounded = f"{cost} ({number(r.regret.low, 3)} to {number(r.regret.high, 3)})"
     differs = [label(value) for value, other in zip(r.setting, common, strict=True) if value != other]
     alpha = exponent(r.alpha, r.low, r.high)
+    by_hand = (
+        "–"
+        if math.isnan(r.parabola)
+        else f"{r.parabola:.2f}".replace("-", "−") + " ≠" * r.parts_from_parabola
+    )
     return {
         "rule": ", ".join([name(r.rule, r.columns.parametrization), *differs]),
         "stored rule": ", ".join([r.rule, *differs]),
         "from, to": span(r, "–"),
         "α": alpha.replace("-", "−"),
         "α (95 %)": alpha,
+        "by hand": by_hand,
         "regret": cost,
         "regret (nat, 95 %)": bounded,
         "best loss, largest": number(r.best_loss, 3),

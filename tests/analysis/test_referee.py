@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table
-from mup_tpu.analysis.referee import Comparison, Ruling
+from mup_tpu.analysis.referee import Comparison, Ruling, parabola_slope
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.cli import main
 from mup_tpu.store import Store
@@ -48,6 +48,21 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
     assert fine.best_loss == pytest.approx(2.5, abs=0.01)
     assert math.isnan(unbracketed.alpha) and math.isnan(unbracketed.regret)
     assert unbracketed.regret_status == "not known" and fine.regret_status == "estimated"
+
+
+def test_the_slope_by_hand_is_that_of_exact_parabolas_and_not_of_scales_without_a_minimum():
+    x = np.arange(-12.0, -4)
+    rows = pd.DataFrame(
+        [
+            {"width": w, "lr": 2.0**v, "loss": 2 + 0.04 * (v + 8.3 + 0.4 * k) ** 2 * (1 + k)}
+            for k, w in enumerate((64, 128, 256))
+            for v in x
+        ]
+        + [{"width": 512, "lr": 2.0**v, "loss": 2 - 0.1 * v} for v in x]
+    )
+    (result,) = analyze(check_table(rows)).results
+    assert parabola_slope(result.curves) == pytest.approx(-0.4, abs=1e-9)
+    assert math.isnan(parabola_slope(result.curves[-2:]))
 
 
 def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, stored_sweep):
@@ -108,7 +123,7 @@ def test_the_exponent_of_a_flat_valley_is_not_known_in_any_table():
         for one, alpha in exponents.items()
     ]
     (table,) = ruling_tables(Comparison(tuple(rulings)))
-    assert table.title == "width" and [row[4] for row in table.rows] == ["0.006 (0.002 to 0.013)"] * 3
+    assert table.title == "width" and [row[5] for row in table.rows] == ["0.006 (0.002 to 0.013)"] * 3
     assert [row[3] for row in table.rows] == ["not known", "-1.20 (-3.00 to -0.20)", "0.10 (-0.70 to 0.80)"]
 
 
