@@ -11,16 +11,13 @@ import fcntl
 import logging
 import os
 import platform
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
-
-import fsspec
-from fsspec.exceptions import FSTimeoutError
-from fsspec.implementations.local import LocalFileSystem
 
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 from mup_tpu.files.local import flush, open_own, partial, read_regular, remove_partial, scratch_folder
@@ -72,6 +69,8 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
     Raises:
         OSError: the URL is of an unknown kind, or its package is not installed.
     """
+    import fsspec  # a tenth of a second, which local folders do without
+
     extra = _BUCKETS.get(url.partition("://")[0])
     with _errors_as_oserror():
         try:
@@ -93,9 +92,9 @@ def as_oserror(error: Exception) -> OSError:
     Missing rights and credentials are a PermissionError, and no answer is a ConnectionError.
     """
     first, _, rest = str(error).strip().partition("\n")
-    if isinstance(error, FSTimeoutError):
-        return ConnectionError("no answer in time")
     kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "FSTimeoutError" in kinds:
+        return ConnectionError("no answer in time")
     if kinds & _UNREACHABLE:
         return ConnectionError(reason(error))
     if isinstance(error, OSError):
@@ -145,10 +144,16 @@ class Folder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._fs, self._root = file_system(os.fspath(path))
-        self.is_local = isinstance(self._fs, LocalFileSystem)
-        self._is_bucket = os.fspath(path).partition("://")[0] in _BUCKETS
-        self.path: str = self._root if self.is_local else os.fspath(path).rstrip("/")
+        text = os.fspath(path)
+        scheme, is_url, rest = text.partition("://")
+        self.is_local = not is_url or scheme in ("file", "local")
+        self._is_bucket = scheme in _BUCKETS
+        self._fs: Any = None
+        if self.is_local:
+            self._root = str(Path(os.path.expanduser(rest or text)).absolute())
+        else:
+            self._fs, self._root = file_system(text)
+        self.path: str = self._root if self.is_local else text.rstrip("/")
         """Absolute local path, or the URL: it names the same folder in every process."""
 
     def __str__(self) -> str:
@@ -214,6 +219,8 @@ class Folder:
         return content
 
     def size(self, name: str) -> int:
+        if self.is_local:
+            return os.stat(self._at(name)).st_size
         with self._request():
             return int(self._fs.size(self._at(name), **self._limit()))
 
@@ -283,8 +290,14 @@ class Folder:
 
     def remove(self, *names: str) -> None:
         for name in names:
-            with self._request(), contextlib.suppress(FileNotFoundError):
-                self._fs.rm(self._at(name), recursive=True, **self._limit())
+            path = Path(self._at(name))
+            with contextlib.suppress(FileNotFoundError), self._request():
+                if not self.is_local:
+                    self._fs.rm(self._at(name), recursive=True, **self._limit())
+                elif path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
     def remove_leftovers(self) -> None:
         if self.is_local:
@@ -333,8 +346,11 @@ class Folder:
         return f"{self._root}/{name}"
 
     def _make_room(self, name: str) -> None:
-        if not self._is_bucket:  # a bucket has no folders, and s3fs would make a bucket of a mistyped name
-            self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
+        folder = self._at(name).rpartition("/")[0]
+        if self.is_local:
+            os.makedirs(folder, exist_ok=True)
+        elif not self._is_bucket:  # a bucket has no folders, and s3fs would make one of a mistyped name
+            self._fs.makedirs(folder, exist_ok=True)
 
     def _limit(self, size: int = 0) -> dict[str, float]:
         # s3fs would wait without end.

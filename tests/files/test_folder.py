@@ -70,7 +70,7 @@ def test_what_cannot_be_opened_or_written_says_why():
         Folder("nothing://bucket/x")
     assert reason(raised.value) == "Protocol not known: nothing"
     with pytest.raises(OSError, match="Read only"):  # fsspec itself raises NotImplementedError here
-        Folder("data:").write("x", b"")
+        Folder("data://").write("x", b"")
 
 
 def test_of_two_writers_of_a_new_file_one_creates_it(folder):
