@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pandas as pd
 import pyarrow as pa
 
@@ -94,6 +93,8 @@ def read_file(path: str | Path) -> pd.DataFrame:
 
 
 def _bytes(path: str | Path) -> bytes:
+    import fsspec  # a tenth of a second, which results folders do without
+
     if str(path).lower().endswith(".zip"):
         with fsspec.open(str(path), "rb", compression=None) as file, zipfile.ZipFile(file) as archive:
             names = [n for n in archive.namelist() if not n.endswith("/") and "__MACOSX/" not in n]
@@ -141,7 +142,6 @@ def _excel(path: str | Path) -> pd.DataFrame:
         names = ", ".join(map(str, filled)) or "none"
         raise ValueError(f"it has {len(filled)} sheets with rows ({names}), not one: save one as CSV")
     (sheet,) = filled.values()
-    _check_names(sheet)
     return sheet[1:].set_axis(sheet.iloc[0].fillna(""), axis=1).reset_index(drop=True).infer_objects()
 
 
@@ -156,9 +156,8 @@ def _markdown(text: str) -> pd.DataFrame:
         if "|" in line
     ]
     head, _, *others = rows
-    _check_names(pd.DataFrame([head]))
     whole = "\n".join("\t".join(row) for row in [head, *others] if len(row) == len(head))
-    return pd.read_csv(io.StringIO(whole), sep="\t")  # which also tells numbers from text
+    return pd.read_csv(io.StringIO(whole), sep="\t").set_axis(head, axis=1)  # tells numbers from text
 
 
 def _delimited(content: bytes) -> pd.DataFrame:
@@ -175,16 +174,11 @@ def _delimited(content: bytes) -> pd.DataFrame:
     table = _with_cells_as_columns(rows)
     if len(table.columns) > 1 and all(as_number(name) is not None for name in table.columns):
         raise ValueError("its first line holds numbers, not names of columns")
-    _check_names(pd.read_csv(io.BytesIO(head), sep=delimiter, header=None))
+    names = pd.read_csv(io.BytesIO(head), sep=delimiter, header=None, dtype=str).iloc[0]
+    if len(names) == len(rows.columns) and table is rows:
+        # pandas calls the second of two columns x "x.1"; the caller refuses two of one name.
+        table.columns = pd.Index(names.where(names.notna(), rows.columns))
     return table
-
-
-def _check_names(heading: pd.DataFrame) -> None:
-    # pandas calls the second of two columns x "x.1", which nothing reads.
-    names = heading.iloc[0].dropna().astype(str)
-    doubled = names[names.duplicated() & (names != "")]
-    if len(doubled):
-        raise ValueError(f"it has two columns {doubled.iloc[0]!r}")
 
 
 def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:

@@ -36,9 +36,9 @@ CSV = TABLE.to_csv(index=False)
         ("runs", b"width,lr", "is not of a kind that is read"),
         ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
         ("runs.csv", b"64,0.1,2\n", "its first line holds numbers, not names of columns"),
-        ("runs.csv", b"lr,width,loss,lr\n0.1,64,2,0.2\n", "cannot be read: it has two columns 'lr'"),
+        ("runs.csv", b"lr,width,loss,lr\n0.1,64,2,0.2\n", "table has two columns 'lr'"),
         ("runs.csv", b"lr,width,loss, lr\n0.1,64,2,0.2\n", "table has two columns 'lr'"),
-        ("runs.md", b"| lr | loss | loss |\n|--|--|--|\n| 0.1 | 2 | 3 |\n", "it has two columns 'loss'"),
+        ("runs.md", b"| lr | loss | loss |\n|--|--|--|\n| 0.1 | 2 | 3 |\n", "table has two columns 'loss'"),
         (
             "runs.csv.gz",
             gzip.compress(CSV.encode(), mtime=0)[:40],
@@ -109,8 +109,8 @@ def test_the_only_sheet_with_rows_of_a_workbook_is_read_wherever_its_table_begin
     np.testing.assert_allclose(table["loss"], [*TABLE["loss"], np.inf, np.inf])
     sheet["E4"] = "lr"
     book.save(tmp_path / "runs.xlsx")
-    with pytest.raises(TableError, match="it has two columns 'lr'"):
-        read_file(tmp_path / "runs.xlsx")
+    with pytest.raises(TableError, match="table has two columns 'lr'"):
+        load_table(tmp_path / "runs.xlsx")
     book["empty"]["A1"], book["empty"]["A2"] = "a", "b"
     book["empty"]["B1"], book["empty"]["B2"] = "c", "d"
     book.save(tmp_path / "runs.xlsx")
