@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, load_table
-from mup_tpu.analysis.referee import Comparison, compare
+from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.analysis.scores import score
 from mup_tpu.cli import main
 from mup_tpu.config.toml import stored_trial
@@ -242,8 +242,9 @@ def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows():
     made, stored = (
         page(
             "results",
-            compare({p.name: p for p in STORES if p.parent == RESULTS}, root=RESULTS),
+            compare({p.name: p for p in STORES if p.parent == RESULTS}),
             "sweeps.png",
+            predictions_inside(RESULTS),
         ),
         (RESULTS / "README.md").read_text(encoding="utf-8"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,8 +88,6 @@ class Comparison:
     """By way of growing, then by rule and sweep."""
     left_out: Mapping[str, Reason] = field(default_factory=dict)
     """Reason why each other folder has no ruling."""
-    predictions: Mapping[str, list[bool]] = field(default_factory=dict)
-    """Whether the intervals of predictions that were kept hold the optima that came out, by folder."""
 
     @classmethod
     def of(cls, sweeps: Mapping[str, tuple[TransferAnalysis, RunTable | None]]) -> Comparison:
@@ -137,7 +136,6 @@ def compare(
     folders: Mapping[str, str | Path],
     load: Callable[[str | Path], RunTable] = load_table,
     judge: Callable[[RunTable], TransferAnalysis] = analyze,
-    root: Path | None = None,
 ) -> Comparison:
     """Compare the sweeps of results folders, by their names.
 
@@ -145,14 +143,12 @@ def compare(
         folders: results folders.
         load: reads one.
         judge: analyses a table.
-        root: folder below whose folders kept predictions are looked for, at any depth.
 
     Raises:
         TableError: no folder has a sweep of several scales and values.
     """
     sweeps: dict[str, tuple[TransferAnalysis, RunTable | None]] = {}
     left_out: dict[str, Reason] = {}
-    predictions: dict[str, list[bool]] = {}
     for name, path in folders.items():
         try:
             if is_search(path):
@@ -171,24 +167,20 @@ def compare(
     if not sweeps:
         whys = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise TableError(f"no folder has a sweep to compare: {whys}")
-    for folder in sorted(root.iterdir()) if root else ():
-        if inside := _inside(folder, sweeps.get(folder.name)):
-            predictions[folder.name] = inside
-    return replace(Comparison.of(sweeps), left_out=left_out, predictions=predictions)
+    return replace(Comparison.of(sweeps), left_out=left_out)
 
 
-def _inside(folder: Path, known: tuple[TransferAnalysis, RunTable | None] | None) -> list[bool]:
-    inside = []
-    for file in sorted(folder.rglob(PREDICTIONS)):
-        try:
-            analysis, table = known if known and file.parent == folder else (None, load_table(file.parent))
-            assert table is not None
+def predictions_inside(root: Path) -> dict[str, list[bool]]:
+    """Return whether the intervals of kept predictions hold the optima that came out, by folder of `root`."""
+    inside: dict[str, list[bool]] = {}
+    for file in sorted(root.rglob(PREDICTIONS)):
+        with contextlib.suppress(MupTpuError):
+            table = load_table(file.parent)
             run = set(table.runs["scale"])
             kept = [p for p in load_predictions(file.parent) if p.scale in run and p.scale not in p.scales]
-            scores = score(kept, analysis or analyze(table)) if kept else []
-        except MupTpuError:
-            continue
-        inside += [one.is_inside for one in scores if one.is_inside is not None]
+            scores = score(kept, analyze(table)) if kept else []
+            if known := [one.is_inside for one in scores if one.is_inside is not None]:
+                inside.setdefault(file.relative_to(root).parts[0], []).extend(known)
     return inside
 
 

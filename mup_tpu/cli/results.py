@@ -18,7 +18,7 @@ import pandas as pd
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.tools import TRACKERS
-from mup_tpu.analysis.referee import Comparison, compare
+from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.analysis.rows import ranked, varied
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
@@ -178,7 +178,7 @@ class Results:
 
         return transfer_figures(self.analysis)
 
-    def numbers(self) -> Mapping[str, str]:
+    def numbers(self) -> Mapping[str, str | bytes]:
         return {} if self.other else {"analysis.json": to_json(verdicts.to_dict(self.analysis)) + "\n"}
 
     def page(self) -> Page:
@@ -230,8 +230,7 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         folders = dict(zip(names, self._paths, strict=True))
-        root = Path(self.path) if Path(self.path).is_dir() else None
-        return compare(folders, lambda path: self.options.load(str(path)), self.options.analyze, root)
+        return compare(folders, lambda path: self.options.load(str(path)), self.options.analyze)
 
     def show(self, console: Console) -> None:
         for note in referee.left_out(self.comparison):
@@ -245,15 +244,16 @@ class SeveralSweeps(Results):
 
         return {"sweeps": sweeps_figure(self.comparison.rulings)}
 
-    def numbers(self) -> Mapping[str, str]:
+    def numbers(self) -> Mapping[str, str | bytes]:
         numbers = self.comparison.table(name).drop(columns="regret_status")
-        return {"sweeps.csv": to_csv(numbers, float_format="%.4f")}
+        return {"sweeps.csv": to_csv(numbers.round(4))}
 
     def write_report(self, out: Path | None = None) -> str:
         """Write the report; NAME.md is a Markdown page with its figure beside it."""
         if out is None or out.suffix != ".md":
             return super().write_report(out)
-        write_file(f"page {out}", out, referee.page(self.name, self.comparison, "sweeps.png"))
+        inside = predictions_inside(Path(self.path))
+        write_file(f"page {out}", out, referee.page(self.name, self.comparison, "sweeps.png", inside))
         write_figures(self.figures(), out.parent)
         return str(out)
 

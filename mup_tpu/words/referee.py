@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from urllib.parse import quote
 
@@ -52,13 +52,19 @@ _BY_ITSELF = (
 IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
 
 
-def page(name: str, comparison: Comparison, figure: str = "") -> str:
+def page(
+    name: str,
+    comparison: Comparison,
+    figure: str = "",
+    predictions: Mapping[str, Sequence[bool]] | None = None,
+) -> str:
     """Return several sweeps beside each other as a page of Markdown.
 
     Args:
         name: name of the folder.
         comparison: the sweeps.
         figure: file of `mup_tpu.plots.sweeps_figure`, relative to the page; "" for none.
+        predictions: whether each prediction's interval holds what came out, by folder.
     """
     model, update_rule, tuned = _common_setting(comparison)
     default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned"
@@ -77,9 +83,9 @@ def page(name: str, comparison: Comparison, figure: str = "") -> str:
         ]
     if known := [r for r in comparison.rulings if r.worth.tells]:
         lines += ["", *_worths(known)]
-    if comparison.predictions:
-        inside = [one for of_folder in comparison.predictions.values() for one in of_folder]
-        folders = ", ".join(map(_link, comparison.predictions))
+    if predictions:
+        inside = [one for of_folder in predictions.values() for one in of_folder]
+        folders = ", ".join(map(_link, predictions))
         lines += ["", f"Predictions inside their 95 % interval: {sum(inside)} of {len(inside)} ({folders})."]
     if comparison.left_out:
         lines += ["", f"Not in the tables: {'; '.join(left_out(comparison, _link))}."]
