@@ -55,7 +55,8 @@ def svg(figure: Figure, prefix: str) -> str:
     for artist in described:
         artist.set_gid(f"entry-{entries[artist.entry]}")
     with matplotlib.rc_context(STYLE):
-        figure.draw_without_rendering()
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
         figure.set_layout_engine(None)  # places of points stay those of the file
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
