@@ -356,17 +356,28 @@ def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
     """
     cells, varying, confounding = [runs["compared"], runs["scale"], runs["x"]], [], []
     is_ours = {"trial_id", "config"} <= set(table)
+    rows = table if len(runs) == len(table) else table.loc[runs.index]
     for column in _settings(table, columns):
-        kind, values = table[column].dtype.kind, table.loc[runs.index, column]
-        texts = values.map(str)
-        is_rule = {*texts.str.lower()} <= {*PARAMETRIZATIONS} or kind == "b"
-        is_setting = is_rule or (column in CONFIGURED and kind not in "iu")
-        if is_setting and 1 < texts.nunique() <= _MOST_RULES and texts.groupby(cells).nunique().max() > 1:
-            varying.append(Reason.of("varies inside cells", name=column, listed=sorted(texts.unique())))
-        known = texts[values.notna()]
+        kind, values = table[column].dtype.kind, rows[column]
+        try:
+            unique = values.drop_duplicates().map(str).drop_duplicates()
+        except TypeError:  # cells without a hash, such as lists
+            unique = values.map(str).drop_duplicates()
+        if len(unique) < 2:
+            continue
+        is_rule = {*unique.str.lower()} <= {*PARAMETRIZATIONS} or kind == "b"
+        is_setting = (is_rule or (column in CONFIGURED and kind not in "iu")) and len(unique) <= _MOST_RULES
         is_tuned = kind in "iuf" and _TUNED.search(plain_name(column))
-        is_confounding = is_tuned or (_CONFOUNDING.search(plain_name(column)) and means(column) != "step")
-        if is_ours or not is_confounding or known.nunique() < 2:
+        is_confounding = not is_ours and (
+            is_tuned or (_CONFOUNDING.search(plain_name(column)) and means(column) != "step")
+        )
+        if not is_setting and not is_confounding:
+            continue
+        texts = values.map(str)
+        if is_setting and texts.groupby(cells).nunique().max() > 1:
+            varying.append(Reason.of("varies inside cells", name=column, listed=sorted(unique)))
+        known = texts[values.notna()]
+        if not is_confounding or known.nunique() < 2:
             continue
         by_scale = known.groupby(runs["scale"])
         if by_scale.nunique().max() == 1:

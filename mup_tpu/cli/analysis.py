@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_RESULT = ("experiment", "loss", "status", "steps_done", "wall_time_s")
 _MOST_ROWS, _ENDS = 1000, 20  # rows of a run table that are all shown; first and last ones of a longer one
 
 
@@ -98,15 +99,19 @@ def analyze(
 def _show_folder(
     console: Console, path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool, compact: bool
 ) -> None:
-    from mup_tpu.analysis.rows import select
-    from mup_tpu.store import Store, load_header, load_runs
+    from mup_tpu.analysis.rows import select, varied
+    from mup_tpu.store import Store, StoredAxes, is_search, load_header, load_runs
 
-    stored = load_runs(path)
-    rows = select(stored, table.conditions or ())
+    header, conditions = load_header(path), tuple(table.conditions or ())
+    axes = header.axes or StoredAxes()
+    along = [column for axis in (axes.compare, axes.scale, axes.tune) for column in axis.columns]
+    # A few columns of a long table are read fast.
+    is_whole = csv is not None or conditions or is_search(path)
+    rows = select(load_runs(path, None if is_whole else [*along, *_RESULT]), conditions)
     if keep or compact:
-        store = Store(path, str(stored["experiment"].iloc[0]))
+        store = Store(path, header.experiment)
         if keep:
-            store.ask(tuple(table.conditions or ()))
+            store.ask(conditions)
             words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
             console.print(f"the verdict of {path} uses {words}")
         if compact:
@@ -115,21 +120,13 @@ def _show_folder(
         write_file(f"csv {csv}", csv, to_csv(rows))
         console.print(f"{len(rows)} runs exported to {csv}")
     if runs:
-        _print_runs(console, rows, path)
+        _print_runs(console, rows, [*(varied(rows) if is_search(path) else along), "seed"])
 
 
-def _print_runs(console: Console, table: pd.DataFrame, path: str) -> None:
+def _print_runs(console: Console, table: pd.DataFrame, varied: Sequence[str]) -> None:
     """Print a table with a row a run; settings that all runs share stand in its title."""
-    from mup_tpu.analysis.rows import varied as varied_columns
     from mup_tpu.config.columns import Table, write
-    from mup_tpu.store import is_search, load_axes
 
-    if is_search(path):
-        varied = varied_columns(table)
-    else:
-        axes = load_axes(path)
-        varied = [column for axis in (axes.compare, axes.scale, axes.tune) for column in axis.columns]
-    varied = [*varied, "seed"]
     shared = [c for c in varied if len(table) > 1 and table[c].nunique(dropna=False) == 1]
     headings = {c: c.replace("_", "_\n") for c in varied if c not in shared}
     headings |= {"loss": "loss", "status": "status", "steps_done": "steps", "wall_time_s": "s"}

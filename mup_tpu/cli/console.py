@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import io
 import json
 import logging
 import math
@@ -245,19 +246,24 @@ def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str
     return [path for path in written if path.endswith(".png")]
 
 
-def to_csv(table: pd.DataFrame, **options: Any) -> str:
+def to_csv(table: pd.DataFrame) -> bytes:
     """Write CSV without formulas for a spreadsheet: a quote goes before text with =, +, -, @ or a tab first.
 
     Control characters become escapes: a carriage return would begin a row, and so a formula.
     """
+    import pyarrow as pa
+    import pyarrow.csv  # in a tenth of pandas' time
 
     def quoted(value: Any) -> Any:
         if not isinstance(value, str):
             return value
         return f"'{visible(value)}" if value.startswith(tuple("=+-@\t")) else visible(value)
 
-    table = table.apply(lambda of: of.astype(object).map(quoted) if of.dtype.kind == "O" else of)
-    return str(table.rename(columns=quoted).to_csv(index=False, **options))
+    texts = {name: of for name, of in table.items() if of.dtype.kind == "O"}
+    table = table.assign(**{name: of.map({v: quoted(v) for v in of.unique()}) for name, of in texts.items()})
+    sink = io.BytesIO()
+    pa.csv.write_csv(pa.Table.from_pandas(table.rename(columns=quoted), preserve_index=False), sink)
+    return sink.getvalue()
 
 
 def to_json(value: Any) -> str:

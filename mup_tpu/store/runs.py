@@ -220,8 +220,8 @@ def is_search(path: str | os.PathLike[str]) -> bool:
         return not {LOG_FILE, LOG_OBJECTS}.isdisjoint(folder.names())
 
 
-def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Load the run table of a results folder, one row a trial.
+def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None) -> pd.DataFrame:
+    """Load the run table of a results folder, one row a trial; all columns, or these and those of the order.
 
     Examples:
         >>> runs = load_runs("results/quickstart")
@@ -238,11 +238,12 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     header = read_header(folder)
     if header is None:
         raise StoreError(f"results folder {path} holds no store (no store.json in it)")
-    runs = tables.read_table(folder, "runs", header.columns)
-    if runs.empty:
-        raise StoreError(f"results folder {path} holds no runs yet")
     axes = header.axes or StoredAxes()
     order = [axes.compare.column, axes.scale.column, axes.tune.column, "seed", "trial_id"]
+    names = None if columns is None else [*dict.fromkeys((*columns, *order, "status"))]
+    runs = tables.read_table(folder, "runs", header.columns, names)
+    if runs.empty:
+        raise StoreError(f"results folder {path} holds no runs yet")
     return runs.sort_values(order, ignore_index=True)
 
 

@@ -197,19 +197,26 @@ def _write_part(folder: Folder, table: str, rows: pa.Table, is_small: bool) -> s
 # Tables
 
 
-def read_table(folder: Folder, table: str, study: Columns = None) -> pd.DataFrame:
-    """Read a table of a results folder, each row and point once.
+def read_table(
+    folder: Folder, table: str, study: Columns = None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Read a table of a results folder, each row and point once; all columns, or some.
 
     Raises:
         StoreError: a part is damaged, or the parts do not fit together.
     """
-    _, parts = read_listed(folder, table, study)
+    _, parts = read_listed(folder, table, study, columns)
     schema = schema_of(table, study)
+    empty = schema.empty_table() if columns is None else schema.empty_table().select(columns)
+    may_lack = table == "runs" and study is None  # columns that were added since the rows were written
 
     def frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
-        rows = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
-        rows = _deduplicate(rows, table).to_pandas()
-        return complete(rows) if table == "runs" else rows
+        rows = _deduplicate(pa.concat_tables([empty, *tables], promote_options="permissive"), table)
+        if may_lack and any(rows[name].null_count for name in CONFIGURED if name in rows.column_names):
+            if columns is not None:
+                return read_table(folder, table, study)[[*columns]]
+            rows = _complete(rows)
+        return rows.to_pandas()
 
     try:
         return frame([*parts.values()])
@@ -231,6 +238,8 @@ def _deduplicate(rows: pa.Table, table: str) -> pa.Table:
         repeated = rows.select(_KEYS[table]).to_pandas().duplicated(keep="last").to_numpy()
         return rows.filter(pa.array(~repeated)) if repeated.any() else rows
     keys = rows.select(["trial_id", "status"]).to_pandas()
+    if keys["trial_id"].is_unique:
+        return rows
     order = keys["status"].map(rank).sort_values(kind="stable").index
     return rows.take(pa.array(order[~keys["trial_id"][order].duplicated().to_numpy()]))
 
@@ -269,7 +278,7 @@ def merge_small(folder: Folder, table: str, study: Columns = None) -> None:
             merge(folder, table, study, by_size[level])
 
 
-def complete(runs: pd.DataFrame) -> pd.DataFrame:
+def _complete(runs: pa.Table) -> pa.Table:
     """Fill newer columns of an earlier version's rows from their stored configuration.
 
     The first version stored the head size at the trial's width in `head_size`; today that column holds the
@@ -278,31 +287,34 @@ def complete(runs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: a stored configuration cannot be read.
     """
-    configured = [column for column in CONFIGURED.values() if column.name in runs]
-    old = runs[[column.name for column in configured]].isna().any(axis=1) & runs["config"].notna()
-    if not old.any():
-        return runs
-    runs, flat = runs.copy(), []
-    for config in runs.loc[old, "config"]:
-        parts = json.loads(config)
+    incomplete = [name for name in CONFIGURED if runs[name].null_count]
+    rows = runs.select([*{*incomplete, *_COMPLETED}]).to_pylist()
+    for row in rows:
+        if row["config"] is None or None not in (row[name] for name in incomplete):
+            continue
+        parts = json.loads(row["config"])
         if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
-            raise ValueError(f"config of a row is no table of parts: {config[:40]!r}")
-        flat.append({name: value for part in parts.values() for name, value in part.items()})
-    first = old & runs["actual_head_size"].isna()
-    runs["actual_head_size"] = runs["actual_head_size"].where(~first, runs["head_size"])
-    runs["head_size"] = runs["head_size"].where(~first)
-    tokens = runs["steps_planned"] * runs["batch_size"] * runs["sequence_length"]
-    runs["tokens_planned"] = runs["tokens_planned"].where(~old, tokens)
-    for column in configured:
-        missing = old & runs[column.name].isna()
-        if missing.any():
-            default = getattr(PARTS[column.part](), column.field)  # of configurations older than the field
-            values = [row.get(column.field, default) for row in flat]
-            allowed = (int, float) if column.type is float else (column.type,)
-            if wrong := [value for value in values if type(value) not in allowed]:
-                raise ValueError(f"config of a row has {column.field} {wrong[0]!r}")
-            series = pd.Series(values, runs.index[old])
-            runs[column.name] = runs[column.name].astype(object).where(~missing, series)
-    pandas = {int: "int64", float: "float64", bool: "bool", str: "str"}
-    filled = [c for c in COLUMNS.values() if c.name in runs and runs[c.name].notna().all()]
-    return runs.astype({column.name: pandas[column.type] for column in filled})
+            raise ValueError(f"config of a row is no table of parts: {row['config'][:40]!r}")
+        given = {name: value for part in parts.values() for name, value in part.items()}
+        if row["actual_head_size"] is None:
+            row["actual_head_size"], row["head_size"] = row["head_size"], None
+        for name in {*incomplete, "head_size"}:
+            if row[name] is None:
+                column = CONFIGURED[name]
+                default = getattr(PARTS[column.part](), column.field)  # of configurations without the field
+                row[name] = given.get(column.field, default)
+                if type(row[name]) not in ((int, float) if column.type is float else (column.type,)):
+                    raise ValueError(f"config of a row has {column.field} {row[name]!r}")
+        row["tokens_planned"] = row["steps_planned"] * row["batch_size"] * row["sequence_length"]
+    for name in rows[0]:
+        index = runs.schema.get_field_index(name)
+        field = runs.schema.field(index)
+        runs = runs.set_column(index, field, pa.array([row[name] for row in rows], field.type))
+    return runs
+
+
+# Columns that completing a row needs or sets, beside the incomplete ones
+_COMPLETED = (
+    "config", "head_size", "actual_head_size", "tokens_planned", "steps_planned", "batch_size",
+    "sequence_length",
+)  # fmt: skip

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mup_tpu.config import Trial, columns
+from mup_tpu.config import columns
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs, tables
@@ -237,10 +237,3 @@ def test_rows_of_earlier_versions_are_completed_from_their_configuration():
         assert runs[name].tolist() == [row[name] for row in flat]
     assert (runs["base_depth"] == 0).all(), "a field that came later has its default"
     assert (runs["tokens_planned"] == 122 * 8 * 256).all()
-
-
-def test_new_rows_and_tables_of_others_need_no_completion():
-    row = pd.DataFrame([columns.configured(Trial())])
-    pd.testing.assert_frame_equal(tables.complete(row), row)
-    other = pd.DataFrame({"actual_head_size": [None], "config": [None], "lr": [0.1]})
-    pd.testing.assert_frame_equal(tables.complete(other), other)

@@ -56,7 +56,8 @@ def meanings(column: pd.Series, states: States) -> pd.Series:
     Raises:
         TableError: a state is not known, or one that was given does not occur.
     """
-    named = column.astype(object).where(column.notna(), "empty").map(_state)
+    texts = column.astype(object).where(column.notna(), "empty").map(str)
+    named = texts.map({text: _state(text) for text in texts.unique()})
     meaning = {_state(word): kind for kind, words in _KNOWN.items() for word in words.split()}
     counts = named.value_counts()
     for f in fields(states):
