@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import json
 import math
 import os
 import pydoc_data.topics
@@ -331,6 +332,80 @@ def dataset(tiny: Trial) -> Any:
     from mup_tpu import data
 
     return data.load(tiny.data)
+
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Iterator[Callable[[str, Any], None]]:
+    """Function that compares a value with the frozen one of its name: numbers to 0.5 % and 0.001.
+
+    The tolerance holds what other processors' arithmetic changes. To freeze values that are meant to change:
+
+        MUP_TPU_GOLDEN=write scripts/test -n 0 tests/test_golden.py tests/plots tests/tuning/test_plan.py
+    """
+    frozen = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    writes = os.environ.get("MUP_TPU_GOLDEN") == "write"
+
+    def check(name: str, value: Any) -> None:
+        value = without_sentences(json.loads(json.dumps(value), parse_constant=str))
+        if writes:
+            frozen[name] = value
+        assert_close(value, frozen[name], name)
+
+    yield check
+    if writes:
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(frozen[name])}" for name in sorted(frozen))
+        GOLDEN.write_text(f"{{\n{lines}\n}}\n")
+
+
+def without_sentences(value: Any) -> Any:
+    """Drop what is said about numbers, so that wording may change."""
+    if isinstance(value, dict):
+        return {k: without_sentences(v) for k, v in value.items() if not (isinstance(v, str) and " " in v)}
+    if isinstance(value, list):
+        return [without_sentences(v) for v in value if not (isinstance(v, str) and " " in v)]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def assert_close(value: Any, frozen: Any, where: str) -> None:
+    if isinstance(frozen, dict):
+        assert value.keys() == frozen.keys(), where
+        for key in frozen:
+            assert_close(value[key], frozen[key], f"{where}.{key}")
+    elif isinstance(frozen, list):
+        assert len(value) == len(frozen), where
+        for i, pair in enumerate(zip(value, frozen, strict=True)):
+            assert_close(*pair, f"{where}[{i}]")
+    elif isinstance(frozen, float):
+        assert value == pytest.approx(frozen, rel=0.005, abs=1e-3), where
+    else:
+        assert value == frozen, where
+
+
+@pytest.fixture(scope="session")
+def drawn() -> Callable[[Any], list[Any]]:
+    """Function that sums up a figure: the mean point of each line and set of dots, and its texts' numbers."""
+    import numpy as np
+    from matplotlib import pyplot
+
+    def drawn(figure: Any) -> list[Any]:
+        summaries = []
+        for axes in figure.axes:
+            lines = [np.column_stack([np.asarray(v, float) for v in line.get_data()]) for line in axes.lines]
+            dots = [np.asarray(c.get_offsets(), float).reshape(-1, 2) for c in axes.collections]
+            marks = []
+            for points in (*lines, *dots):
+                finite = points[np.isfinite(points).all(axis=1)]
+                mean = finite.mean(axis=0) if len(finite) else ()
+                marks.append([len(points), *(float(f"{v:.4g}") for v in mean)])
+            texts = [text.get_text() for text in (*axes.texts, axes.title)]
+            summaries.append([marks, [re.findall(r"\d[\d.]*", text) for text in texts]])
+        pyplot.close(figure)
+        return summaries
+
+    return drawn
 
 
 NO_NETWORK = re.compile(

@@ -72,7 +72,7 @@ def assert_close(found, stored, where="analysis"):
         for i, (a, b) in enumerate(zip(found, stored, strict=True)):
             assert_close(a, b, f"{where}[{i}]")
     elif isinstance(stored, float):
-        assert found == pytest.approx(stored, rel=0.02, abs=0.02), where
+        assert found == pytest.approx(stored, rel=0.01, abs=2e-4), where
     elif where.endswith(("sentence", "settle")):
         assert found.split()[:2] == stored.split()[:2], where
     else:

@@ -14,9 +14,9 @@ CURVATURE = 0.08
 
 
 def test_as_many_runs_as_a_table_has_give_the_error_that_its_optima_have():
-    generator = np.random.default_rng(0)
+    noise = np.random.default_rng(0).normal
     rows = [
-        {"width": w, "lr": 2.0**x, "seed": s, "loss": 2 + CURVATURE / 2 * (x + 7) ** 2 + generator.normal(0, 0.01)}
+        {"width": w, "lr": 2.0**x, "seed": s, "loss": 2 + CURVATURE / 2 * (x + 7) ** 2 + noise(0, 0.01)}
         for w in (64, 128, 256)
         for x in range(-10, -3)
         for s in range(4)

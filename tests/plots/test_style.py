@@ -144,7 +144,7 @@ def marks_outside(ax):
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in DAILY else pytest.mark.nightly) for n in TABLES]
 )
-def test_everything_in_a_figure_of_transfer_can_be_read(name):
+def test_everything_in_a_figure_of_transfer_can_be_read(name, golden, drawn):
     columns = Columns(scale=TABLES[name].get("scale", "width"))
     table = check_table(swept(**TABLES[name]), columns)
     analysis = analyze(table)
@@ -153,6 +153,8 @@ def test_everything_in_a_figure_of_transfer_can_be_read(name):
     assert several & set(drawings) == (set() if name == "one scale" else several)
     figures = {kind: drawings[kind](analysis) for kind in DRAWN.get(name, drawings)}
     assert {kind: faults(figure) for kind, figure in figures.items()} == {kind: [] for kind in figures}
+    for kind, figure in figures.items():
+        golden(f"figure of {name}: {kind}", drawn(figure))
 
 
 def test_everything_can_be_read_where_panels_are_below_each_other():

@@ -174,6 +174,20 @@ def test_any_sweep_is_written_as_it_is_read(tmp_path):
         assert load_sweep(tmp_path / "s.toml") == sweep
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("1.3 B", ("params=1.3B", "200h", None, None, A100S)),
+        ("ours", ("width=4096", "1e17", Trial())),
+        ("three scales", ("width=1024 depth=8 tokens=4e6", "1e17", Trial())),
+        ("a table", ("width=4096", "1e17", Trial(), "results/lr_transfer")),
+        ("in SP", ("width=2048", "1e17", Sweep("sp", parametrizations=("sp",)))),
+    ],
+)
+def test_plans_are_the_frozen_ones(name, arguments, golden):
+    golden(f"plan: {name}", plan(*arguments).to_dict())
+
+
 def test_a_table_of_ones_own_replaces_what_is_usual():
     usual, own = (plan("width=4096", "1e17", Trial(), table=t) for t in (None, "results/lr_transfer"))
     assert "lr_transfer, mup" in repr(own) and "public sweeps" in repr(usual)
