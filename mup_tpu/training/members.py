@@ -116,6 +116,20 @@ def backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
     return torch.autograd.set_multithreading_enabled(False)
 
 
+def backward_by_parts(
+    loss: Callable[..., Tensor], given: tuple[Any, ...], tokens_BT1: Tensor, parts: int
+) -> Tensor:
+    """Add the gradients of a batch's mean loss to its leaves, part by part; return the loss."""
+    losses = []
+    for part, share in micro_batches(tokens_BT1, parts):
+        value = loss(*given, part)
+        with backward_in_this_thread():
+            value.backward(torch.full_like(value, share))
+        losses.append(value.detach() * share)
+        del value  # frees its graph before the next part's is built
+    return torch.stack(losses).sum()
+
+
 def state_slots(trial: Trial, parameters: Mapping[str, Parameter]) -> dict[str, list[str]]:
     """Return the names of the parameters with each slot, by its name."""
     slots: dict[str, list[str]] = {}
@@ -296,7 +310,7 @@ class InTurns(Members):
         self._bf16 = self.trials[0].train.precision == "bf16"
         self._loss = self.compiled(self.loss)
         self._whole_loss = over_micro_batches(self._loss, self.micro_batches)
-        self._leaves, self._buffers, self._optimizers = [], [], []
+        self._given, self._optimizers = [], []  # of the loss: leaves, and buffers
         for r, trial in enumerate(self.trials):
             leaves = {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()}
             state = {
@@ -305,8 +319,7 @@ class InTurns(Members):
             optimizer = MemberOptimizer(
                 trial, self.declared, leaves, self.scalings[r], state, self.steps_done
             )
-            self._leaves.append(leaves)
-            self._buffers.append({name: b[r] for name, b in self.buffers.items()})
+            self._given.append((leaves, {name: b[r] for name, b in self.buffers.items()}))
             self._optimizers.append(optimizer)
         first = next(iter(self.parameters.values()))
         self._device_type = first.device.type
@@ -315,18 +328,12 @@ class InTurns(Members):
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
         losses_SR = self._no_losses_R.repeat(len(steps), 1)
         for (i, step), r in itertools.product(enumerate(steps), live):
-            leaves, optimizer, losses = self._leaves[r], self._optimizers[r], []
+            given, optimizer = self._given[r], self._optimizers[r]
             with self._weights_cast_once():
-                for part, share in micro_batches(tokens_SBT1[i], self.micro_batches):
-                    loss = self._loss(leaves, self._buffers[r], part)
-                    with backward_in_this_thread():
-                        loss.backward(torch.full_like(loss, share))
-                    losses.append(loss.detach() * share)
-                    del loss  # frees its graph before the next part's is built
+                losses_SR[i, r] = backward_by_parts(self._loss, given, tokens_SBT1[i], self.micro_batches)
             if optimizer.trial.optimizer.grad_clip:
-                torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
+                torch.nn.utils.clip_grad_norm_(list(given[0].values()), optimizer.trial.optimizer.grad_clip)
             optimizer.update(step)
-            losses_SR[i, r] = torch.stack(losses).sum()
         return losses_SR
 
     def _weights_cast_once(self) -> contextlib.AbstractContextManager[Any]:
@@ -336,9 +343,8 @@ class InTurns(Members):
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
         losses_R = self._no_losses_R.clone()
         for r in live:
-            member = self._leaves[r], self._buffers[r]
             with self._weights_cast_once():
-                losses = [self._whole_loss(*member, tokens_BT1) for tokens_BT1 in tokens_NBT1]
+                losses = [self._whole_loss(*self._given[r], tokens_BT1) for tokens_BT1 in tokens_NBT1]
             losses_R[r] = torch.stack(losses).mean()
         return losses_R
 

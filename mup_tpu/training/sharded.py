@@ -37,8 +37,7 @@ from mup_tpu.optimizers import Group, UpdateRule
 from mup_tpu.training.members import (
     InTurns,
     MemberOptimizer,
-    backward_in_this_thread,
-    micro_batches,
+    backward_by_parts,
     state_slots,
 )
 from mup_tpu.training.pack import Pack
@@ -123,12 +122,7 @@ class ShardedPack(Pack):
     def train(self, tokens_SBT1: Tensor, steps: int) -> Tensor:
         losses_S, limit = [], self.trials[0].optimizer.grad_clip
         for tokens_BT1 in tokens_SBT1[:steps]:
-            losses = []
-            for part, share in micro_batches(self.shard(tokens_BT1), self._micro_batches):
-                loss = self._loss({}, {}, part)
-                with backward_in_this_thread():
-                    loss.backward(torch.full_like(loss, share))
-                losses.append(loss.detach() * share / self._world)
+            loss = backward_by_parts(self._loss, ({}, {}), self.shard(tokens_BT1), self._micro_batches)
             gradients = []
             for name, p in self._shards.items():
                 gradients.append(p.grad.to_local())
@@ -138,7 +132,7 @@ class ShardedPack(Pack):
                 torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
             self._optimizer.update(self.steps_done)
             self.steps_done += 1
-            losses_S.append(self._sum(*losses))
+            losses_S.append(self._sum(loss / self._world))
         return torch.stack(losses_S)[:, None]
 
     @torch.no_grad()
