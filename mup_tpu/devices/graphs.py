@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,12 +28,12 @@ from mup_tpu.devices.base import Step
 from mup_tpu.errors import ConfigError, raised_as, reason
 from mup_tpu.internals.torch import (
     GraphMemory,
-    TreeSpec,
     changed_by,
     compile_function,
     compiler_error,
     compiler_lacks,
     tree_flatten,
+    tree_leaves,
     tree_unflatten,
 )
 
@@ -109,14 +110,18 @@ class GraphSteps:
     def __init__(self, step: Step, recorder: CudaRecorder, compile: Compiler = as_traced) -> None:
         self._step, self._recorder, self._compile = step, recorder, compile
         self._made: _Recording | None = None
+        self._key: tuple[list[Any], ...] = ()
 
     def __call__(self, changed: Any, fixed: Any, stacks: Any, count: int) -> Tensor:
         """Make `count` steps on the first items of the stacks; return their results, stacked (S, ...)."""
-        groups = [tree_flatten(group) for group in (changed, fixed, stacks)]
-        tensors = [tensors for tensors, _ in groups]
-        if self._made is None or not self._made.takes(*tensors):
-            specs = [spec for _, spec in groups]
-            self._made = _Recording(self._step, tensors, specs, self._recorder, self._compile)
+        tensors = [tree_leaves(group) for group in (changed, fixed, stacks)]
+        # A recording is for the same memory, and for stacks of one shape.
+        memory = [t.data_ptr() for t in (*tensors[0], *tensors[1])]
+        key = memory, [(stack.shape, stack.dtype) for stack in tensors[2]]
+        if self._made is None or key != self._key:
+            self._key = key
+            traced = trace(self._step, changed, fixed, stacks)
+            self._made = _Recording(self._compile(traced), *tensors, self._recorder)
         return self._made.run(tensors[2], count)
 
 
@@ -125,28 +130,18 @@ class _Recording:
 
     def __init__(
         self,
-        step: Step,
-        tensors: list[list[Tensor]],
-        specs: list[TreeSpec],
+        step: Callable[..., Any],
+        changed: list[Tensor],
+        fixed: list[Tensor],
+        stacks: list[Tensor],
         recorder: CudaRecorder,
-        compile: Compiler,
     ) -> None:
-        changed, fixed, stacks = tensors
-        self._changed, self._fixed, self._recorder = changed, fixed, recorder
+        self._step, self._changed, self._fixed, self._recorder = step, changed, fixed, recorder
         self._stacks = [torch.empty_like(stack) for stack in stacks]
         self._index = torch.zeros(1, dtype=torch.int64, device=stacks[0].device)
-        self._traced = compile(trace(step, [changed, fixed, [stack[0] for stack in stacks]], specs))
         self._losses: Tensor | None = None
         self._replay: Callable[[], None] | None = None
         self._warm_ups = 0
-
-    def takes(self, changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> bool:
-        # The same memory, and stacks of one shape.
-
-        def known(changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> tuple[list[Any], ...]:
-            return [t.data_ptr() for t in (*changed, *fixed)], [(s.shape, s.dtype) for s in stacks]
-
-        return known(changed, fixed, stacks) == known(self._changed, self._fixed, self._stacks)
 
     def run(self, stacks: list[Tensor], count: int) -> Tensor:
         """Make steps on the first items of stacks."""
@@ -168,7 +163,7 @@ class _Recording:
     def _one(self) -> None:
         """Make one step, on the item that the counter selects; then advance the counter."""
         items = [stack.index_select(0, self._index).squeeze(0) for stack in self._stacks]
-        out = self._traced(*self._changed, *self._fixed, *items)
+        out = self._step(*self._changed, *self._fixed, *items)
         if self._losses is None:
             self._losses = out.new_zeros(len(self._stacks[0]), *out.shape)
         self._losses.index_copy_(0, self._index, out[None])
@@ -182,7 +177,7 @@ class _Recording:
             return self._one
 
 
-def trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
+def trace(step: Step, changed: Any, fixed: Any, stacks: Any) -> torch.fx.GraphModule:
     """Trace a step to plain operations on flat tensors, without functorch, autograd or autocast.
 
     Raises:
@@ -190,16 +185,17 @@ def trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> tor
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    counts = [len(group) for group in tensors]
+    groups = [tree_flatten(group) for group in (changed, fixed, stacks)]
+    tensors = [*groups[0][0], *groups[1][0], *(stack[0] for stack in groups[2][0])]
 
     def flat(*given: Tensor) -> Tensor:
-        ends = [sum(counts[: i + 1]) for i in range(3)]
-        groups = [list(given[end - n : end]) for n, end in zip(counts, ends, strict=True)]
-        return step(*(tree_unflatten(group, spec) for group, spec in zip(groups, specs, strict=True)))
+        rest = iter(given)
+        parts = ([*itertools.islice(rest, len(of_group))] for of_group, _ in groups)
+        return step(*(tree_unflatten(part, spec) for part, (_, spec) in zip(parts, groups, strict=True)))
 
     # Fake tensors compute nothing and take no memory.
     with raised_as(ConfigError, "torch needs a cache folder (TORCHINDUCTOR_CACHE_DIR) that can be written"):
-        traced = make_fx(flat, tracing_mode="fake")(*(tensor for group in tensors for tensor in group))
+        traced = make_fx(flat, tracing_mode="fake")(*tensors)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced

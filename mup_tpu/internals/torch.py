@@ -22,12 +22,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils._triton import has_triton
 
 __all__ = [
     "GraphMemory",
-    "TreeSpec",
     "changed_by",
     "compile_function",
     "compiler_error",

@@ -45,9 +45,6 @@ class SliceKind:
     def hosts(self) -> int:
         return _chips_of(self.topology) // self.chips_per_host
 
-    def host_labels(self, name: str) -> list[dict[str, str]]:
-        return [{SLICE_NAME: name, WORKER_ID: str(i)} for i in range(self.hosts)]
-
 
 def slots(options: RunOptions, environment: dict[str, str]) -> Slots:
     """Return the room for packs on TPUs of the connected cluster.
@@ -242,7 +239,9 @@ class SliceActor:
                     topology=self._kind.topology,
                     accelerator_version=self._kind.generation,
                     chips_per_vm=self._kind.chips_per_host,
-                    bundle_label_selector=self._kind.host_labels(name),
+                    bundle_label_selector=[
+                        {SLICE_NAME: name, WORKER_ID: str(i)} for i in range(self._kind.hosts)
+                    ],
                 )
                 group = reserved.slice_placement_group
                 if group is not None and group.wait(_RESERVE_S):

@@ -24,7 +24,7 @@ from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.graphs import trace
 from mup_tpu.devices.peak import GENERATIONS
 from mup_tpu.errors import ConfigError, reason
-from mup_tpu.internals.torch import tree_flatten
+from mup_tpu.internals.torch import tree_leaves
 
 ON_CPU = "tpu:CPU"
 _USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
@@ -74,14 +74,12 @@ class Chunks:
 
     def __call__(self, changed: Any, fixed: Any, stacks: Any, steps: int) -> Tensor:
         """Make `steps` steps; return results (L, ...), meaningless after the first `steps`."""
-        groups = [tree_flatten(group) for group in (changed, fixed, stacks)]
-        tensors = [tensors for tensors, _ in groups]
+        tensors = [tree_leaves(group) for group in (changed, fixed, stacks)]
         limit = torch.tensor(steps, dtype=torch.int32).to(tensors[2][0].device)
         began = None if self._program else time.perf_counter()
         if self._program is None:
             given = [*tensors[:2], [stack[0] for stack in tensors[2]]]
-            traced = trace(self._step, given, [spec for _, spec in groups])
-            self._program = _compiled(_without_changes(traced, given))
+            self._program = _compiled(_without_changes(trace(self._step, changed, fixed, stacks), given))
         with torch.no_grad():
             new, out = self._program(*tensors, limit)
             for tensor, value in zip(tensors[0], new, strict=True):
