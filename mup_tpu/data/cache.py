@@ -49,11 +49,9 @@ class TokenCache:
     """A tokenised corpus on disk."""
 
     fingerprint: str
-    tokens: dict[str, np.ndarray]
-    """Tokens of the documents by split, the tokenizer's separator after each; memory-mapped."""
+    tokens: dict[str, np.ndarray]  # By split, the separator after each document; memory-mapped
     tokenizer: Tokenizer
-    meta: dict[str, Any]
-    """Name, documents and tokens a split, bytes per token, unigram entropy in nat per token."""
+    meta: dict[str, Any]  # Name, documents and tokens a split, bytes per token, unigram entropy in nat
 
 
 def fingerprint(config: DataConfig, progress: bool = False) -> str:

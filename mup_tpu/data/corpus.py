@@ -58,8 +58,7 @@ class Document:
 
     name: str
     text: str
-    split: str = ""
-    """Split that the data set gives, "train" or "validation"; "" leaves the choice to `is_held_out`."""
+    split: str = ""  # "train" or "validation" of the data set; "" leaves the choice to `is_held_out`
 
 
 def source_files(corpus: str) -> list[Path]:

@@ -83,8 +83,7 @@ class Split:
     """Shards of one split, with equal numbers of samples."""
 
     documents: int = field(metadata=_FROM_0)
-    tokens: int = field(metadata=_FROM_0)
-    """Tokens of the corpus; a rest that does not fill a shard is left out."""
+    tokens: int = field(metadata=_FROM_0)  # Of the corpus; a rest that does not fill a shard is left out
     samples_per_shard: int = field(metadata=_FROM_1)
     shards: tuple[Shard, ...]
 
@@ -103,8 +102,7 @@ class ShardIndex:
     """Content of index.json."""
 
     dataset: str
-    fingerprint: str
-    """Fingerprint of the batches: tokens, sequence length, and the order of sequences in shards."""
+    fingerprint: str  # Of the batches: tokens, sequence length, order of sequences in shards
     sequence_length: int = field(metadata=_FROM_1)
     vocab_size: int = field(metadata=_FROM_1)
     separator: int = field(metadata=_FROM_0)

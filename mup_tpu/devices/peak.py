@@ -43,8 +43,7 @@ _REPEATS = 5
 class TpuGeneration:
     """One chip of a generation."""
 
-    peak_tflops: float
-    """Dense matrix products in bfloat16, and in float32 by XLA's default precision, TFLOP/s."""
+    peak_tflops: float  # Dense products in bfloat16, and in float32 by XLA's default precision, TFLOP/s
     hbm_gib: int  # High-bandwidth memory, GiB
     devices: int = 1  # XLA devices: 2 of v2, v3 and v7, one a core, each with half of the memory
 

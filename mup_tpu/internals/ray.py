@@ -45,8 +45,7 @@ def alone_on_this_machine() -> Iterator[None]:
         yield
 
 
-_PYTHON = "_build_python_executable_command_memory_profileable"
-"""Function of Ray that begins the commands of its Python processes."""
+_PYTHON = "_build_python_executable_command_memory_profileable"  # Begins commands of Python processes
 
 
 def _python_with_parent(build: Callable[..., list[str]], *args: Any, **options: Any) -> list[str]:

@@ -26,14 +26,11 @@ class ActivationMemory:
     """Numbers kept for the backward pass, as measured; a vector has the model's width."""
 
     vectors: Mapping[str, float]  # Vectors a token and layer by execution: "loop" or "vmap"
-    passing: float
-    """Vectors of "loop" that are alive in two layers at most: those of the backward pass itself."""
+    passing: float  # Vectors of "loop" alive in two layers at most: those of the backward pass itself
     scores: Mapping[str, float]  # Numbers a pair of tokens, head and layer, by execution
     logits: float  # Numbers a token and vocabulary entry
-    cuda_vectors: Mapping[str, float]
-    """`vectors` of a step on CUDA in float32 numbers, by precision: "bf16" or "float32"."""
-    cuda_evaluation: float
-    """Vectors a token that an evaluation in bf16 takes beside the memory of training steps."""
+    cuda_vectors: Mapping[str, float]  # `vectors` of a step on CUDA, float32 numbers, by precision
+    cuda_evaluation: float  # Vectors a token that an evaluation in bf16 takes beside training steps
     xla_vectors: Mapping[str, float]  # `vectors` of a step that XLA compiles, by the form of attention
     xla_scores: Mapping[str, float]  # `scores` of a step that XLA compiles, by the form of attention
     xla_logits: float  # `logits` of a step that XLA compiles
@@ -52,8 +49,7 @@ class Declaration:
     probes: Mapping[str, str]
     """Label -> submodule whose output the coordinate check measures, from input to output, without logits. A
     block's labels end in its number."""
-    blocks: tuple[str, ...]
-    """Submodules of the blocks, in order; a block's first argument and its output are the residual stream."""
+    blocks: tuple[str, ...]  # Submodules; a block's first argument and output are the residual stream
     activations: ActivationMemory
 
     @property
@@ -109,8 +105,7 @@ class Forms:
 
     attention: str = "fused"  # A form of `mup_tpu.models.attention`: "fused", or "matmul" under vmap
     one_pass_norms: bool = False  # Norms as few elementary operations, for XLA
-    gathered: bool = False
-    """Experts that compute the tokens sent to them alone; not under vmap or torch.compile."""
+    gathered: bool = False  # Experts compute the tokens sent to them alone; not under vmap or torch.compile
     vmapped: bool = False
     """Layers for members under vmap, which keep as little as possible for backward. Not under torch.compile:
     it takes no autograd function under vmap, and keeps little by itself."""

@@ -52,8 +52,7 @@ class UpdateRule(ABC):
     """One update rule."""
 
     name: str  # Value of `OptimizerConfig.optimizer`
-    is_elementwise = True
-    """Whether a number's update follows from its own gradient and state; else it takes whole matrices."""
+    is_elementwise = True  # Whether a number's update needs only its gradient and state, not whole matrices
 
     @abstractmethod
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:

@@ -24,22 +24,18 @@ class Slice:
 class Parameter:
     """One parameter of an architecture at one size."""
 
-    shape: tuple[int, ...]
-    """Axes of the matrix or vector; before them, the axis of a stack of matrices that work alike."""
+    shape: tuple[int, ...]  # Axes of the matrix or vector; before them, the axis of a stack of alike ones
     role: Role
     fan_in: int  # Inputs that each output sums over; 1 for vectors, which scale or shift
     fan_out: int  # Outputs; of one matrix of a stack
     in_block: bool = False  # Whether it lies in a block; the model's depth is the number of blocks
-    branch: str = ""
-    """Residual branch, for parameters of the branch's last layer: the residual factor folds into them."""
-    init: Literal["normal", "zeros", "ones"] = "normal"
-    """Start; "normal" has standard deviation init_std × init_factor × the rule's factor."""
+    branch: str = ""  # Residual branch whose last layer this is: the residual factor folds into it
+    init: Literal["normal", "zeros", "ones"] = "normal"  # "normal": init_std × init_factor × the rule's
     init_factor: float = 1.0  # The architecture's own factor on the standard deviation
     init_depth_exponent: float = 0.0  # Exponent of `init_factor` in depth
     slices: Mapping[str, Slice] = field(default_factory=dict)  # Parts of a fused parameter, by name
     sliced_axis: int = -1  # Axis along which the parts lie
-    active: float = 1.0
-    """Share of its elements that a token uses: experts a token over experts, for a stack of experts."""
+    active: float = 1.0  # Share of its elements that a token uses: experts a token over experts
 
     @property
     def decays(self) -> bool:

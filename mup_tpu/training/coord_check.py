@@ -40,8 +40,7 @@ CELL = ("setting", "parametrization", "seed")  # Columns that, with the scale's,
 # A check has so many points of the scale however long they take: two give no interval of a slope.
 _FEWEST = 3
 
-Progress = Callable[[str, float], None]
-"""Function of the present work and of the share of all work that is done."""
+Progress = Callable[[str, float], None]  # The present work, and the share of all work that is done
 
 
 class Subject(ABC):
@@ -231,8 +230,7 @@ class _PackSubject(Subject):
         self._layers = {name: [name] for name in (*declaration.probes, "logits")}
         """Layer of the table -> names of its activations."""
         self._outputs: dict[str, Tensor] = {}
-        self._inputs: dict[int, tuple[Any, ...]] = {}
-        """Arguments of each block; the first is the residual stream."""
+        self._inputs: dict[int, tuple[Any, ...]] = {}  # Arguments of each block, the stream first
         for label, module in declaration.probes.items():
             self._network.get_submodule(module).register_forward_hook(self._keep(label))
         self._expansions: list[tuple[dict[str, Tensor], dict[int, tuple[Any, ...]]]] = []

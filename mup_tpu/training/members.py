@@ -34,8 +34,7 @@ from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, u
 from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.trials import schedule_factor
 
-State = dict[str, dict[str, Tensor]]
-"""Optimizer state: slot name ("exp_avg", ...) -> parameter name -> stacked tensor."""
+State = dict[str, dict[str, Tensor]]  # Optimizer state: slot ("exp_avg", ...) -> parameter -> stacked tensor
 
 
 MemberLoss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]

@@ -44,8 +44,7 @@ _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
 # Successive halving inside a pack, after Jamieson & Talwalkar 2016 (arXiv:1502.07943), by distance from the
 # best instead of rank: a sweep needs the curve around the optimum, so members near the best stay. There is no
 # rung in the first quarter, where the warm-up decides the order of learning rates (benchmarks/halving.py).
-RUNGS = ((0.5, 0.15), (0.75, 0.10))
-"""Share of the steps, and nat per token behind the best above which a member stops."""
+RUNGS = ((0.5, 0.15), (0.75, 0.10))  # Share of the steps, and nat behind the best above which a member stops
 
 RECENT = 0.1  # Share of the steps before a rung whose mean training loss is compared; batches are the same
 
@@ -324,12 +323,9 @@ class Report:
 
     step: int
     steps: int
-    losses: tuple[float, ...]
-    """Last training loss of each member, nat per token; nan for a member that has ended."""
-    validation_losses: tuple[float, ...] | None
-    """Held-out loss of each member; None if this step had no evaluation."""
-    learning_rates: tuple[float, ...]
-    """Learning rate of each member at this step, before the parametrization's factors."""
+    losses: tuple[float, ...]  # Last training loss of each member, nat per token; nan after its end
+    validation_losses: tuple[float, ...] | None  # Held-out loss of each member; None without an evaluation
+    learning_rates: tuple[float, ...]  # Of each member at this step, before the parametrization's factors
     statuses: tuple[str, ...]  # "running", or the end of each member
     rates: Rates
 
