@@ -36,7 +36,7 @@ PACKS = (
     # Each execution with each precision and both models, long sequences with each execution; others nightly.
     # bf16 is small: a CPU without units for it takes a hundred times as long.
     ("gpt2", 128, 1, "loop", "bf16", 128, 8),
-    ("gpt2", 64, 2, "vmap", "bf16", 256, 2),
+    ("gpt2", 128, 2, "vmap", "bf16", 256, 4),
     ("gpt2", *SHAPES[8]),
     ("deep", 256, 1, "loop", "float32", 128, 8),
     ("gpt2", 256, 2, "loop", "float32", 128, 8, "muon"),
