@@ -1,7 +1,7 @@
 """Search for learning rate, warm-up, init and multipliers of a narrow GPT-2 in μP, for zero-shot transfer.
 
 python experiments/tune_small.py              searches; after a stop, --resume goes on
-mup-tpu transfer results/tune_small --at width=256 --sweep results/lr_transfer
+mup-tpu transfer results/tune_small --at width=256
 """
 
 from mup_tpu.cli.experiments import run_search_experiment

@@ -114,7 +114,6 @@ def transfer(
     path: Where,
     target: TransferOptions = TransferOptions(),
     results: Folder | None = None,
-    sweep: Folder | None = None,
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
 ) -> None:
@@ -127,7 +126,6 @@ def transfer(
         path: Results folder of the search or sweep.
         target: Scale of the transfer, and its trials there.
         results: Results folder; by default PATH_transfer.
-        sweep: Results folder of a sweep at the target; its optimum is the reference of the regret.
         run: Options of each trial.
         where: Machine or cluster of the trials.
     """
@@ -135,7 +133,7 @@ def transfer(
     from mup_tpu.words.names import name
 
     console = Console()
-    moved = Transfer(path, target, sweep)
+    moved = Transfer(path, target)
     for warning in moved.warnings:
         console.print(f"warning: {warning}", style="yellow")
     for origin in moved.origin:
@@ -153,12 +151,6 @@ def transfer(
         console.print(
             f"{at}, {name(row['parametrization'])}, {tuned_words(moved.tuned, row)}, "
             f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token"
-        )
-    for row in moved.regrets(runs):
-        console.print(
-            f"{name(row['parametrization'])}: regret {row['regret']:+.4f} nat at {at} against "
-            f"the best of {sweep} there ({row['best']:.4f})",
-            style="bold",
         )
     for sentence in moved.outcomes(runs):
         console.print(sentence, style="bold")

@@ -188,11 +188,7 @@ class TransferOptions:
             require_one_of("compare", name, tuple(PARAMETRIZATIONS))
 
     def split(self, scale: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the fields that grow, and other changes: steps and batch size if `scale` lacks them.
-
-        Raises:
-            ConfigError: a value is not FIELD=VALUE, a field is given twice, or there is none.
-        """
+        """Return the fields that grow, and other changes: steps and batch size if `scale` lacks them."""
         fields: dict[str, Any] = {}
         for text in (part for given in self.at for part in given.split(",")):
             name, equals, value = text.partition("=")

@@ -102,11 +102,7 @@ def design_points(values: Mapping[str, Sequence[Any]], design: str) -> tuple[dic
 
     "grid" takes all combinations. "composite" takes those that are nearest to a rotatable central composite
     design (Box and Wilson 1951, J. R. Stat. Soc. B 13:1; Box and Hunter 1957, Ann. Math. Stat. 28:195): the
-    centre, both ends of each axis, and corners at 2^(-H/4) of the way to the ends, all in log2.
-
-    Args:
-        values: values by name, ascending.
-        design: one of `DESIGNS`.
+    centre, both ends of each axis, and corners at 2^(-H/4) of the way to the ends, in log2. Values ascend.
     """
     require_one_of("design", design, DESIGNS)
     if len(values) > MOST_TUNED:
@@ -280,11 +276,7 @@ class Sweep:
         return self.scale_axis, self.tune_axis, self.compare_axis
 
     def trials(self) -> list[Trial]:
-        """Return all trials, small scales first.
-
-        Raises:
-            ConfigError: a combination is not allowed.
-        """
+        """Return all trials, small scales first."""
         scale, tune, compare = self.axes
         grid = itertools.product(scale.points, compare.points, tune.points, range(self.num_seeds))
         return [

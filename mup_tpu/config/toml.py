@@ -57,11 +57,7 @@ def require_kind(values: Collection[str], kind: str, path: str | Path) -> None:
 
 
 def load_trial(path: str | Path) -> Trial:
-    """Read a trial from a TOML file with tables [model], [data], [optimizer], [train].
-
-    Raises:
-        ConfigError: no such file, not TOML, an unknown key or a value that is not allowed.
-    """
+    """Read a trial from a TOML file with tables [model], [data], [optimizer], [train]."""
     values = read_toml(path)
     require_kind(values, "trial", path)
     return from_dict(Trial, values, str(path))
@@ -73,9 +69,6 @@ def load_sweep(path: str | Path) -> Sweep:
     Axes are `scale = {depth = [2, 4, 8]}`, `tune = {weight_decay = [0, 0.01]}`, `compare = {tied = [...]}`;
     `tune` may hold several hyperparameters, whose points `design` chooses. A ladder is a `[[ladder]]` table
     for each point, with `measured_by` at the top.
-
-    Raises:
-        ConfigError: as `load_trial`.
     """
     values = read_toml(path)
     if kind_of(values) != "trial":  # a sweep that lacks its experiment looks like one
@@ -176,17 +169,9 @@ def _point(name: str, value: Any, where: str) -> Any:
 
 
 def from_dict(cls: type[T], values: Any, where: str = "configuration", table: str = "") -> T:
-    """Build a config dataclass from plain nested values, and check it.
+    """Build a config dataclass from plain nested values, and check every key and value.
 
-    Args:
-        cls: the dataclass.
-        values: values by field.
-        where: file or place, at the start of errors.
-        table: table of the file that holds the values, such as "base.model"; "" for its top.
-
-    Raises:
-        ConfigError: an unknown key (its table or the nearest known key is named), a wrong type or a value
-            that is not allowed.
+    Errors begin with `where`. `table` is the table of the file that holds the values, such as "base.model".
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {shown(values)} is not a table of keys")

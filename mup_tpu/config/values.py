@@ -16,11 +16,7 @@ from mup_tpu.errors import ConfigError
 
 
 def parse_number(text: str | float, name: str = "number") -> float:
-    """Read a finite number from `0.004`, `4e-3` or `2^-8`.
-
-    Raises:
-        ConfigError: the text has another form.
-    """
+    """Read a finite number from `0.004`, `4e-3` or `2^-8`."""
     value: Any = None
     with contextlib.suppress(ValueError, TypeError, ArithmeticError):
         if isinstance(text, str) and "^" in text:

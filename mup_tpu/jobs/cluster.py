@@ -205,12 +205,7 @@ def slots_with(resources: Mapping[str, float]) -> Slots:
 
 
 class HostActor:
-    """Actor that runs jobs one after another in its process.
-
-    Args:
-        results: folder or fsspec URL of its log; None keeps none.
-        prepare: function to call first, before a job imports torch.
-    """
+    """Actor that runs jobs one after another in its process, after `prepare`, which comes before torch."""
 
     def __init__(self, results: str | None, prepare: Callable[[], None] | None = None) -> None:
         self._results = results

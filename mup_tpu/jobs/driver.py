@@ -47,12 +47,9 @@ def run_jobs(
     with a lost worker starts again, in parts if its worker was killed for want of memory. Parts of a split
     job follow as separate jobs.
 
-    Args:
-        jobs: in the order of their start: a list, or a search that makes each when a worker is free. Their
-            length is a limit.
-        pool: an open pool, which stays open.
-        heartbeat: seconds without a report after which a worker counts as hung.
-        decide: function from a job and the content of its `Question` to the answer.
+    Jobs come in the order of their start, from a list or from a search, which makes each when a worker is
+    free; their length is a limit. The pool stays open. A worker counts as hung after `heartbeat` seconds
+    without a report. `decide` answers the content of a job's `Question`.
 
     Raises:
         Preempted: SIGTERM ended the run before all jobs had ended.

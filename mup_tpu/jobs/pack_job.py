@@ -59,12 +59,7 @@ def largest_pack(trial: Trial, execution: str, gpu: str = "") -> int:
     """Return the most members of a pack: on a GPU of known speed, as many as fill it.
 
     Wide trials then train in packs of one, since stacking brings little and needs their memory at once. Where
-    memory is too short, packs are split before they train.
-
-    Args:
-        trial: any of the pack.
-        execution: "loop" or "vmap".
-        gpu: name of the GPU; "" on other devices.
+    memory is too short, packs are split before they train. `gpu` is "" on other devices.
     """
     if execution == "loop" or not gpu:
         return LARGEST_PACK[execution]
@@ -82,14 +77,8 @@ def make_packs(
 ) -> list[list[Trial]]:
     """Group trials of one shape into packs, the longest first, so that the last one to run is short.
 
-    Where they are more than the workers, the shortest comes before all: results are stored from the start.
-
-    Args:
-        trials: in any order.
-        workers: packs at once.
-        execution: "loop" or "vmap".
-        pack_size: most members of a pack; 0 is automatic.
-        gpu: name of the GPU that each pack trains on; "" on other devices.
+    Where they are more than the workers, the shortest comes before all: results are stored from the start. A
+    pack has at most `pack_size` members; 0 is automatic.
     """
     shapes: dict[tuple, list[Trial]] = {}
     for trial in trials:

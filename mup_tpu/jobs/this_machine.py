@@ -159,13 +159,7 @@ def start_server(where: SweepOptions, options: RunOptions) -> None:
 def start_process(
     target: Callable[..., None], arguments: tuple[Any, ...], preload: Sequence[str] = PACK_MODULES
 ) -> BaseProcess:
-    """Fork a process from the server; it ends when this process does.
-
-    Args:
-        target: function to call, importable by name.
-        arguments: its arguments, pickled.
-        preload: modules for a new server to import.
-    """
+    """Fork a process from the server, a new one of which imports `preload`; it ends with this process."""
     for attempt in range(_STARTS):
         if attempt:
             time.sleep(_PAUSE_S)

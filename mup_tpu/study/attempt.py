@@ -102,10 +102,7 @@ class Keeper:
     ) -> Generator[Reported | Preparing, None, Outcome]:
         """Call the function, yield its reports, and return the outcome; its processes have ended then.
 
-        Args:
-            call: arguments of the function.
-            timeout: seconds after which the function is ended.
-            is_ending: whether the machine is being taken away.
+        The function is ended after `timeout` seconds; `is_ending` says whether the machine is taken away.
         """
         began = time.monotonic()
         try:

@@ -326,12 +326,7 @@ def planned_of(
 ) -> Planned:
     """Return the plan of a file's [target] table, for the results folder of its runs.
 
-    Args:
-        table: values of the target, names of sizes that it follows, rule, and fixed exponents.
-        points: sizes that the file plans.
-        base: trial of our networks; None for somebody's own training.
-        settings: values that all runs of somebody's own training share.
-        columns: of the run table.
+    `points` are the sizes that the file plans; somebody's own training has no base, but may have settings.
     """
     misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule and fix"
     with raised_as(ConfigError, misfit, (TypeError, ValueError, KeyError, AttributeError)):
@@ -490,11 +485,7 @@ def _design(
     budget: float,
     whole: float,
 ) -> tuple[tuple[Step, ...], str] | None:
-    """Choose cells one by one; None if the budget does not pay three.
-
-    Returns:
-        The cells, the cheapest first, and why no larger proxy is run.
-    """
+    """Choose cells one by one, the cheapest first, and say why no larger one; None if three cost too much."""
     goal = belief.goal
     apart = [
         {**rungs[i], name: rungs[j][name]}

@@ -59,12 +59,7 @@ class TrialProgress(Generic[T]):
 
     The length of a bar is the share of steps that are done, in the last line of all work; the number beside
     it counts stored trials. Before the first report of a size, its line names the work that goes before.
-
-    Args:
-        trials: trials to run.
-        size: function from a trial to its point of the scale, in words.
-        work: function from a trial to its time in any unit.
-        console: place of the bars.
+    `size` gives a trial's point of the scale in words, `work` its time in any unit.
     """
 
     def __init__(

@@ -73,17 +73,9 @@ def run_missing(
 ) -> Counter[str]:
     """Run trials without a row; return the number of this call's trials by status.
 
-    Args:
-        kind: of the trials.
-        trials: in any order.
-        store: place of the rows; `tracking` gets a copy of each.
-        tracking: trackers.
-        console: for progress.
-        heartbeat: seconds without a report after which a worker counts as hung.
-        halving: whether stopped trials count as run.
-        purchase: function from a trial to the number of its purchase in a sequence, or None.
-        deadline: time by `time.monotonic` at which unfinished jobs are given up.
-        elsewhere: ids of trials that somebody else runs.
+    A worker counts as hung after `heartbeat` seconds without a report; jobs that are unfinished at the
+    deadline (by `time.monotonic`) are given up. With `halving` stopped trials count as run. `purchase` gives
+    the number of a trial's purchase in a sequence; `elsewhere` holds ids of trials that somebody else runs.
     """
     lacking = missing_trials(trials, store.done(stopped=halving), kind.trial_id)
     missing = missing_trials(lacking, elsewhere, kind.trial_id)

@@ -52,15 +52,7 @@ def run_search(
     resume: bool,
     console: Console,
 ) -> SearchOutcome:
-    """Run a search, or the rest of it, and store its trials.
-
-    Raises:
-        ConfigError: the folder holds a search and resume is false, or the reverse; the device or cluster is
-            not there; a tracker's package is not installed.
-        StoreError: the folder cannot be written, or another search is writing it.
-        DataError: the corpus cannot be used.
-        Preempted: SIGTERM ended the search.
-    """
+    """Run a search, or the rest of it, and store its trials."""
     if run.placement == "slice":  # the driver's answers reach one host alone
         raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
     require_packages(where.track)

@@ -164,14 +164,8 @@ def buy(
 ) -> Counter[str]:
     """Buy batch after batch until each verdict is settled, is not worth its cost, or the time is up.
 
-    Args:
-        grid: trials to choose from.
-        store: their rows.
-        run: runs the missing ones of some trials, given the purchase of each; returns their number by status.
-        halving: whether stopped trials count as run.
-        deadline: end by `time.monotonic`.
-        console: for the table of looks and the next purchase.
-        first_looks: whether to end before seeds are added for a verdict.
+    `run` runs the missing ones of some trials, given the purchase of each, and returns their number by
+    status. With `halving` stopped trials count as run; `first_looks` ends before seeds are added.
     """
     buyer = buyer_of(grid, store, halving, deadline, first_looks)
     outcome: Counter[str] = Counter()

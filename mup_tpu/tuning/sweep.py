@@ -38,16 +38,7 @@ def run_sweep(
     """Run the missing trials of a sweep and store their rows.
 
     With `continue_to`, trials have that number of steps, and go on from checkpoints of the shorter ones.
-
-    Returns:
-        Number of this call's trials by status; empty if none was missing.
-
-    Raises:
-        ConfigError: a trial of the grid is not allowed or cannot go on, two points of the scale measure the
-            same, or the device or cluster is not there.
-        StoreError: the results folder cannot be written, or holds another experiment, other axes, or runs of
-            another kind.
-        DataError: the corpus cannot be used.
+    Returns the number of this call's trials by status; empty if none was missing.
     """
     sweep = sweep_with_precision(sweep, results, run, console)
     trials = sweep.trials()
@@ -72,7 +63,7 @@ def run_sweep(
 
 
 def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
-    """Return missing trials of a sweep, and their data; write nothing. Raises the errors of `run_sweep`."""
+    """Return missing trials of a sweep, and their data; write nothing."""
     trials = sweep.trials()
     corpora, done = Corpora(trials), set[str]()
     measured(sweep, corpora)

@@ -126,14 +126,17 @@ class Goal:
         whole = replace(self, shrinks=tuple(self.floors)).sizes(self.values)
         return replace(self, shrinks=tuple(name for name in whole if whole[name] >= 2 * self.floors[name]))
 
+    def known(self, values: Mapping[str, Any]) -> Values:
+        """Return all values of a run with some; the target's where a value is not given."""
+        shared = self.settings if self.base is None else self.base.flat()
+        return {**shared, **self.values, **values}
+
     def sizes(self, values: Mapping[str, Any]) -> Sizes:
-        """Return the sizes of a run with some values; those of the target where a value is not given."""
-        known = {**self.settings, **self.values, **values}
+        known = self.known(values)
         sizes = {name: float(known[name]) for name in self.shrinks if name in known}
         if self.base is not None:
-            flat = {**self.base.flat(), **known}
-            batch = float(flat["batch_size"] * flat["sequence_length"])
-            sizes |= {"batch": batch, "tokens": batch * flat["steps"]}
+            batch = float(known["batch_size"] * known["sequence_length"])
+            sizes |= {"batch": batch, "tokens": batch * known["steps"]}
         elif "steps" in known and "batch" in known:
             sizes["tokens"] = float(known["steps"]) * float(known["batch"])
         return {name: sizes[name] for name in self.shrinks}
@@ -157,9 +160,8 @@ class Goal:
             else:
                 values[key] = size
         if "tokens" in sizes and "steps" in values:
-            batch = values.get("batch", self.settings.get("batch", 1))
-            if self.base is not None:
-                batch = values.get("batch_size", self.base.data.batch_size) * length
+            known = self.known(values)
+            batch = known.get("batch", 1) if self.base is None else known["batch_size"] * length
             values["steps"] = max(1, round(sizes["tokens"] / batch))
         return values
 
@@ -167,7 +169,7 @@ class Goal:
         """Return the FLOP of a run; nan where its sizes do not give them."""
         if self.base is not None:
             return training_flops(self.base.replace(**values), self.vocab_size)
-        known = {"params": math.nan, "tokens": math.nan} | {**self.settings, **self.values, **values}
+        known = {"params": math.nan, "tokens": math.nan} | self.known(values)
         if {"width", "depth"} <= known.keys():
             known["params"] = params_of(known["width"], known["depth"])
         if {"steps", "batch"} <= known.keys():
@@ -179,8 +181,7 @@ class Goal:
 
         16 a parameter, in float32 or mixed precision (Rajbhandari et al. 2020, arXiv:1910.02054).
         """
-        flat = self.base.flat() if self.base is not None else self.settings
-        known = {**flat, **self.values, **values}
+        known = self.known(values)
         if not {"width", "depth"} <= known.keys():
             return math.nan
         return 16.0 * params_of(known["width"], known["depth"])
@@ -204,8 +205,7 @@ class Goal:
 
     def steps(self, values: Mapping[str, Any]) -> tuple[int, int]:
         """Return the steps and layers of a run; 0 steps where they are not known."""
-        flat = self.base.flat() if self.base is not None else dict(self.settings)
-        known = {**flat, **self.values, **values}
+        known = self.known(values)
         return int(known.get("steps", 0)), int(known.get("depth", 1))
 
 
@@ -296,10 +296,7 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
 def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings: Mapping[str, Any]) -> Goal:
     """Return the goal of somebody's own training under its own names; nothing is derived.
 
-    Args:
-        given: sizes at the target.
-        scale: points of the study's scale, the smallest first.
-        settings: values that all runs share.
+    Points of the scale come the smallest first; all runs share the settings.
     """
     names = {*scale[0], *settings, "width", "depth", "steps", "batch"} if scale else {*settings}
     if unknown := next((name for name in given if name not in names), None):

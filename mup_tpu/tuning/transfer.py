@@ -7,7 +7,6 @@ Other parametrizations declare the scales along which their optimum stays.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -24,7 +23,7 @@ from mup_tpu import data
 from mup_tpu.analysis import TransferAnalysis, analyze, analyze_jointly, load_table
 from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import predict_analysis
-from mup_tpu.analysis.scores import Score, score, to_keep
+from mup_tpu.analysis.scores import Score, to_keep
 from mup_tpu.analysis.targets import Target as At
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
 from mup_tpu.config.columns import configured, label
@@ -34,7 +33,7 @@ from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
 from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import sizes
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.store import Store, StoredAxes, is_search, load_axes, load_runs
+from mup_tpu.store import Store, is_search, load_axes, load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.tuning.runner import Corpora, Packs
 from mup_tpu.tuning.target import Goal
@@ -97,14 +96,9 @@ def target_trials(
     num_seeds: int = 1,
     **changes: int | str | None,
 ) -> list[Trial]:
-    """Return trials with the same hyperparameters at the target.
+    """Return trials with the sources' hyperparameters at the target, whose fields grow ({"depth": 8}).
 
-    Args:
-        sources: trials to transfer from.
-        target: growing fields with their values at the target, such as {"width": 256} or {"depth": 8}.
-        rule: parametrization of the trials.
-        num_seeds: seeds of each trial.
-        changes: other fields to change; None changes nothing.
+    `changes` are of other fields; None changes nothing.
     """
     for name, value in target.items():
         sources[0].trial.replace(**{name: value})  # checks name and value
@@ -161,35 +155,20 @@ def transfer_warnings(source: Trial, target: Trial, predicted: Sequence[str] = (
     return warnings
 
 
-def best_of_sweep(sweep: str) -> pd.Series:
-    """Return the mean loss at the best tuned value (nat per token), by parametrization and scale."""
-    axes, finished = _axes(sweep), _finished(sweep)
-    cell = ["parametrization", axes.scale.column]
-    return finished.groupby([*cell, *axes.tune.columns])["loss"].mean().groupby(cell).min().rename("best")
-
-
-def _axes(path: str) -> StoredAxes:
-    axes = load_axes(path)
-    if axes.scale.is_study:
-        raise StoreError(
-            f"results folder {path} holds a study, whose training is your own: mup-tpu predict says the "
-            f"value to train with at a larger {label(axes.scale.column)}"
-        )
-    return axes
-
-
 class Transfer:
     """Trials at a target: of a search its best, of a sweep each rule's predicted optimum or its best few.
 
-    Args:
-        path: results folder of the search or sweep.
-        target: where they go.
-        sweep: results folder of a sweep at the target; its optimum is the reference of the regret.
+    `path` is the results folder of the search or sweep.
     """
 
-    def __init__(self, path: str, target: TransferOptions, sweep: str | None = None) -> None:
-        axes = _axes(path)
-        self.sweep, self.tuned = sweep, axes.tune.columns
+    def __init__(self, path: str, target: TransferOptions) -> None:
+        axes = load_axes(path)
+        if axes.scale.is_study:
+            raise StoreError(
+                f"results folder {path} holds a study, whose training is your own: mup-tpu predict says the "
+                f"value to train with at a larger {label(axes.scale.column)}"
+            )
+        self.tuned = axes.tune.columns
         self._fields, changes = target.split(axes.scale.fields)
         self._name = f"{Path(path).name}_transfer"
         if target.top > 1 or is_search(path):
@@ -202,7 +181,6 @@ class Transfer:
             for trial in target_trials(sources, self._fields, rule, target.num_seeds, **changes)
         ]
         self.chosen = [choice for sources in best.values() for choice in sources]
-        self._best = None if sweep is None else best_of_sweep(sweep)
 
     @property
     def warnings(self) -> list[str]:
@@ -238,11 +216,7 @@ class Transfer:
         return runs[runs["trial_id"].isin([*ids])].sort_values("loss")
 
     def outcomes(self, runs: pd.DataFrame) -> list[str]:
-        """Compare each prediction with its result, in a sentence each.
-
-        The loss is of the runs at the predicted value; the optimum is of the sweep at the target, where one
-        is given.
-        """
+        """Compare each prediction with the loss of the runs at the predicted value, in a sentence each."""
         sentences = []
         for choice in self.chosen:
             if (made := choice.prediction) is None:
@@ -250,23 +224,10 @@ class Transfer:
             rule = choice.trial.model.parametrization
             rows = runs[(runs[field_column("parametrization")] == rule) & (runs["status"] == "finished")]
             rows = rows[np.isclose(rows[self.tuned[0]], 2**made.x, rtol=1e-6)]
-            x = error = math.nan
-            if self.sweep is not None:
-                with contextlib.suppress(TableError):
-                    scores = [s for s in score([made], analyze(self.sweep)) if math.isfinite(s.x)]
-                    x, error = (scores[0].x, scores[0].error) if scores else (x, error)
-            if len(rows) or math.isfinite(x):
-                loss = float(rows["loss"].mean()) if len(rows) else math.nan
-                sentences.append(score_sentence(Score(made, x, error, loss)))
+            if len(rows):
+                reached = Score(made, math.nan, math.nan, float(rows["loss"].mean()))
+                sentences.append(score_sentence(reached))
         return sentences
-
-    def regrets(self, runs: pd.DataFrame) -> list[dict[Any, Any]]:
-        """Return loss minus the best of the sweep at the target, nat per token, a row for each rule."""
-        if self._best is None:
-            return []
-        reached = runs.groupby(list(self._best.index.names))["loss"].mean()
-        table = pd.DataFrame({"loss": reached}).join(self._best, how="inner")
-        return table.assign(regret=table["loss"] - table["best"]).reset_index().to_dict("records")
 
 
 def tuned_words(tuned: Sequence[str], row: Mapping[Any, Any]) -> str:

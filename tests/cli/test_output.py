@@ -86,7 +86,7 @@ def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(valleys, tmp_
 LOCAL = (["train", "--export"], ["analyze", "--figures", "x", "--out"], ["analyze", "x", "--csv"])
 EMPTY = (
     ["train", "--results"], ["train", "--checkpoints"], ["data", "prepare", "--out"],
-    ["sweep", "x.toml", "--results"], ["sweep"], ["transfer", "x", "--at", "width=64", "--sweep"],
+    ["sweep", "x.toml", "--results"], ["sweep"],
     ["check", "--results"], ["analyze"], ["init", "--out"], ["doctor", "--results"],
 )  # fmt: skip
 

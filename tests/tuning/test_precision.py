@@ -16,7 +16,7 @@ from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import Store
 from mup_tpu.store.runs import load_runs, load_values
-from mup_tpu.tuning.runner import refuse_another_device
+from mup_tpu.tuning.runner import refuse_another_device, with_precision
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -47,19 +47,28 @@ def run(sweep: Sweep, folder, console: Console):
 def test_a_new_folder_takes_the_device_s_precision_and_keeps_it_elsewhere(
     flags, precision, cpu_with, tiny, tmp_path
 ):
-    tiny = tiny.replace(steps=2, eval_batches=1)
-    asked, console = tiny.replace(precision="auto"), Console(record=True, width=200)
+    asked, folder, console = (
+        tiny.replace(precision="auto"),
+        str(tmp_path / "r"),
+        Console(record=True, width=200),
+    )
     cpu_with(flags)
-    assert run(sweep_of(asked, 0.01), tmp_path / "r", console) == {"finished": 1}
+    assert with_precision(asked, folder, CPU, console) == tiny.replace(precision=precision)
     assert f"precision {precision}: this CPU " in console.export_text()
     cpu_with("avx2 avx512_bf16" if precision == "float32" else "avx2")  # another machine
-    assert run(sweep_of(asked, 0.01, 0.02), tmp_path / "r", console) == {"finished": 1}
-    assert f"precision {precision}: as the runs in {tmp_path / 'r'}" in console.export_text()
-    rows = load_runs(tmp_path / "r")
-    assert set(rows["precision"]) == {precision}
-    assert {json.loads(config)["train"]["precision"] for config in rows["config"]} == {precision}
-    plain = tiny.replace(precision=precision)
-    assert not run(sweep_of(plain, 0.01, 0.02), tmp_path / "r", console), "ids are those of the precision"
+    row = {"trial_id": "a", "status": "finished", "loss": 1.0, "device": "cpu"}
+    Store(folder, "x").append([configured(tiny.replace(precision=precision)) | row])
+    assert with_precision(asked, folder, CPU, console) == tiny.replace(precision=precision)
+    assert f"precision {precision}: as the runs in {folder}" in console.export_text()
+
+
+def test_rows_and_ids_are_of_the_precision_that_was_taken(cpu_with, tiny, tmp_path):
+    tiny, console = tiny.replace(steps=2, eval_batches=1), Console(quiet=True)
+    cpu_with("avx2")
+    assert run(sweep_of(tiny.replace(precision="auto"), 0.01), tmp_path, console) == {"finished": 1}
+    (config,) = load_runs(tmp_path)["config"]
+    assert json.loads(config)["train"]["precision"] == "float32"
+    assert not run(sweep_of(tiny.replace(precision="float32"), 0.01), tmp_path, console)
 
 
 def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
