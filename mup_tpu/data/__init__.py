@@ -22,11 +22,7 @@ def load(config: DataConfig, progress: bool = True) -> TokenDataset:
 
 
 def describe_load(config: DataConfig) -> str:
-    """Describe the work of `load` in a few words.
-
-    Raises:
-        DataError: the corpus is not there.
-    """
+    """Describe the work of `load` in a few words."""
     if is_prepared(config.corpus):
         return f"opening shards of {config.corpus}"
     if is_tokenised(config):

@@ -93,11 +93,7 @@ class Device(ABC):
     scan: Callable[..., Any] | None = None  # Loop of the device's compiler, for `Forms.scan`
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
-        """Return this device ready for packs of this many members; they are padded to fill `mesh.trial`.
-
-        Raises:
-            ConfigError: the mesh does not fit the device.
-        """
+        """Return this device ready for packs of this many members; they are padded to fill `mesh.trial`."""
         if mesh != "auto" and MeshShape.parse(mesh) != ONE_DEVICE:
             kind = self.torch_device.type
             raise ConfigError(f"mesh {mesh!r} needs device 'xla'; device {kind!r} is one device")
@@ -156,11 +152,7 @@ def one_by_one(step: Step) -> Repeated:
 
 
 def get_device(name: str = "auto") -> Device:
-    """Return the device called `name`; "auto" takes CUDA if there is a GPU, else the CPU.
-
-    Raises:
-        ConfigError: no such device, or none here.
-    """
+    """Return the device called `name`; "auto" takes CUDA if there is a GPU, else the CPU."""
     require_one_of("device", name, ("auto", *DEVICES))
     if name == "auto":
         name = "cuda" if why_no_gpu() is None else "cpu"

@@ -43,11 +43,7 @@ class CudaDevice(Device):
 
 
 def create() -> CudaDevice:
-    """Return the current CUDA device.
-
-    Raises:
-        ConfigError: torch sees none.
-    """
+    """Return the current CUDA device."""
     if (why := why_no_gpu()) is not None:
         why = f" ({why})" if why else ""
         raise ConfigError(

@@ -63,11 +63,7 @@ class CudaRecorder:
             act()
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Record the function without running it; return the replay. Other threads may place batches.
-
-        Raises:
-            RuntimeError: an operation cannot be captured.
-        """
+        """Record the function without running it; return the replay. Other threads may place batches."""
         graph = torch.cuda.CUDAGraph()
         captured = torch.cuda.graph(
             graph, self._memory.handle, self._stream, capture_error_mode="thread_local"

@@ -326,20 +326,13 @@ def scaling(
         parameter: its declaration.
         infshape: from `infer_infshapes`.
         growth: the trial's.
-
-    Raises:
-        ConfigError: the parametrization has no rule for that update rule.
     """
     require_rule(parametrization, update_rule)
     return PARAMETRIZATIONS[parametrization].parameters[update_rule](parameter, infshape, growth)
 
 
 def require_rule(parametrization: str, update_rule: str) -> None:
-    """Check that a parametrization has factors for an update rule.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Check that a parametrization has factors for an update rule."""
     rules = PARAMETRIZATIONS[parametrization].parameters
     if update_rule not in rules:
         raise ConfigError(

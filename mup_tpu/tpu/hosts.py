@@ -47,11 +47,7 @@ class SliceKind:
 
 
 def slots(options: RunOptions, environment: dict[str, str]) -> Slots:
-    """Return the room for packs on TPUs of the connected cluster.
-
-    Raises:
-        ConfigError: hosts are of an unsupported generation or number of chips; no slice has all its hosts.
-    """
+    """Return the room for packs on TPUs of the connected cluster."""
     by_chip = options.placement == "chip" or options.device == "tpu"  # TorchTPU has a process for each chip
     if options.placement == "slice" and options.device == "tpu":
         raise ConfigError(
@@ -73,11 +69,7 @@ def slots(options: RunOptions, environment: dict[str, str]) -> Slots:
 
 
 def tpu_hosts(any_generation: bool = False) -> list[dict[str, Any]]:
-    """Return the nodes of the connected cluster with TPU chips.
-
-    Raises:
-        ConfigError: a host is of a generation that is not supported.
-    """
+    """Return the nodes of the connected cluster with TPU chips."""
     hosts = nodes_with("TPU")
     for host in hosts:
         # Bounds of v7x have four numbers: torch_xla 2.9 writes four and reads three.
@@ -92,11 +84,7 @@ def tpu_hosts(any_generation: bool = False) -> list[dict[str, Any]]:
 
 
 def chips_of_a_pack(hosts: list[dict[str, Any]]) -> int:
-    """Return the chips of a pack on one host: the smallest host's.
-
-    Raises:
-        ConfigError: Ray gives no worker this number of chips.
-    """
+    """Return the chips of a pack on one host: the smallest host's."""
     if not hosts:
         return 1
     smallest = min(hosts, key=lambda host: host["Resources"]["TPU"])
@@ -146,11 +134,7 @@ def _has_neighbours(host: dict[str, Any]) -> bool:
 
 
 def kind_of_most_chips() -> tuple[SliceKind, int]:
-    """Return the kind of slice with the most chips on the connected cluster, and the number of its slices.
-
-    Raises:
-        ConfigError: no slice has all of its hosts.
-    """
+    """Return the kind of slice with the most chips on the connected cluster, and the number of its slices."""
     hosts = tpu_hosts()
     whole, problems = slices()
     if not whole:

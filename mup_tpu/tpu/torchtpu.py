@@ -141,11 +141,7 @@ def dump_programs(folder: str) -> None:
 
 
 def create() -> TpuDevice:
-    """Return the chip of this process.
-
-    Raises:
-        ConfigError: torch_tpu is missing or does not fit, or it sees no TPU.
-    """
+    """Return the chip of this process."""
     try:
         import torch_tpu  # noqa: F401 (gives torch its device "tpu")
 

@@ -91,11 +91,7 @@ class XlaDevice(Device):
     _mesh: Any = field(default=None, repr=False, compare=False)
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> XlaDevice:
-        """Return this device with a mesh for a pack.
-
-        Raises:
-            ConfigError: the mesh asked for does not fit the devices or the batch.
-        """
+        """Return this device with a mesh for a pack."""
         shape = choose_mesh(self.count, members, batch_size) if mesh == "auto" else MeshShape.parse(mesh)
         if shape.trial * shape.data != self.count:
             raise ConfigError(
@@ -253,12 +249,7 @@ def dump_programs(folder: str) -> None:
 
 
 def create() -> XlaDevice:
-    """Return the XLA devices of this process, which torch_xla finds or PJRT_DEVICE names.
-
-    Raises:
-        ConfigError: torch_xla or libtpu is missing or does not fit; there is no device; or there is only the
-            CPU, and PJRT_DEVICE does not name it.
-    """
+    """Return the XLA devices of this process, which torch_xla finds or PJRT_DEVICE names."""
     named = os.environ.get("PJRT_DEVICE")
     try:
         import torch_xla

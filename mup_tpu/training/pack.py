@@ -64,9 +64,6 @@ class Pack:
         compile: put the step through torch.compile; a GPU's stack goes through it anyway where that pays.
         micro_batches: parts of each batch, one after the other through the network.
         forms: fields of `Forms` in place of this device's fast ones.
-
-    Raises:
-        ConfigError: the trials are not of one shape.
     """
 
     def __init__(

@@ -209,11 +209,7 @@ class _Optimizer(MemberOptimizer):
 
 
 class Processes:
-    """The processes of a sharded trial: this one is the first, and has the others call `follow`.
-
-    Raises:
-        ConfigError: the trials or the devices do not suit them.
-    """
+    """The processes of a sharded trial: this one is the first, and has the others call `follow`."""
 
     def __init__(
         self,
