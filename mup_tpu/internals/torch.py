@@ -26,15 +26,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils._triton import has_triton
 
 __all__ = [
-    "GraphMemory",
-    "changed_by",
-    "compile_function",
-    "compiler_error",
-    "compiler_lacks",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_unflatten",
-]
+    "GraphMemory", "changed_by", "compile_function", "compiler_error", "compiler_lacks", "tree_flatten",
+    "tree_leaves", "tree_unflatten",
+]  # fmt: skip
 
 
 def compile_function(function: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
