@@ -21,12 +21,12 @@ from mup_tpu.plots.runs import (
     module_check_figure,
     search_figure,
 )
-from mup_tpu.plots.style import FIGURES, STYLE, FigureType, beside, save_figure
+from mup_tpu.plots.style import FIGURES, STYLE, FigureType, save_figure
 from mup_tpu.plots.svg import svg
 from mup_tpu.plots.verdict import regret_figure, sequence_figure, sweeps_figure
 
 __all__ = [
-    "FIGURES", "STYLE", "FigureType", "beside", "best_loss_figure", "collapse_figure",
+    "FIGURES", "STYLE", "FigureType", "best_loss_figure", "collapse_figure",
     "coordinate_check_figure", "coordinate_check_figures", "drawings", "law_figure",
     "learning_curves_figure", "module_check_figure", "optimum_figure", "prediction_figure", "regret_figure",
     "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "svg", "sweeps_figure",

@@ -59,7 +59,7 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
                 color=color, mfc="none", label=f"{name}, optimum of {texts.at(analysis.scale, first.scale)}",
             )  # fmt: skip
     scales = sorted({o.scale for r in results for o in r.optima})
-    texts.scale_axis(axes[0], analysis.scale, scales, style.narrowed(4.9))
+    texts.scale_axis(axes[0], analysis.scale, scales, 4.9)
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
     texts.loss_axis(axes[0], losses)
     axes[0].set_ylabel(style.in_unit("loss", analysis.columns))
@@ -166,7 +166,7 @@ def prediction_figure(predictions: Predictions) -> Figure:
         ax.axvline(max(o.scale for o in optima), color=INK, lw=0.9, ls=":", zorder=0)
         ax.set_title(texts.label(name, predictions.analysis.compares))
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in targets)})
-        texts.scale_axis(ax, predictions.scale, scales, style.narrowed(4.6))
+        texts.scale_axis(ax, predictions.scale, scales, 4.6)
         texts.log2_heights(ax)
     style.label_rows(axes, f"best {texts.title(predictions.hyperparameter)}")
     entries: list[Artist] = [

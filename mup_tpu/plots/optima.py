@@ -271,7 +271,7 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
         bent = "bends: no power law" if dashes == "--" else ""
         text = (texts.label(result.compared, analysis.compares), names.alpha(result), bent)
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
-    texts.scale_axis(panel, analysis.scale, names.scales_of(results), style.narrowed(5.2))
+    texts.scale_axis(panel, analysis.scale, names.scales_of(results), 5.2)
     panel.set_ylabel(f"best {texts.title(analysis.hyperparameter)}")
     low, high = panel.get_ylim()
     room = max(0.0, 1 - (high - low)) / 2  # noise on an axis of less than an octave looks like a drift

@@ -171,23 +171,19 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     last = table[table["step"] == table["step"].max()]
     layers, points = list(dict.fromkeys(table["layer"])), sorted(last[scale].unique())
     measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
-    width, (rows, across) = style.narrowed(_WIDTH), (len(measured), len(parametrizations))
-    if style.most_across(_WIDTH) < across:  # all panels below each other, quantity by quantity
-        rows, across = rows * across, 1
-    figure = style.blank(width * across, _HEIGHT * rows)
-    grid = figure.subplots(rows, across, sharex=True, squeeze=False)
-    for row, quantity in zip(grid.reshape(len(measured), -1), measured, strict=True):
+    rows, across = len(measured), len(parametrizations)
+    figure = style.blank(_WIDTH * across, _HEIGHT * rows)
+    grid = figure.subplots(rows, across, sharex=True, sharey="row", squeeze=False)
+    for row, quantity in zip(grid, measured, strict=True):
         title, size = CHECKED[quantity]
         for ax, parametrization in zip(row, parametrizations, strict=True):
-            if ax is not row[0]:
-                ax.sharey(row[0])
             chosen = last[(last["parametrization"] == parametrization) & (last["quantity"] == quantity)]
             fits = {key[2]: fit for key, fit in fitted.items() if key[:2] == (parametrization, quantity)}
             _draw_layers(ax, chosen, scale, layers, fits)
             ax.set_xscale("log", base=2)
             ax.set_yscale("log", base=2)
             written = [columns.write(scale, p) for p in points]
-            ax.set_xticks(points, written, **texts.turned(written, width))
+            ax.set_xticks(points, written, **texts.turned(written, _WIDTH))
             ax.minorticks_off()
             ax.set_title(f"{texts.label(parametrization)}: {title}")
             if ax in grid[:, 0]:
@@ -200,7 +196,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
         ax.set_xlabel(texts.title(scale))
     for i, row in enumerate(grid):
         below = 0.55 if i == rows - 1 else 0.15  # room for ticks and the name of the axis
-        keys = [style.panel_key(ax, width - 0.6, below, "slope") for ax in row]
+        keys = [style.panel_key(ax, _WIDTH - 0.6, below, "slope") for ax in row]
         figure.set_figheight(figure.get_figheight() + max(keys))
     return figure
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -52,8 +50,6 @@ BAR = 1.0  # width of a bar of colours with its numbers, inches
 _ACROSS = 3  # largest number of panels beside each other; further ones go below
 _TALL_KEY = 0.85  # height from which a single panel's key goes to its right, inches: more than four lines
 _WIDEST = 9.2  # most inches of a panel with its key at the right
-# Inches that panels beside each other may take.
-_ROOM: ContextVar[float] = ContextVar("room", default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -162,27 +158,6 @@ def blank(width: float, height: float) -> Figure:
     return figure
 
 
-@contextlib.contextmanager
-def beside(inches: float) -> Iterator[None]:
-    """Draw figures whose panels stand beside each other as far as they fit this width; 0 stacks all.
-
-    A panel that is wider than this becomes narrower.
-    """
-    token = _ROOM.set(inches)
-    try:
-        yield
-    finally:
-        _ROOM.reset(token)
-
-
-def most_across(width: float) -> int:
-    return int(max(1, min(_ACROSS, _ROOM.get() // width)))
-
-
-def narrowed(width: float) -> float:
-    return min(width, _ROOM.get() or width)
-
-
 # Axes of the caller's, one a panel in the order of `words.names.ordered`; None makes a figure.
 Given = Axes | Sequence[Axes] | None
 
@@ -202,9 +177,9 @@ def panels(
                 f"ax holds {len(given)} axes, and this figure has {count} panels: give one for each"
             )
         return given
-    across = min(count, 2 if count == 4 else _ACROSS, most_across(width))
+    across = min(count, 2 if count == 4 else _ACROSS)
     rows = -(-count // across)
-    figure = blank(narrowed(width) * across, height * rows)
+    figure = blank(width * across, height * rows)
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.remove()
@@ -253,7 +228,7 @@ def with_key(
     if len(axes) == 1 and height > _TALL_KEY:  # it would take a third of the figure
         beside = key("outside right upper")
         width = figure.get_figwidth() + _inches(beside)[0]
-        if width <= min(_ROOM.get(), _WIDEST):
+        if width <= _WIDEST:
             legend.remove()
             figure.set_figwidth(width)
             beside.labels, beside.is_beside = labels, True  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     results = names.results_of(analysis)
     scales = sorted({o.scale for result in results for o in result.optima})
     regrets = [r for result in results for r in result.regrets]
-    has_room = len(scales) <= _MOST_INTERVALS and style.narrowed(5) == 5
+    has_room = len(scales) <= _MOST_INTERVALS
     intervals = [_interval(r) for r in regrets] if has_room else []
     longest = max(
         0.09 * max((len(_written(r)) for r in regrets), default=0),
@@ -173,17 +173,14 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     entries: list[str | Ruling] = []
     for way, of_way in groupby(sorted(rulings, key=place), lambda r: columns.label(r.columns.scale)):
         entries += [way, *of_way]
-    is_wide = style.most_across(5.2) > 1
-    letters = 60 if is_wide else 26
     written = [
-        "\n".join(style.broken(texts.plain(e) if isinstance(e, str) else _named(e), letters)) for e in entries
+        "\n".join(style.broken(texts.plain(e) if isinstance(e, str) else _named(e), 60)) for e in entries
     ]
     lines = [text.count("\n") + 1 for text in written]
     rows = np.cumsum(lines[::-1])[::-1] - np.array(lines) / 2 - 0.5
     longest = 0.072 * max(len(line) for text in written for line in text.split("\n"))
-    height = 0.2 * sum(lines) + 1.3
-    figure = style.blank(longest + (6.2 if is_wide else 2.4), height if is_wide else 2 * height)
-    axes = figure.subplots(*((1, 2) if is_wide else (2, 1)), sharey=True)
+    figure = style.blank(longest + 6.2, 0.2 * sum(lines) + 1.3)
+    axes = figure.subplots(1, 2, sharey=True)
     for row, entry, height in zip(rows, entries, lines, strict=True):
         for ax in axes:
             if isinstance(entry, str):

@@ -17,9 +17,6 @@ from mup_tpu.config.columns import Table
 from mup_tpu.config.values import visible
 from mup_tpu.words.names import powers_in_html
 
-# Columns of a page on a desk and on a phone of 390 pixels, inches of 96 CSS pixels.
-_WIDE, _NARROW = 1024 / 96, 358 / 96
-
 
 @dataclass(frozen=True)
 class Box:
@@ -53,23 +50,19 @@ class Values:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure in two forms; on a narrow screen its panels are below each other."""
+    """A figure."""
 
     kind: ClassVar[str] = "picture"
     title: str
     caption: str
-    wide: str
-    narrow: str
-    """SVG elements."""
+    svg: str
+    """SVG element."""
 
     @classmethod
     def of(cls, name: str, draw: Callable[[], Figure], number: int = 0) -> Picture:
-        """Draw a figure of `plots.FIGURES` for either screen; `number` tells figures of one name apart."""
-        forms = []
-        for form, inches in (("wide", _WIDE), ("narrow", _NARROW)):
-            with plots.beside(inches):
-                forms.append(plots.svg(draw(), f"{name}-{number}-{form}"))
-        return cls(plots.FIGURES[name].title, plots.FIGURES[name].caption, *forms)
+        """Draw a figure of `plots.FIGURES`; `number` tells figures of one name apart."""
+        kind = plots.FIGURES[name]
+        return cls(kind.title, kind.caption, plots.svg(draw(), f"{name}-{number}"))
 
 
 Block = Box | Text | Table | Values | Picture

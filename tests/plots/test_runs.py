@@ -99,16 +99,14 @@ def test_lines_of_a_coordinate_check_are_all_different():
     assert len(lines) == len(looks) == 40
 
 
-def test_on_a_phone_the_panels_of_a_coordinate_check_stand_below_each_other_in_one_range_a_quantity():
+def test_panels_of_a_coordinate_check_have_one_range_a_quantity():
     table = measured()
     table.loc[table["parametrization"] == "sp", "rms"] *= 16
-    with plots.beside(3.7):
-        figure = plots.coordinate_check_figure(table)
+    figure = plots.coordinate_check_figure(table)
     titles = [ax.get_title() for ax in figure.axes]
     assert titles == ["μP: activation size", "SP: activation size", "μP: update size", "SP: update size"]
-    assert len({ax.get_position().x0 for ax in figure.axes}) == 1 and figure.get_figwidth() == 3.7
     names = [ax.get_ylabel() for ax in figure.axes]
-    assert names == ["rms of activation after 1 steps"] * 2 + ["rms of update after 1 steps"] * 2
+    assert names == ["rms of activation after 1 steps", "", "rms of update after 1 steps", ""]
     first, second, *_ = (ax.get_ylim() for ax in figure.axes)
     assert first == second and first[1] > 16 * 128
-    assert [ax.get_xlabel() for ax in figure.axes] == ["", "", "", "width"]
+    assert [ax.get_xlabel() for ax in figure.axes] == ["", "", "width", "width"]

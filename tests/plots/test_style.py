@@ -157,16 +157,6 @@ def test_everything_in_a_figure_of_transfer_can_be_read(name, golden, drawn):
         golden(f"figure of {name}: {kind}", drawn(figure))
 
 
-def test_everything_can_be_read_where_panels_are_below_each_other():
-    long = TABLES["long names"]
-    analysis = analyze(check_table(swept(**long), Columns(scale=long["scale"])))
-    with plots.beside(0):
-        draws = plots.regret_figure, plots.best_loss_figure, plots.collapse_figure
-        figures = [draw(analysis) for draw in draws]
-    assert [len({ax.get_position().x0.round(3) for ax in figure.axes[:2]}) for figure in figures] == [1, 1, 1]
-    assert [faults(figure) for figure in figures] == [[], [], []]
-
-
 def sequence():
     rows = swept(seeds=2, steps=(1,))
     table = check_table(rows.assign(purchase=rows["seed"] + 1))
@@ -215,15 +205,13 @@ def test_everything_in_other_figures_can_be_read(draw):
     assert faults(draw()) == []
 
 
-@pytest.mark.parametrize("room", [10, 3.7])
-def test_everything_in_a_figure_of_several_sweeps_can_be_read(room, ruling):
+def test_everything_in_a_figure_of_several_sweeps_can_be_read(ruling):
     fates = (("a", "TRANSFERS", 0.0), (LONG, "DRIFTS", np.inf), ("lost", "INCONCLUSIVE", np.nan))
     rulings = [
         ruling(name, (at, at - 0.1, at + 0.1), (at + 0.04, 0.01, 0.08), decision)
         for name, decision, at in fates
     ]
-    with plots.beside(room):
-        assert faults(plots.sweeps_figure(rulings)) == []
+    assert faults(plots.sweeps_figure(rulings)) == []
 
 
 @pytest.mark.parametrize(

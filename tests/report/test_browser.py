@@ -119,18 +119,12 @@ def test_a_page_fits_a_phone_and_a_desk_and_wide_tables_scroll(browser, address,
         "[...document.querySelectorAll('*')].filter((e) => /fixed|sticky/.test(getComputedStyle(e).position))"
     )
     assert page.evaluate(f"{fixed}.length") == 0, "nothing covers the page"
-    for screen, form in ((PHONE, ".narrow"), (DESK, ".wide")):
+    for screen in (PHONE, DESK):
         page.set_viewport_size(screen["viewport"])
-        boxes = page.eval_on_selector_all(
+        scale = page.eval_on_selector_all(
             "figure svg",
-            "(all) => all.map((e) => [e.parentElement.className, e.getBoundingClientRect().width])",
+            "(all) => all.map((e) => e.getBoundingClientRect().width / e.viewBox.baseVal.width * 72 / 96)",
         )
-        shown = [(name, width) for name, width in boxes if width]
-        assert {f".{name}" for name, _ in shown} == {form} and len(shown) * 2 == len(boxes)
-        natural = page.eval_on_selector_all(
-            f"figure {form} svg", "(all) => all.map((e) => e.viewBox.baseVal.width * 96 / 72)"
-        )
-        scale = [width / whole for (_, width), whole in zip(shown, natural, strict=True)]
         assert min(scale) > 0.88, "type of 10 points keeps at least 12 pixels"
         assert page.evaluate("document.scrollingElement.scrollWidth") <= screen["viewport"]["width"]
     assert page.complaints == []
@@ -160,7 +154,7 @@ def count_of(page: Page, color: str) -> int:
 @pytest.mark.parametrize("by", ["click", "keyboard"])
 def test_the_key_hides_a_curve_with_its_tooltips_and_shows_it_again(browser, address, by):
     page = opened(browser, address("sweep"), DESK)
-    key = page.locator("figure").first.locator(".wide [data-key]")
+    key = page.locator("figure").first.locator("[data-key]")
     assert key.count() == 4
     button, color = key.first, to_hex(sequential([64, 128, 256, 384], 64))
     assert button.text_content() == "hide or show width 64"
@@ -168,7 +162,7 @@ def test_the_key_hides_a_curve_with_its_tooltips_and_shows_it_again(browser, add
         assert button.get_attribute("aria-pressed") == str(is_shown).lower()
         page.mouse.move(0, 0)
         texts = page.eval_on_selector_all(
-            "figure:first-of-type .wide .point",
+            "figure:first-of-type .point",
             "(all) => all.filter((e) => e.getClientRects().length).map((e) => e.textContent)",
         )
         assert any(text.startswith("width 64,") for text in texts) == is_shown
@@ -191,7 +185,7 @@ def test_a_tap_on_a_trial_keeps_what_it_says_and_marks_it_in_all_panels(browser,
     chosen.wait_for()
     for text in (trial["trial_id"], f"loss {trial['loss']:.6g}", "seed 0", "stopped after", "init σ"):
         assert text in chosen.inner_text()
-    marked = page.locator(".narrow .chosen-point")
+    marked = page.locator(".chosen-point")
     assert marked.count() == 6
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
     page.touchscreen.tap(at[0], at[1] + 60)
