@@ -360,12 +360,12 @@ def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
     for column in _settings(table, columns):
         kind, values = table[column].dtype.kind, rows[column]
         try:
-            unique = values.drop_duplicates().map(str).drop_duplicates()
+            unique = set(map(str, values.unique()))
         except TypeError:  # cells without a hash, such as lists
-            unique = values.map(str).drop_duplicates()
+            unique = set(values.map(str))
         if len(unique) < 2:
             continue
-        is_rule = {*unique.str.lower()} <= {*PARAMETRIZATIONS} or kind == "b"
+        is_rule = {text.lower() for text in unique} <= {*PARAMETRIZATIONS} or kind == "b"
         is_setting = (is_rule or (column in CONFIGURED and kind not in "iu")) and len(unique) <= _MOST_RULES
         is_tuned = kind in "iuf" and _TUNED.search(plain_name(column))
         is_confounding = not is_ours and (
