@@ -49,16 +49,17 @@ def timed(read: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, used
 
 
-def main(parts: int = 4000, out: Path | None = None) -> None:
+def main(parts: int = 4000, keep: Path | None = None, out: Path | None = None) -> None:
     """Time both tables and their analysis.
 
     Args:
         parts: Parts of each table.
+        keep: Results folder to write and keep, for `benchmarks/commands.py`; by default a temporary one.
         out: CSV file for the times; printed in any case.
     """
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["MUP_TPU_CACHE"] = f"{scratch}/cache"
-        folder = f"{scratch}/quickstart"
+        folder = str(keep or f"{scratch}/quickstart")
         began = time.perf_counter()
         fill(folder, parts)
         rows = [{"what": "write", "table": "both", "parts": parts, "s": time.perf_counter() - began}]
