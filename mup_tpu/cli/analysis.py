@@ -30,7 +30,6 @@ def analyze(
     report: bool = False,
     out: File | None = None,
     keep: bool = False,
-    compact: bool = False,
     json: bool = False,
 ) -> None:
     """Print the optimum of every scale, its drift and regret, and the verdict.
@@ -55,16 +54,15 @@ def analyze(
             folder, or beside a table's file.
         keep: Store --where in the results folder: every later command uses these rows. Without --where, use
             all rows again.
-        compact: Merge the folder's parts into one file each, for example before committing it.
         json: Print JSON only, for machines.
     """
     if out is not None and figures == report:
         raise ConfigError(f"out {str(out)!r} needs either --figures or --report")
     # These change or show stored rows; they need no analysis, which may fail for want of optima.
-    if keep or compact or runs or csv is not None:
+    if keep or runs or csv is not None:
         if len(paths) != 1:
-            raise ConfigError("keep, compact, runs and csv take exactly one results folder")
-        _show_folder(Console(stderr=json), paths[0], table, runs, csv, keep, compact)
+            raise ConfigError("keep, runs and csv take exactly one results folder")
+        _show_folder(Console(stderr=json), paths[0], table, runs, csv, keep)
         if (runs or csv is not None) and not (next or figures or report or json):
             return
     if tuned := table.tuned(*paths):
@@ -97,7 +95,7 @@ def analyze(
 
 
 def _show_folder(
-    console: Console, path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool, compact: bool
+    console: Console, path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool
 ) -> None:
     from mup_tpu.analysis.rows import select, varied
     from mup_tpu.store import Store, StoredAxes, is_search, load_header, load_runs
@@ -108,14 +106,10 @@ def _show_folder(
     # A few columns of a long table are read fast.
     is_whole = csv is not None or conditions or is_search(path)
     rows = select(load_runs(path, None if is_whole else [*along, *_RESULT]), conditions)
-    if keep or compact:
-        store = Store(path, header.experiment)
-        if keep:
-            store.ask(conditions)
-            words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
-            console.print(f"the verdict of {path} uses {words}")
-        if compact:
-            store.compact()
+    if keep:
+        Store(path, header.experiment).ask(conditions)
+        words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
+        console.print(f"the verdict of {path} uses {words}")
     if csv is not None:
         write_file(f"csv {csv}", csv, to_csv(rows))
         console.print(f"{len(rows)} runs exported to {csv}")

@@ -105,7 +105,7 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
         (["analyze", "runs.csv", "--columns", "lr=eta"], "'lr=eta' is not ROLE=COLUMN with a role of loss"),
         (["analyze", "runs.csv", "--columns", "eta"], "columns 'eta' is not ROLE=COLUMN"),
         (["analyze", "runs.csv", "--states", "ok=good"], "states 'ok=good' is not STATE=MEANING with one"),
-        (["analyze", "runs.csv", "x", "--keep"], "keep, compact, runs and csv take exactly one"),
+        (["analyze", "runs.csv", "x", "--keep"], "keep, runs and csv take exactly one"),
         (["analyze", "nothing.csv"], "nothing.csv cannot be read"),
         (["analyze", "--figures", "nothing"], "holds no store"),
         (["analyze", "[/b]"], "results folder [/b] holds no store"),
