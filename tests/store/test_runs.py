@@ -387,31 +387,22 @@ def test_entries_of_later_versions_stay_in_the_header(tmp_path):
     assert load_header(tmp_path).planned == (64.0,)
 
 
-KEEP = """
-import sys
-from mup_tpu.store import Store
-from mup_tpu.store.header import KeptPrediction, keep_predictions
-name = sys.argv[2]
-sys.stdin.read(1)
-half, interval = (-7.0, -5.0), (-8.0, -4.0)
-prediction = KeptPrediction(
-    "2026-01-01", 1, name, (64.0,), "mup", "width", "lr", 8192.0, -6.0, half, interval, None, None
-)
-keep_predictions(sys.argv[1], [prediction])
-Store(sys.argv[1], "x", planned=(float(name),))
-"""
-
-
 def test_predictions_and_planned_scales_of_writers_at_once_are_all_kept(tmp_path):
+    forks = multiprocessing.get_context("fork")
     Store(tmp_path, "x")
-    writers = [
-        subprocess.Popen([sys.executable, "-c", KEEP, tmp_path, str(k)], stdin=subprocess.PIPE)
-        for k in range(1, 9)
-    ]
+    together = forks.Barrier(8)
+
+    def keep(name):
+        together.wait(60)
+        keep_predictions(tmp_path, [prediction(fingerprint=name)])
+        Store(tmp_path, "x", planned=(float(name),))
+
+    writers = [forks.Process(target=keep, args=(name,)) for name in "12345678"]
     for writer in writers:
-        writer.stdin.write(b"g")
-        writer.stdin.flush()
-    assert [writer.wait() for writer in writers] == [0] * 8
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert {writer.exitcode for writer in writers} == {0}
     assert {p.fingerprint for p in load_predictions(tmp_path)} == {*"12345678"}
     assert load_header(tmp_path).planned == tuple(map(float, range(1, 9)))
 
