@@ -22,14 +22,10 @@ from typing import Any
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 from mup_tpu.files.local import flush, open_own, partial, read_regular, remove_partial, scratch_folder
 
-NOTICE_S = 15.0
-"""Time without an answer of a bucket after which a warning says so."""
-UNANSWERED_S = 60.0
-"""Time limit of a request to a bucket, besides the time of its bytes at MIN_RATE."""
-MIN_RATE = 2**16
-"""Bytes a second below which a transfer counts as failed."""
-PATIENCE_S = 300.0
-"""Time limit for tries of an unreachable service: shorter than the heartbeat of a worker."""
+NOTICE_S = 15.0  # time without an answer of a bucket after which a warning says so
+UNANSWERED_S = 60.0  # time limit of a request to a bucket, besides the time of its bytes at MIN_RATE
+MIN_RATE = 2**16  # bytes a second below which a transfer counts as failed
+PATIENCE_S = 300.0  # time limit for tries of an unreachable service: shorter than the heartbeat of a worker
 
 _BUCKETS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Schemes of buckets, each with the extra of this package that reaches them."""

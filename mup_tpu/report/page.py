@@ -25,10 +25,8 @@ class Box:
     kind: ClassVar[str] = "box"
     sentence: str
     details: Sequence[str] = ()
-    commands: Sequence[str] = ()
-    """Command lines at the ends of details, shown as they are."""
-    decision: str = ""
-    """Verdict that gives the box its colour; "" for none."""
+    commands: Sequence[str] = ()  # command lines at the ends of details, shown as they are
+    decision: str = ""  # verdict that gives the box its colour; "" for none
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,7 @@ class Picture:
     kind: ClassVar[str] = "picture"
     title: str
     caption: str
-    svg: str
-    """SVG element."""
+    svg: str  # SVG element
 
     @classmethod
     def of(cls, name: str, draw: Callable[[], Figure], number: int = 0) -> Picture:
@@ -81,11 +78,9 @@ class Page:
     """A report."""
 
     title: str
-    lead: Sequence[Block]
-    """Blocks at the top."""
+    lead: Sequence[Block]  # blocks at the top
     sections: Sequence[Section]
-    foot: str
-    """Guide to the page."""
+    foot: str  # guide to the page
 
 
 def render(page: Page) -> str:

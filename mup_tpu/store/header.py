@@ -24,8 +24,7 @@ from mup_tpu.files import Folder, patiently, short_hash
 
 FILE, PREDICTIONS = "store.json", "predictions.json"
 FORMAT = 1
-LOCK = "store.lock"
-"""File that writers of the header or of predictions lock; a bucket has no locks."""
+LOCK = "store.lock"  # file that writers of the header or of predictions lock; a bucket has no locks
 
 STUDY_COLUMNS = (
     "experiment", "trial_id", "seed", "loss", "status", "reason", "wall_time_s", "steps_done",
@@ -74,8 +73,7 @@ class Condition:
     """A condition on rows: a column equals a value, or lies above or below a number."""
 
     column: str
-    relation: str
-    """"=", ">=", "<=", ">" or "<"."""
+    relation: str  # "=", ">=", "<=", ">" or "<"
     value: str
 
     @classmethod
@@ -121,8 +119,7 @@ class StoredAxis:
 
     column: str
     fields: tuple[str, ...]
-    is_study: bool = False
-    """Whether the fields are names of a study's user, which are columns too."""
+    is_study: bool = False  # whether the fields are names of a study's user, which are columns too
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -151,16 +148,11 @@ class Header:
     """Content of store.json."""
 
     experiment: str
-    axes: StoredAxes | None = None
-    """Axes of the sweep; None if none are stored."""
-    planned: tuple[float, ...] = ()
-    """Scales of the sequence; empty for a fixed grid."""
-    where: tuple[Condition, ...] = ()
-    """Conditions on the rows that the verdict uses; without any it uses all."""
-    columns: Mapping[str, type] | None = None
-    """Columns of a study with their types; None for our own trials."""
-    others: Mapping[str, Any] = field(default_factory=dict)
-    """Entries of later versions, kept as they are."""
+    axes: StoredAxes | None = None  # axes of the sweep; None if none are stored
+    planned: tuple[float, ...] = ()  # scales of the sequence; empty for a fixed grid
+    where: tuple[Condition, ...] = ()  # conditions on the rows that the verdict uses; without any it uses all
+    columns: Mapping[str, type] | None = None  # columns of a study with their types; None for our own trials
+    others: Mapping[str, Any] = field(default_factory=dict)  # entries of later versions, kept as they are
 
     @classmethod
     def parse(cls, content: bytes) -> Header:
@@ -267,28 +259,18 @@ def change_header(folder: Folder, experiment: str, change: Callable[[Header], He
 class KeptPrediction:
     """A prediction of one rule's optimum at one scale."""
 
-    made_at: str
-    """ISO time."""
-    rows: int
-    """Number of rows behind it."""
-    fingerprint: str
-    """Hash of the rows' trial_ids."""
-    scales: tuple[float, ...]
-    """Scales of the rows."""
-    compared: str
-    """Name of the rule."""
+    made_at: str  # ISO time
+    rows: int  # number of rows behind it
+    fingerprint: str  # hash of the rows' trial_ids
+    scales: tuple[float, ...]  # scales of the rows
+    compared: str  # name of the rule
     scale_column: str
     hyperparameter: str
-    scale: float
-    """Scale of the target."""
-    x: float
-    """log2 of the predicted optimum."""
-    half: tuple[float, float]
-    """50 % interval of x."""
-    interval: tuple[float, float]
-    """95 % interval of x."""
-    expected_cost: float | None
-    """Expected cost of taking x, nat per token; None if it is unknown."""
+    scale: float  # scale of the target
+    x: float  # log2 of the predicted optimum
+    half: tuple[float, float]  # 50 % interval of x
+    interval: tuple[float, float]  # 95 % interval of x
+    expected_cost: float | None  # expected cost of taking x, nat per token; None if it is unknown
     loss: tuple[float, float, float] | None
     """Expected loss at the optimum and its 95 % interval; None if it is unknown."""
 

@@ -44,8 +44,7 @@ FINAL = ("finished", "diverged", "stopped")
 """Statuses of results; "failed" and "preempted" trials are run again."""
 
 _TABLES = ("runs", "curves")
-_LOOK_EVERY = 16
-"""Parts that a writer adds before it looks again whether there are many to merge."""
+_LOOK_EVERY = 16  # parts that a writer adds before it looks again whether there are many to merge
 
 _log = logging.getLogger(__name__)
 

@@ -28,11 +28,9 @@ from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, patiently, short_hash
 from mup_tpu.store.header import STUDY_COLUMNS, accessed
 
-Columns = Mapping[str, type] | None
-"""Columns of a study with their types; None for our own trials."""
+Columns = Mapping[str, type] | None  # columns of a study with their types; None for our own trials
 
-MERGE_EVERY = 64
-"""Parts of about one size after which a writer merges them."""
+MERGE_EVERY = 64  # parts of about one size after which a writer merges them
 
 _SMALLEST, _GROWTH = 2**17, 8  # bytes of parts of the first size (some rows), factor to the next size
 _LISTINGS = 100  # attempts at reading all parts of a listing: a merge may replace some before they are read
