@@ -321,8 +321,9 @@ def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str
     for column in dict.fromkeys(fixed):
         if column not in table or column in axes:
             continue
-        known = table[column].dropna()
-        distinct = (known.map(str) if known.dtype == object else known).unique()
+        known = table[column]
+        unique = (known.dropna().map(str) if known.dtype == object else known).unique()
+        distinct = unique[pd.notna(unique)]
         if len(distinct) > 1:
             values = ", ".join(map(on_one_line, sorted(distinct)[:4]))
             follows = table[column].map(str).groupby(table[columns.scale]).nunique().max() == 1
