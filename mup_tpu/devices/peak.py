@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # TFLOP/s of dense matrix products in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's data
 # sheets; by words of torch's name of the device, the first that fits.
 _GPUS: dict[str, tuple[float, float]] = {
+    "B200": (2250.0, 75.0),
     "H200": (989.0, 67.0),
     "H100 NVL": (835.0, 60.0),
     "H100 PCIe": (756.0, 51.0),
@@ -30,6 +31,9 @@ _GPUS: dict[str, tuple[float, float]] = {
     "L40S": (362.0, 91.6),
     "L4": (121.0, 30.3),
     "A10": (125.0, 31.2),
+    "RTX 5090": (209.5, 104.8),  # GeForce: bfloat16 accumulated in float32, as torch does
+    "RTX 4090": (165.2, 82.6),
+    "RTX 3090": (71.0, 35.6),
 }
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -53,6 +53,9 @@ def test_a_gpu_has_units_by_its_capability():
         ("NVIDIA A100-SXM4-80GB", 312, 19.5),
         ("NVIDIA L40S", 362, 91.6),
         ("NVIDIA L4", 121, 30.3),
+        ("NVIDIA B200", 2250, 75),
+        ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
+        ("NVIDIA GeForce RTX 3090", 71, 35.6),
     ],
 )
 def test_peaks_of_gpus_are_those_of_nvidia_s_data_sheets(name, bf16, float32):
