@@ -43,6 +43,21 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
     assert load_runs(tmp_path / "both")["status"].tolist() == ["finished"]
 
 
+def test_a_package_of_the_extra_train_that_is_missing_is_named_and_others_are_errors_of_ours(capsys):
+    def call(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    with pytest.raises(SystemExit) as ended:
+        guard(lambda: call("transformers.models"))
+    assert ended.value.code == 2
+    assert "this command needs transformers, which is not installed: pip install '.[train]'" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    for name in ("mup_tpu.nowhere", "nowhere"):
+        with pytest.raises(ModuleNotFoundError):
+            guard(lambda name=name: call(name))
+
+
 def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
     """In `mup-tpu ... | tee log` it ends both, and what was not yet written has nowhere to go."""
     program = (
