@@ -117,12 +117,9 @@ class Conclusion:
     """Result of a coordinate check of one parametrization after the last step."""
 
     parametrization: str
-    fastest: Slope | None
-    """Fastest growing activation or update."""
-    passes: bool
-    """Whether no activation and no update grows."""
-    linearization: tuple[Slope, ...]
-    """Distance of each kind of block from its linearization, along the depth."""
+    fastest: Slope | None  # Fastest growing activation or update
+    passes: bool  # Whether no activation and no update grows
+    linearization: tuple[Slope, ...]  # Distance of each kind of block from its linearization, along the depth
 
 
 def conclusions(table: pd.DataFrame) -> list[Conclusion]:

@@ -19,12 +19,9 @@ class Cost:
     """Cost of a run as a power of its scale."""
 
     exponent: float
-    at_one: float
-    """Cost at scale 1."""
-    unit: str
-    """"s", "FLOP", a column of the table, or "runs": of the smallest scale."""
-    scale: str = ""
-    """Column of the scale."""
+    at_one: float  # Cost at scale 1
+    unit: str  # "s", "FLOP", a column of the table, or "runs": of the smallest scale
+    scale: str = ""  # Column of the scale
     smallest: float = math.nan
     """Scale of one run of the unit "runs"; nan with another unit, or before anything was run."""
 

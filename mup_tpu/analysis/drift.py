@@ -17,8 +17,7 @@ from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.trend import Trend, fit_trend, priors_of
 from mup_tpu.analysis.valley import Valley
 
-NEEDED = 3
-"""Least number of scales with a bracketed optimum for a drift exponent, and so for a verdict."""
+NEEDED = 3  # Least number of scales with a bracketed optimum for a drift exponent, and so for a verdict
 WIDEST_TOLD = 2.0
 """Width of an interval around 0 at which it tells nothing about α: from ∝ 1/scale to ∝ scale."""
 WIDEST_COLLAPSE = 2.5

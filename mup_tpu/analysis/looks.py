@@ -28,16 +28,11 @@ class Question:
     """Columns, tolerances and plan by which a run table is judged."""
 
     columns: Columns = Columns()
-    epsilon: float = EPSILON
-    """Regret that does not matter, nat per token."""
-    delta: float = DELTA
-    """Drift exponent that does not matter."""
-    planned: tuple[float, ...] = ()
-    """Scales of a sequence; empty for a single look."""
-    rounding: float = 0.0
-    """Step to which losses are rounded, nat per token; 0 for none."""
-    seed: int = 0
-    """Seed of the draws."""
+    epsilon: float = EPSILON  # Regret that does not matter, nat per token
+    delta: float = DELTA  # Drift exponent that does not matter
+    planned: tuple[float, ...] = ()  # Scales of a sequence; empty for a single look
+    rounding: float = 0.0  # Step to which losses are rounded, nat per token; 0 for none
+    seed: int = 0  # Seed of the draws
 
     @classmethod
     def of(cls, table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0) -> Question:
@@ -93,10 +88,8 @@ def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None
 class LookTaken:
     """Evidence and verdict after a purchase."""
 
-    number: int
-    """Number of the look; 0 while drift or regret was unknown."""
-    purchase: int
-    """Purchase that this look followed; 0 for none."""
+    number: int  # Number of the look; 0 while drift or regret was unknown
+    purchase: int  # Purchase that this look followed; 0 for none
     runs: int
     evidence: Evidence
     verdict: Verdict

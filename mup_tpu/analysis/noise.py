@@ -15,14 +15,12 @@ from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.valley import fit_valley
 
 _PRIOR_DF = 4
-_PARAMETERS = 4
-"""Numbers that a valley's fit takes from a window's points."""
+_PARAMETERS = 4  # Numbers that a valley's fit takes from a window's points
 _NOISES = np.geomspace(0.003, 2.0, 14)
 """Noises that are weighed, as shares of the fourth lowest point's rise; squared step of their logarithm over
 12."""
 _BETWEEN = math.log(2.0 / 0.003) ** 2 / 13**2 / 12
-_CLIP = 0.8
-"""Quantile of a point's squares to which they are held."""
+_CLIP = 0.8  # Quantile of a point's squares to which they are held
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Noise:
 
     @property
     def freedom(self) -> float:
-        """Return the degrees of freedom; infinite for given errors, which are taken as they are."""
+        # Degrees of freedom; infinite for given errors, which are taken as they are
         return math.inf if self.source == "given errors" else float(self.df)
 
     def errors_G(self, curve: LossCurve) -> np.ndarray:

@@ -21,14 +21,11 @@ from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
 
-EPSILON = 0.01
-"""Largest regret that does not matter, nat per token."""
+EPSILON = 0.01  # Largest regret that does not matter, nat per token
 DRAWS = 8000
 _BAND_DRAWS, _BAND_POINTS = 200, 201
-_EVERY = 5
-"""Draws of which one has shapes that are independent between scales; the others share theirs."""
-_FLAT_STEPS = 4.0
-"""Grid steps that an interval spans, from which the valley counts as flat."""
+_EVERY = 5  # Draws of which one has shapes that are independent between scales; the others share theirs
+_FLAT_STEPS = 4.0  # Grid steps that an interval spans, from which the valley counts as flat
 
 
 class Status(StrEnum):
@@ -41,8 +38,7 @@ class Status(StrEnum):
     FLAT = "flat"
     LOWER = "at lower edge"
     UPPER = "at upper edge"
-    ONE_VALUE = "one value"
-    """Nothing was tuned."""
+    ONE_VALUE = "one value"  # Nothing was tuned
     NO_RUN = "no finite run"
 
 
@@ -103,12 +99,10 @@ class Estimate:
     """Curve of one scale, draws of its valley, and its optimum."""
 
     curve: LossCurve
-    fit: Fit | None
-    """None without a finite run."""
+    fit: Fit | None  # None without a finite run
     valley: Valley | None
     optimum: Optimum
-    error_G: np.ndarray
-    """Standard error of each mean, nat."""
+    error_G: np.ndarray  # Standard error of each mean, nat
 
 
 def estimate(

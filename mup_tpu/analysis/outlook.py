@@ -13,13 +13,10 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, claims, fit_trend, kind_of, priors_of
 from mup_tpu.errors import TableError
 
-_PER_RUN = 0.1
-"""Squared standard error of an optimum times runs within reach, octaves²: median of 162 sweeps."""
-_FLOOR = 0.04**2
-"""Squared standard error that no seed takes away, octaves²: the valley's unknown shape."""
+_PER_RUN = 0.1  # Squared standard error of an optimum times runs within reach, octaves²: median of 162 sweeps
+_FLOOR = 0.04**2  # Squared standard error that no seed takes away, octaves²: the valley's unknown shape
 _CURVATURES = {"width": 0.065, "depth": 0.14, "batch size": 0.047, "tokens": 0.026, "size": 0.036}
-_USUAL_CURVATURE = 0.05
-"""Mean curvatures of valleys in the stored and public sweeps, nat per octave²."""
+_USUAL_CURVATURE = 0.05  # Mean curvatures of valleys in the stored and public sweeps, nat per octave²
 
 
 def runs_within_reach(cells: Sequence[Cell]) -> float:
@@ -33,12 +30,9 @@ class Assumed:
     """Drift and valleys of one rule along one scale, before it is run."""
 
     priors: Priors
-    curvature: float
-    """Curvature of the valley at the target, nat per octave²."""
-    per_run: float
-    """Squared standard error of an optimum from one run, octaves²."""
-    source: Reason
-    """Origin of the numbers."""
+    curvature: float  # Curvature of the valley at the target, nat per octave²
+    per_run: float  # Squared standard error of an optimum from one run, octaves²
+    source: Reason  # Origin of the numbers
 
     @classmethod
     def usual(cls, scale: str, rule: str) -> Assumed:
@@ -74,9 +68,9 @@ class Assumed:
         return cls(after, float(known[-1][2].curvature_R.mean()), float(np.median(per_runs)), source)
 
     def error(self, runs: float) -> float:
-        """Return the squared standard error of an optimum from some runs within reach of it, octaves²."""
+        # Squared standard error of an optimum from some runs within reach of it, octaves²
         return max(self.per_run / runs, _FLOOR)
 
     def regret(self, variance: float) -> float:
-        """Return the expected regret of a value of some variance, nat."""
+        # Expected regret of a value of some variance, nat
         return self.curvature / 2 * variance

@@ -29,17 +29,13 @@ FILE = "plan.json"
 class Planned:
     """A plan in its results folder: the target, and the sizes to run, the cheapest first."""
 
-    columns: Columns
-    """Of the run table: hyperparameter, compared field."""
-    follows: tuple[str, ...]
-    """Sizes that the optimum may follow."""
-    target: dict[str, float]
-    """Sizes of the target."""
+    columns: Columns  # Of the run table: hyperparameter, compared field
+    follows: tuple[str, ...]  # Sizes that the optimum may follow
+    target: dict[str, float]  # Sizes of the target
     cells: tuple[tuple[dict[str, float], dict[str, float]], ...]
     """Values of each cell by column, and its sizes."""
     rule: str = ""
-    fix: dict[str, float] = field(default_factory=dict)
-    """Known exponents by size."""
+    fix: dict[str, float] = field(default_factory=dict)  # Known exponents by size
 
     @property
     def priors(self) -> tuple[Priors, ...]:
@@ -50,7 +46,6 @@ class Planned:
         )
 
     def trend(self, known: Mapping[int, Estimate]) -> Trend:
-        """Return the trend of the optima of some cells."""
         sizes = np.array([self.sizes(self.cells[cell][1]) for cell in known])
         x_S, error_S = np.array([(e.optimum.mean, e.optimum.se) for e in known.values()]).T
         return Trend(sizes, x_S, error_S, self.priors)
@@ -108,21 +103,14 @@ class PlannedOptimum:
 
     hyperparameter: str
     rule: str
-    sizes: dict[str, float]
-    """Of the target."""
-    x: float
-    """log2 of the optimum."""
+    sizes: dict[str, float]  # Of the target
+    x: float  # log2 of the optimum
     half: tuple[float, float]
-    interval: tuple[float, float]
-    """95 % interval of x."""
-    expected_cost: float
-    """Of taking x, nat; nan if no curvature is known."""
-    high_cost: float
-    """Its 97.5 % quantile."""
-    exponents: dict[str, tuple[float, float]]
-    """Exponent of each size and its standard deviation."""
-    known: int
-    """Cells with a known optimum."""
+    interval: tuple[float, float]  # 95 % interval of x
+    expected_cost: float  # Of taking x, nat; nan if no curvature is known
+    high_cost: float  # Its 97.5 % quantile.
+    exponents: dict[str, tuple[float, float]]  # Exponent of each size and its standard deviation
+    known: int  # Cells with a known optimum
     cells: int
     runs: int
 

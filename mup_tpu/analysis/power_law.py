@@ -53,12 +53,9 @@ class HeldOut:
     """Cells predicted from the others."""
 
     cells: int
-    rmse: float
-    """Octaves."""
-    regret: float
-    """Mean loss over the cell's best, nat."""
-    inside: float
-    """Share inside the 95 % interval, widened by the optimum's own error."""
+    rmse: float  # Octaves
+    regret: float  # Mean loss over the cell's best, nat
+    inside: float  # Share inside the 95 % interval, widened by the optimum's own error
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,12 +65,9 @@ class PowerLaw:
     compared: str
     hyperparameter: str
     scales: tuple[str, ...]
-    sizes_SA: np.ndarray
-    """log2 of each known cell's sizes."""
-    estimates: tuple[Estimate, ...]
-    """Known cells' optima."""
-    cells: int
-    """Cells in the table, those without a known optimum too."""
+    sizes_SA: np.ndarray  # log2 of each known cell's sizes
+    estimates: tuple[Estimate, ...]  # Known cells' optima
+    cells: int  # Cells in the table, those without a known optimum too
     notes: tuple[Reason, ...]
 
     @cached_property

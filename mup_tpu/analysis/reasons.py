@@ -14,13 +14,11 @@ class Reason:
     The values `at` and `scales` are points of the scale; a sentence writes them in the scale's unit.
     """
 
-    code: str
-    """Key of its sentence in `mup_tpu.words.reasons`."""
+    code: str  # Key of its sentence in `mup_tpu.words.reasons`.
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, code: str, **values: Any) -> Reason:
-        """Make a reason with its values as keywords."""
         return cls(code, values)
 
     def __getitem__(self, name: str) -> Any:

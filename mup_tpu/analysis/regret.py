@@ -17,8 +17,7 @@ import numpy as np
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.trend import Trend
 
-_SLACK = 2.0
-"""Standard errors by which a valley may leave the range of the runs on either side of a value."""
+_SLACK = 2.0  # Standard errors by which a valley may leave the range of the runs on either side of a value
 AT_LEAST = "at least"
 """Status of a lower bound: the larger scale's optimum or the smaller one's value lies beyond the larger's
 grid."""

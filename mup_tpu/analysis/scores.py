@@ -20,12 +20,9 @@ class Score:
     """Prediction and outcome; nan if the rows do not tell."""
 
     prediction: KeptPrediction
-    x: float
-    """log2 of the optimum by the rows."""
-    error: float
-    """Standard error of x, octaves."""
-    loss: float
-    """Least loss at the scale: at the optimum if it is known, else of the value that was run."""
+    x: float  # log2 of the optimum by the rows
+    error: float  # Standard error of x, octaves
+    loss: float  # Least loss at the scale: at the optimum if it is known, else of the value that was run
 
     @property
     def is_inside(self) -> bool | None:
@@ -38,7 +35,7 @@ class Score:
 
     @property
     def is_loss_inside(self) -> bool | None:
-        """Return whether the loss lies in its 95 % interval; None if it was not predicted."""
+        # Whether the loss lies in its 95 % interval; None if it was not predicted
         if self.prediction.loss is None or not math.isfinite(self.loss):
             return None
         return self.prediction.loss[1] <= self.loss <= self.prediction.loss[2]

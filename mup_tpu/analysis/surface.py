@@ -49,24 +49,18 @@ from mup_tpu.analysis.verdict import DELTA, PLAIN, Verdict, decide
 from mup_tpu.errors import TableError
 from mup_tpu.store import Condition, load_header
 
-MOST = 4
-"""Most hyperparameters of one surface."""
+MOST = 4  # Most hyperparameters of one surface
 _SHARES = (0.1, 0.2, 0.4, 0.8)
 """Standard errors of the quadratic at a point, as shares of its rise, that are weighed."""
 _NOISES = np.geomspace(0.01, 2.0, 10)
 """Noises that are weighed, as shares of a typical rise, where no seeds are repeated."""
-_OUTSIDE = 2.0
-"""Octaves beyond the values that were run over which an optimum becomes e times less likely."""
-_BENDS = np.arange(-6, 7) / 5
-"""Bends that are weighed, per octave: exponents of the steeper side."""
-_BEND_SPREAD = 0.4
-"""Mean size of a bend in the prior."""
+_OUTSIDE = 2.0  # Octaves beyond the values that were run over which an optimum becomes e times less likely
+_BENDS = np.arange(-6, 7) / 5  # Bends that are weighed, per octave: exponents of the steeper side
+_BEND_SPREAD = 0.4  # Mean size of a bend in the prior
 _DRAWS = 2000
 _ROUNDS = 4
-_KEPT = 9
-"""Bends beside the best ones that are weighed with all errors."""
-_LEAST_SHARE = 0.05
-"""Share of draws that must have a minimum."""
+_KEPT = 9  # Bends beside the best ones that are weighed with all errors
+_LEAST_SHARE = 0.05  # Share of draws that must have a minimum
 
 
 @dataclass(frozen=True)
@@ -74,29 +68,23 @@ class Surface:
     """Draws of a rule's loss surface."""
 
     scales: tuple[float, ...]
-    reference_SH: np.ndarray
-    """log2 values at which coordinates are not bent."""
+    reference_SH: np.ndarray  # log2 values at which coordinates are not bent
     bend_RH: np.ndarray
-    vertex_RSH: np.ndarray
-    """Optimum in bent coordinates."""
-    loss_RS: np.ndarray
-    """Loss at the optimum."""
-    curvature_RHH: np.ndarray
-    """Q, unit of the loss per octave²."""
+    vertex_RSH: np.ndarray  # Optimum in bent coordinates
+    loss_RS: np.ndarray  # Loss at the optimum
+    curvature_RHH: np.ndarray  # Q, unit of the loss per octave²
     low_SH: np.ndarray
-    high_SH: np.ndarray
-    """Range of the values that were run and not lost, log2."""
-    noise: float
-    """Standard deviation of a single run near the optimum."""
+    high_SH: np.ndarray  # Range of the values that were run and not lost, log2
+    noise: float  # Standard deviation of a single run near the optimum
 
     @cached_property
     def optimum_RSH(self) -> np.ndarray:
-        """Return log2 of the best values."""
+        # Log2 of the best values
         return self.reference_SH + _unbend(self.vertex_RSH, self.bend_RH[:, None])
 
     @cached_property
     def profile_RH(self) -> np.ndarray:
-        """Return the curvature along each hyperparameter with the others at their best."""
+        # Curvature along each hyperparameter with the others at their best
         return np.asarray(1 / np.diagonal(np.linalg.inv(self.curvature_RHH), axis1=1, axis2=2))
 
     def away_RH(self, source: int, target: int) -> np.ndarray:
@@ -111,13 +99,10 @@ class Pair:
 
     first: str
     second: str
-    correlation: float
-    """Q_ab / √(Q_aa·Q_bb): above 0 one's optimum falls as the other rises."""
+    correlation: float  # Q_ab / √(Q_aa·Q_bb): above 0 one's optimum falls as the other rises
     low: float
-    high: float
-    """95 % interval."""
-    shift: float
-    """Octaves by which the first's best value moves for an octave of the second."""
+    high: float  # 95 % interval
+    shift: float  # Octaves by which the first's best value moves for an octave of the second
 
     @property
     def interacts(self) -> bool:
@@ -133,8 +118,7 @@ class JointResult:
     pairs: tuple[Pair, ...]
     octave_cost: tuple[tuple[float, float], ...]
     """Cost of an error of one octave in each hyperparameter alone, and its 97.5 % quantile."""
-    regret: Regret
-    """Of all values of the smallest scale at the largest."""
+    regret: Regret  # Of all values of the smallest scale at the largest
     verdict: Verdict
 
     def to_dict(self) -> dict[str, Any]:
@@ -335,28 +319,27 @@ def fit_surface(
     log_R = -np.maximum(0, outside_RSH).sum(axis=(1, 2)) / _OUTSIDE
     kept_R = generator.choice(len(log_R), draws, p=_normalised(log_R))
     noise = float(weight_K @ [sigma for _, sigma, _ in fits])
-    of_draws = (bend_RH[kept_R], *(v[kept_R] for v in vertices))
-    return Surface(points.scales, rough.reference_SH, *of_draws, points.low_SH, points.high_SH, noise)
+    vertex_RSH, loss_RS, curvature_RHH = (v[kept_R] for v in vertices)
+    return Surface(
+        points.scales, rough.reference_SH, bend_RH[kept_R], vertex_RSH, loss_RS, curvature_RHH,
+        points.low_SH, points.high_SH, noise,
+    )  # fmt: skip
 
 
 class _Error(NamedTuple):
     """Errors that points may have."""
 
     variance_N: np.ndarray
-    log: float = 0.0
-    """Log evidence by the scatter of seeds."""
-    sigma: float = 0.0
-    """Noise of a single run."""
+    log: float = 0.0  # Log evidence by the scatter of seeds
+    sigma: float = 0.0  # Noise of a single run
 
 
 class _Regression(NamedTuple):
     """Coefficients of a surface, given bends and errors: normal."""
 
-    log: float
-    """Log evidence."""
+    log: float  # Log evidence
     beta_P: np.ndarray
-    root_PP: np.ndarray
-    """Root of the covariance."""
+    root_PP: np.ndarray  # Root of the covariance
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,15 +347,11 @@ class _Points:
     """Mean losses of a rule's points."""
 
     scales: tuple[float, ...]
-    number_N: np.ndarray
-    """Number of each point's scale."""
-    u_NH: np.ndarray
-    """log2 of the hyperparameters."""
-    y_N: np.ndarray
-    """Mean loss."""
+    number_N: np.ndarray  # Number of each point's scale
+    u_NH: np.ndarray  # log2 of the hyperparameters
+    y_N: np.ndarray  # Mean loss
     count_N: np.ndarray
-    squares_N: np.ndarray
-    """Squared deviations of its runs from the mean."""
+    squares_N: np.ndarray  # Squared deviations of its runs from the mean
 
     def _ends(self, end: Callable[..., np.ndarray]) -> np.ndarray:
         return np.array([end(self.u_NH[self.number_N == s], axis=0) for s in range(len(self.scales))])
@@ -444,8 +423,7 @@ class _RoughFit:
 
     bend_H: np.ndarray
     reference_SH: np.ndarray
-    rise_N: np.ndarray
-    """Rises above each scale's optimum."""
+    rise_N: np.ndarray  # Rises above each scale's optimum
     error: _Error
 
     def log_probability(self, points: _Points, bend_H: np.ndarray) -> float:

@@ -31,12 +31,9 @@ from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.valley import Valley
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
-LEAST = 2
-"""Scales with a known optimum that a prediction needs."""
-FLAT = 1e4
-"""Variance of β₀, octaves²."""
-LEAST_ERROR = 0.01
-"""Least standard error of an optimum, octaves."""
+LEAST = 2  # Scales with a known optimum that a prediction needs
+FLAT = 1e4  # Variance of β₀, octaves²
+LEAST_ERROR = 0.01  # Least standard error of an optimum, octaves
 
 
 _SCATTERS, _FEW_SCATTERS = 16, 4
@@ -47,14 +44,10 @@ _SCATTERS, _FEW_SCATTERS = 16, 4
 class Pace:
     """How a trend may move: standard deviations, octaves per octave of the scale."""
 
-    slope: float
-    """Of the mean slope around the prior's mean."""
-    wander: float
-    """Of the slope around its mean."""
-    memory: float = 2.0
-    """Octaves over which the slope reverts to its mean."""
-    shared: float = 0.0
-    """Scatter that all optima at one value of the scale have in common, octaves."""
+    slope: float  # Of the mean slope around the prior's mean
+    wander: float  # Of the slope around its mean
+    memory: float = 2.0  # Octaves over which the slope reverts to its mean
+    shared: float = 0.0  # Scatter that all optima at one value of the scale have in common, octaves
 
     def covariance(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
         """Return the covariance of the trend, anchored at 0, between distances, octaves²."""
@@ -71,18 +64,13 @@ class Pace:
 class Priors:
     """Priors of a trend along a kind of scale."""
 
-    steady: float
-    """Probability that the rule is steady."""
-    scatter: float
-    """Scale of τ, octaves."""
-    mean: float = 0.0
-    """Mean slope of a rule that drifts, octaves per octave."""
+    steady: float  # Probability that the rule is steady
+    scatter: float  # Scale of τ, octaves
+    mean: float = 0.0  # Mean slope of a rule that drifts, octaves per octave
     quiet: Pace = Pace(0.05, 0.05)
     moving: Pace = Pace(0.5, 0.3)
-    breaks: float = 0.05
-    """Chance per octave beyond the largest scale that the slope changes for good."""
-    broken: float = 0.3
-    """Standard deviation of that change, octaves per octave."""
+    breaks: float = 0.05  # Chance per octave beyond the largest scale that the slope changes for good
+    broken: float = 0.3  # Standard deviation of that change, octaves per octave
     shared: tuple[float, ...] = (0.0,)
     """Scatters, equally likely, that optima at one value of the scale may have in common, octaves."""
 
@@ -117,7 +105,6 @@ KEPT = 0.75
 
 
 def fixed(exponent: float) -> Priors:
-    """Return priors of a scale whose exponent is known."""
     return Priors(0.0, 0.1, exponent, moving=Pace(1e-4, 1e-4), breaks=0.0)
 
 
@@ -170,17 +157,14 @@ class Mixture:
 class Trend:
     """Posterior of a trend, given optima and their errors."""
 
-    sizes: Sequence[float] | np.ndarray
-    """Of each optimum: its scale (S,), or its value of each scale (S, A)."""
+    sizes: Sequence[float] | np.ndarray  # Of each optimum: its scale (S,), or its value of each scale (S, A)
     x_S: np.ndarray
     error_S: np.ndarray
-    priors: tuple[Priors, ...]
-    """Of each scale."""
-    correlation_SS: np.ndarray | None = None
-    """Correlation of the errors; None for independent ones."""
+    priors: tuple[Priors, ...]  # Of each scale
+    correlation_SS: np.ndarray | None = None  # Correlation of the errors; None for independent ones
 
     def _octaves(self, sizes: Any) -> np.ndarray:
-        """Return octaves beyond the last optimum's sizes, N × A."""
+        # Octaves beyond the last optimum's sizes, N × A
         sizes_NA, last_A = (np.reshape(v, (-1, len(self.priors))) for v in (sizes, self.sizes[-1]))
         return np.asarray(np.log2(sizes_NA / last_A))
 
@@ -200,7 +184,7 @@ class Trend:
         return np.asarray(-max(p.scatter for p in self.priors) * scipy.special.stdtrit(3, above_T / 2))
 
     def _each(self, of_sets: Sequence[Any]) -> np.ndarray:
-        """Repeat what belongs to a set for each of its scatters."""
+        # Repeat what belongs to a set for each of its scatters
         return np.repeat(np.array(of_sets), len(self._tau_T), axis=0)
 
     @cached_property
@@ -228,7 +212,7 @@ class Trend:
 
     @cached_property
     def _truth_KSS(self) -> np.ndarray:
-        """Return the prior covariance of the optima."""
+        # Prior covariance of the optima
         scatter_KSS = self._tau_K[:, None, None] ** 2 * np.eye(len(self.x_S))
         return FLAT + self._trend(self._r_SA, self._r_SA) + scatter_KSS
 
@@ -244,7 +228,7 @@ class Trend:
 
     @cached_property
     def _away_KS(self) -> np.ndarray:
-        """Return the optima less their prior means, from the last one: the flat β₀ costs no digits."""
+        # Optima less their prior means, from the last one: the flat β₀ costs no digits
         return self.x_S - self.x_S[-1] - self._mean_KA @ self._r_SA.T
 
     @cached_property
@@ -257,13 +241,13 @@ class Trend:
 
     @property
     def steady(self) -> float:
-        """Return the probability that the rule is steady along its one scale."""
+        # Probability that the rule is steady along its one scale
         (priors,) = self.priors
         return float(self.weight_K @ self._each([pace == priors.quiet for ((*_, pace),) in self._sets]))
 
     @cached_property
     def tau(self) -> float:
-        """Return the median of the scatter, octaves."""
+        # Median of the scatter, octaves
         order = np.argsort(self._tau_K)
         return float(np.interp(0.5, np.cumsum(self.weight_K[order]), self._tau_K[order]))
 

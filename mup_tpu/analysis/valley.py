@@ -22,16 +22,11 @@ import numpy as np
 import scipy
 from scipy.special import log_ndtr, ndtr, ndtri
 
-MODEL_ERROR = 0.1
-"""Standard error of a shape at a point, as a share of the point's rise above the best."""
-_PLAINLY = 1e-3
-"""Chance of noise alone by which a point counts as plainly worse than the best."""
-_STEEP = 5.0
-"""Median rises of a window's points at which a point's model error has doubled."""
-_WALL_ERROR = 0.5
-"""The same for the first point that all shapes miss, where a wall may stand before it."""
-MISS = 3.0
-"""Residual, in standard errors, from which a point ends the valley on its side, as a wall does."""
+MODEL_ERROR = 0.1  # Standard error of a shape at a point, as a share of the point's rise above the best
+_PLAINLY = 1e-3  # Chance of noise alone by which a point counts as plainly worse than the best
+_STEEP = 5.0  # Median rises of a window's points at which a point's model error has doubled
+_WALL_ERROR = 0.5  # The same for the first point that all shapes miss, where a wall may stand before it
+MISS = 3.0  # Residual, in standard errors, from which a point ends the valley on its side, as a wall does
 CURVATURE_SCATTER = 0.37
 """Standard deviation of the logarithm of curvature between widths of one stored sweep."""
 BEYOND = 6.0
@@ -44,23 +39,16 @@ which one. All of it would be too sure beside walls; some of 70 stored and publi
 """
 _HEIGHT_SCATTER = 0.5
 """Standard deviation of a height around that of other scales, as a share: more than between stored widths."""
-_REACH = 3.0
-"""Octaves and grid steps from the best point, whichever is more, within which points count."""
-_COARSE, _FINE = 0.2, 81
-"""Step of the first grid of x*, octaves, and values of the second one."""
+_REACH = 3.0  # Octaves and grid steps from the best point, whichever is more, within which points count
+_COARSE, _FINE = 0.2, 81  # Step of the first grid of x*, octaves, and values of the second one
 _POWERS = (1.1, 1.5, 2.0, 2.5, 3.0)
-_ROUNDED = (0.5, 1.0, 2.0)
-"""Half-widths, octaves, of the round bottoms of valleys with straight sides."""
-_RATES = (0.15, 0.4, 0.8, 1.4)
-"""Geometric means of the exponents of the two sides, per octave."""
+_ROUNDED = (0.5, 1.0, 2.0)  # Half-widths, octaves, of the round bottoms of valleys with straight sides
+_RATES = (0.15, 0.4, 0.8, 1.4)  # Geometric means of the exponents of the two sides, per octave
 _LOG_RATIOS = (-3.0, -1.8, -1.0, -0.45, 0.0, 0.45, 1.0, 1.8, 3.0)
 """Logarithm of the right side's steepness over the left side's."""
-PARABOLA = _POWERS.index(2.0) * len(_LOG_RATIOS) + _LOG_RATIOS.index(0.0)
-"""Number of the shape u²."""
-_RATIO_SPREAD = 0.8
-"""Mean size of that logarithm in the prior; of 66 fitted public curves the median is 0.9."""
-_POWER_SPREAD = 0.6
-"""Standard deviation of the prior of p around 2."""
+PARABOLA = _POWERS.index(2.0) * len(_LOG_RATIOS) + _LOG_RATIOS.index(0.0)  # Number of the shape u²
+_RATIO_SPREAD = 0.8  # Mean size of that logarithm in the prior; of 66 fitted public curves the median is 0.9.
+_POWER_SPREAD = 0.6  # Standard deviation of the prior of p around 2
 
 
 @cache
@@ -91,13 +79,10 @@ def _rise(kind: int, size: np.ndarray, ratio: np.ndarray, u: np.ndarray) -> np.n
 class Valley:
     """Draws of a valley."""
 
-    x_R: np.ndarray
-    """Optimum, log2 of the hyperparameter."""
-    loss_R: np.ndarray
-    """Loss at the optimum, nat."""
+    x_R: np.ndarray  # Optimum, log2 of the hyperparameter
+    loss_R: np.ndarray  # Loss at the optimum, nat
     height_R: np.ndarray
-    shape_R: np.ndarray
-    """Number of the shape."""
+    shape_R: np.ndarray  # Number of the shape
 
     def rise(self, u: np.ndarray) -> np.ndarray:
         """Return the rise above the optimum, nat, at u octaves from it, (R,) or (R, N)."""
@@ -115,12 +100,12 @@ class Valley:
 
     @property
     def curvature_R(self) -> np.ndarray:
-        """Return the rises an octave above and below the optimum together, a parabola's curvature, nat."""
+        # Rises an octave above and below the optimum together, a parabola's curvature, nat
         ones = np.ones(len(self.x_R))
         return self.rise(ones) + self.rise(-ones)
 
     def loss(self, x: np.ndarray) -> np.ndarray:
-        """Return the loss in each draw at x (N,), nat, R × N."""
+        # Loss in each draw at x (N,), nat, R × N
         return self.loss_R[:, None] + self.rise(np.asarray(x)[None, :] - self.x_R[:, None])
 
 
@@ -128,30 +113,22 @@ class Valley:
 class Fit:
     """Table of the posterior over shapes and x*, and the best entry's residuals."""
 
-    window: np.ndarray
-    """Indices of the points used."""
-    residual_W: np.ndarray
-    """Points above the best entry of the table, nat."""
+    window: np.ndarray  # Indices of the points used
+    residual_W: np.ndarray  # Points above the best entry of the table, nat
     variance_W: np.ndarray
     low: float
-    high: float
-    """Bounds of x*: the nearest lost or missed points, infinite without."""
-    is_missed_G: np.ndarray
-    """Points that all shapes miss."""
+    high: float  # Bounds of x*: the nearest lost or missed points, infinite without
+    is_missed_G: np.ndarray  # Points that all shapes miss
     at_X: np.ndarray
     log_KX: np.ndarray
     height_KX: np.ndarray
-    spread_KX: np.ndarray
-    """Standard error of the height."""
-    centre_KX: np.ndarray
-    """Weighted mean of g over the points."""
+    spread_KX: np.ndarray  # Standard error of the height
+    centre_KX: np.ndarray  # Weighted mean of g over the points
     chi2_KX: np.ndarray
-    mean: float
-    """Weighted mean of the losses."""
+    mean: float  # Weighted mean of the losses
     total_weight: float
     df: float
-    log_evidence: float
-    """Log of the points' probability, up to a constant; of normal errors."""
+    log_evidence: float  # Log of the points' probability, up to a constant; of normal errors
 
 
 def fit_valley(
@@ -286,10 +263,8 @@ def _table(
 class Shared:
     """What the other curves of a rule say of a curve's valley."""
 
-    log_shape_K: np.ndarray
-    """Log of their evidence for each shape."""
-    height_K: np.ndarray
-    """Mean of the prior of the height, nat, if a shape is right."""
+    log_shape_K: np.ndarray  # Log of their evidence for each shape
+    height_K: np.ndarray  # Mean of the prior of the height, nat, if a shape is right
     variance_K: np.ndarray
 
 

@@ -29,13 +29,11 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.valley import CURVATURE_SCATTER
 
-NEEDED = 4
-"""Scales with a known optimum that a limit and an exponent need."""
+NEEDED = 4  # Scales with a known optimum that a limit and an exponent need
 _EXPONENTS = np.geomspace(0.02, 5.0, 400)
 """Exponents that are weighed: below the first there is no limit, beyond the last it is reached at once."""
 _CHI2 = 3.84
-_SCATTER = 0.1
-"""Usual scatter of optima about a smooth line, octaves: the median of ten stored sweeps."""
+_SCATTER = 0.1  # Usual scatter of optima about a smooth line, octaves: the median of ten stored sweeps
 _LEAST_ERROR = 1e-6
 
 
