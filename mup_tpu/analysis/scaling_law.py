@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ DRAWS = 200
 _MOST_INFLATED = 30.0
 _POLISHED = 24
 _ITERATIONS = 400
+_STALLED = 25  # iterations after which one that gains less than a millionth ends
 _LOG_E = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0)
 _EXPONENTS = (0.1, 0.3, 0.5, 1.0, 1.5)
 _LOG_COEFFICIENTS = (-4.0, -2.0, -1.0, 0.0, 1.0)  # of the variable's term at the geometric mean of the data
@@ -46,26 +48,85 @@ class Prediction:
         return self.low <= loss <= self.high
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScalingLaw:
-    """A fitted law."""
+    """A fitted law. Its errors are those of a bootstrap, which is drawn on first use."""
 
-    irreducible: float
-    """E, nat per token."""
-    coefficients: tuple[float, ...]
-    """A (and B)."""
-    exponents: tuple[float, ...]
-    """α (and β)."""
-    intervals: dict[str, tuple[float, float]]
-    """95 % intervals by name: E, A, α (and B, β)."""
-    scatter: float
-    """Standard deviation of residuals in log L."""
-    why_not_identified: Reason | None
-    """Reason why these points do not determine the parameters; None if they do."""
-    theta_draws: np.ndarray
-    """Bootstrap draws of θ, R × T."""
-    scatter_draws: np.ndarray
-    """Scatter in each of these draws."""
+    theta_T: np.ndarray
+    log_l_P: np.ndarray
+    log_v_PV: np.ndarray
+    seed: int
+
+    @property
+    def irreducible(self) -> float:
+        # E, nat per token
+        return float(np.exp(self.theta_T[0]))
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        # A (and B)
+        return tuple(np.exp(self.theta_T[1::2]).tolist())
+
+    @property
+    def exponents(self) -> tuple[float, ...]:
+        # α (and β)
+        return tuple(self.theta_T[2::2].tolist())
+
+    @cached_property
+    def _fitted_P(self) -> np.ndarray:
+        return _log_loss(self.theta_T[None], self.log_v_PV)[0]
+
+    @property
+    def _freedom(self) -> int:
+        return len(self.log_l_P) - len(self.theta_T)
+
+    @cached_property
+    def scatter(self) -> float:
+        # Standard deviation of residuals in log L
+        return float(np.sqrt(((self.log_l_P - self._fitted_P) ** 2).sum() / self._freedom))
+
+    @cached_property
+    def _bootstrap(self) -> tuple[np.ndarray, np.ndarray]:
+        # The parametric form: resampling a handful of residuals covers far less than it claims. Each draw has
+        # its own scatter, because a few residuals leave the scatter uncertain too.
+        generator = np.random.default_rng(self.seed)
+        shocks_RP = generator.standard_normal((DRAWS, len(self.log_l_P)))
+        inflated_R = np.sqrt(self._freedom / generator.chisquare(self._freedom, DRAWS))
+        scatter_R = self.scatter * np.minimum(inflated_R, _MOST_INFLATED)
+        starts_RT = np.tile(self.theta_T, (DRAWS, 1))
+        theta_RT, _ = _solve(starts_RT, self._fitted_P + scatter_R[:, None] * shocks_RP, self.log_v_PV)
+        return theta_RT, scatter_R
+
+    @property
+    def theta_RT(self) -> np.ndarray:
+        return self._bootstrap[0]
+
+    @property
+    def scatter_R(self) -> np.ndarray:
+        return self._bootstrap[1]
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return 95 % intervals by name: E, A, α (and B, β)."""
+        low_T, high_T = np.quantile(self.theta_RT, [0.025, 0.975], axis=0)
+        for ends_T in (low_T, high_T):
+            ends_T[0], ends_T[1::2] = np.exp(ends_T[0]), np.exp(ends_T[1::2])
+        return dict(zip("EAαBβ", zip(low_T.tolist(), high_T.tolist(), strict=True), strict=False))
+
+    @cached_property
+    def why_not_identified(self) -> Reason | None:
+        """Return the reason why these points do not determine the parameters; None if they do."""
+        gain = float(np.ptp(self.log_l_P))
+        if gain < 4 * self.scatter:
+            return Reason.of("losses too alike", gain=gain, scatter=self.scatter)
+        for name in ("α", "β"):
+            low, high = self.intervals.get(name, (1.0, 1.0))
+            if low <= 0.01:
+                return Reason.of("exponent may be 0", name=name, low=low, high=high)
+        low, high = self.intervals["E"]
+        if high - low > 0.5 * float(np.exp(self.log_l_P.min())):
+            return Reason.of("irreducible loss unknown", low=low, high=high)
+        return None
 
     @property
     def is_identified(self) -> bool:
@@ -79,8 +140,8 @@ class ScalingLaw:
         """Predict the loss at N (and D) with its interval."""
         generator = np.random.default_rng(seed)
         log_v_V = np.log(variables)
-        drawn = _log_loss(self.theta_draws, log_v_V[None])[:, 0]
-        drawn += self.scatter_draws * generator.standard_normal(len(drawn))
+        drawn = _log_loss(self.theta_RT, log_v_V[None])[:, 0]
+        drawn += self.scatter_R * generator.standard_normal(len(drawn))
         low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
         return Prediction(self.loss(*variables), float(low), float(high))
 
@@ -101,10 +162,10 @@ class ScalingLaw:
 
         (nan, nan) where E's interval reaches the loss at N: the share could then be anything.
         """
-        gap_R = np.exp(self.theta_draws[:, 1] - self.theta_draws[:, 2] * math.log(parameters))
+        gap_R = np.exp(self.theta_RT[:, 1] - self.theta_RT[:, 2] * math.log(parameters))
         if self.intervals["E"][1] >= self.loss(parameters):
             return math.nan, math.nan
-        exponent_R = 1 / np.maximum(self.theta_draws[:, 2], 1e-3)
+        exponent_R = 1 / np.maximum(self.theta_RT[:, 2], 1e-3)
         shares_2R = [(gap_R / (gap_R + regret)) ** exponent_R for regret in (high, low)]
         return float(np.quantile(shares_2R[0], 0.025)), float(np.quantile(shares_2R[1], 0.975))
 
@@ -135,50 +196,7 @@ def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -
             f"a scaling law with {parameters} parameters needs more than {parameters} points and at least 3 "
             f"sizes; there are {count} points and {distinct} sizes"
         )
-    theta = _best_fit(log_l_P, log_v_PV)
-    residuals_P = log_l_P - _log_loss(theta[None], log_v_PV)[0]
-    scatter = float(np.sqrt((residuals_P**2).sum() / (count - parameters)))
-    generator = np.random.default_rng(seed)
-    # The parametric form: resampling a handful of residuals covers far less than it claims. Each draw has its
-    # own scatter, because a few residuals leave the scatter uncertain too.
-    shocks_RP = generator.standard_normal((DRAWS, count))
-    df = count - parameters
-    scatter_R = scatter * np.minimum(np.sqrt(df / generator.chisquare(df, DRAWS)), _MOST_INFLATED)
-    shocks_RP *= scatter_R[:, None]
-    draws_R, _ = _solve(np.tile(theta, (DRAWS, 1)), log_l_P - residuals_P + shocks_RP, log_v_PV)
-    names = ["E", "A", "α", "B", "β"][:parameters]
-    intervals = {}
-    for i, name in enumerate(names):
-        low, high = np.quantile(draws_R[:, i], [0.025, 0.975])
-        is_log = i == 0 or i % 2 == 1
-        intervals[name] = (float(np.exp(low)), float(np.exp(high))) if is_log else (float(low), float(high))
-    return ScalingLaw(
-        irreducible=float(np.exp(theta[0])),
-        coefficients=tuple(float(np.exp(t)) for t in theta[1::2]),
-        exponents=tuple(float(t) for t in theta[2::2]),
-        intervals=intervals,
-        scatter=scatter,
-        why_not_identified=_why_not_identified(intervals, log_l_P, scatter),
-        theta_draws=draws_R,
-        scatter_draws=scatter_R,
-    )
-
-
-def _why_not_identified(
-    intervals: dict[str, tuple[float, float]], log_l_P: np.ndarray, scatter: float
-) -> Reason | None:
-    gain = float(np.ptp(log_l_P))
-    if gain < 4 * scatter:
-        return Reason.of("losses too alike", gain=gain, scatter=scatter)
-    for name in ("α", "β"):
-        if name in intervals and intervals[name][0] <= 0.01:
-            low, high = intervals[name]
-            return Reason.of("exponent may be 0", name=name, low=low, high=high)
-    low, high = intervals["E"]
-    lowest = float(np.exp(log_l_P.min()))
-    if high - low > 0.5 * lowest:
-        return Reason.of("irreducible loss unknown", low=low, high=high)
-    return None
+    return ScalingLaw(_best_fit(log_l_P, log_v_PV), log_l_P, log_v_PV, seed)
 
 
 def _terms(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
@@ -227,8 +245,12 @@ def _solve(
     cost_S = _huber(_log_loss(theta_ST, log_v_PV) - log_l_SP)
     damping_S = np.full(len(theta_ST), 1e-3)
     scale_ST = np.zeros(theta_ST.shape)
-    left = np.arange(len(theta_ST))
-    for _ in range(_ITERATIONS):
+    left, before_S = np.arange(len(theta_ST)), cost_S.copy()
+    for turn in range(1, _ITERATIONS + 1):
+        if turn % _STALLED == 0:
+            left, before_S = left[cost_S[left] < (1 - 1e-6) * before_S[left]], cost_S.copy()
+        if not len(left):
+            break
         theta, cost = theta_ST[left], cost_S[left]
         residuals = _log_loss(theta, log_v_PV) - log_l_SP[left]
         jacobian = _jacobian(theta, log_v_PV)
@@ -244,8 +266,6 @@ def _solve(
         damping_S[left] = np.maximum(damping_S[left], 1e-12)
         done = np.where(better, cost - new_cost <= 1e-12 * cost, damping_S[left] > 1e8)
         left = left[~done]
-        if not len(left):
-            break
     theta_ST[:, 1::2] += theta_ST[:, 2::2] * centre_V
     return theta_ST, cost_S
 
@@ -321,10 +341,8 @@ class ComputeOptimal:
     """Sizes of least loss by budget."""
 
     law: ScalingLaw
-    exponent: Interval
-    """a in N* ∝ C^a, of the law."""
-    parabolas: float
-    """The same by parabolas; nan if fewer than three slices have their minimum inside."""
+    exponent: Interval  # a in N* ∝ C^a, of the law
+    parabolas: float  # The same by parabolas; nan if fewer than three slices have their minimum inside
     slices: int
     runs: int
 
@@ -336,11 +354,8 @@ class ComputeOptimal:
         """
         if not 0 < flops < math.inf:
             raise TableError(f"at {flops:g} is not allowed: FLOP above 0")
-        theta_RT = self.law.theta_draws
-        params_R = np.exp(_log_params(theta_RT, flops))
-        e, (a, b), (alpha, beta) = self.law.irreducible, self.law.coefficients, self.law.exponents
-        theta_1T = np.array([[math.log(e), math.log(a), alpha, math.log(b), beta]])
-        params = float(np.exp(_log_params(theta_1T, flops))[0])
+        params_R = np.exp(_log_params(self.law.theta_RT, flops))
+        params = float(np.exp(_log_params(self.law.theta_T[None], flops))[0])
         tokens = flops / 6 / params
         loss = self.law.predict(params, tokens)
         low, high = (float(q) for q in np.quantile(params_R, [0.025, 0.975]))
@@ -386,7 +401,7 @@ def compute_optimal(table: pd.DataFrame) -> ComputeOptimal:
         raise TableError(
             f"compute-optimal sizes are unknown: the law is not identified: {law.why_not_identified}"
         )
-    share_R = law.theta_draws[:, 4] / (law.theta_draws[:, 2] + law.theta_draws[:, 4])
+    share_R = law.theta_RT[:, 4] / (law.theta_RT[:, 2] + law.theta_RT[:, 4])
     low, high = (float(q) for q in np.quantile(share_R, [0.025, 0.975]))
     alpha, beta = law.exponents
     minima = _minima(params_P, 6 * params_P * tokens_P, loss_P)

@@ -45,7 +45,7 @@ def test_no_draw_of_the_bootstrap_stops_short_of_its_fit():
     losses = law(sizes) * np.exp(0.004 * np.random.default_rng(0).standard_normal(len(sizes)))
     fit = fit_scaling_law(losses, sizes)
     fitted = np.log([fit.loss(size) for size in sizes])
-    shocks = np.random.default_rng(0).standard_normal((DRAWS, len(sizes))) * fit.scatter_draws[:, None]
+    shocks = np.random.default_rng(0).standard_normal((DRAWS, len(sizes))) * fit.scatter_R[:, None]
 
     def residuals(theta, drawn):
         return np.logaddexp(theta[0], theta[1] - theta[2] * np.log(sizes)) - drawn
@@ -55,7 +55,7 @@ def test_no_draw_of_the_bootstrap_stops_short_of_its_fit():
         return np.where(size <= HUBER_DELTA, size**2 / 2, HUBER_DELTA * (size - HUBER_DELTA / 2)).sum()
 
     short = 0
-    for theta, shock in zip(fit.theta_draws[::4], shocks[::4], strict=True):
+    for theta, shock in zip(fit.theta_RT[::4], shocks[::4], strict=True):
         drawn = fitted + shock
         lower, upper = [-20.0, -np.inf, 0.0], [drawn.min(), np.inf, 5.0]
         start = np.clip(theta, np.add(lower, 1e-9), np.subtract(upper, 1e-9))
