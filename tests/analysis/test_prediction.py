@@ -9,6 +9,9 @@ import pytest
 
 from mup_tpu import predict
 from mup_tpu.analysis import Columns, check_table, load_table
+from mup_tpu.analysis.prediction import costs
+from mup_tpu.analysis.trend import Mixture
+from mup_tpu.analysis.valley import CURVATURE_SCATTER, PARABOLA, Valley
 from mup_tpu.errors import TableError
 
 
@@ -37,6 +40,15 @@ def test_a_power_goes_on_to_the_target_with_its_cost_and_loss():
     assert found.following.expected == pytest.approx(0.04 * (0.25 + sd**2), rel=0.25)
     assert found.taking.expected < found.following.expected
     assert found.loss.holds(2 + 8 * 1024**-0.5)
+
+
+def test_the_most_that_a_prediction_costs_is_no_less_than_the_expectation():
+    """Slopes that break with a small chance cost so much that the mean exceeds 97.5 % of the draws."""
+    broken = Mixture(np.zeros(2), np.array([0.05, 8.0]), np.array([0.985, 0.015]))
+    parabola = Valley(np.zeros(8000), np.zeros(8000), np.full(8000, 0.03), np.full(8000, PARABOLA))
+    (cost,), curvature = costs(broken, parabola, (0.0,), seed=0)
+    assert curvature == pytest.approx(0.06 * math.exp(CURVATURE_SCATTER**2 / 2), rel=0.05)
+    assert cost.high == cost.expected == pytest.approx(0.5 * curvature * broken.variance, rel=0.3)
 
 
 def test_a_table_says_how_far_it_bears():
