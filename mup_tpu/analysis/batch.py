@@ -17,16 +17,13 @@ from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.valley import MODEL_ERROR
 
-_FIRST_LOOK = (-2, -1, 0, 1, 2)
-"""Octaves from a new scale's predicted optimum, a seed each: a pack."""
-PACK = len(_FIRST_LOOK)
-"""Runs of a first look."""
+_FIRST_LOOK = (-2, -1, 0, 1, 2)  # Octaves from a new scale's predicted optimum, a seed each: a pack
+PACK = len(_FIRST_LOOK)  # Runs of a first look
 _EXPECTED = 0.6
 """Standard deviation of an expected optimum, octaves, from which a first look has all of its runs."""
-REACH = 2.3
-"""Octaves from an optimum within which a run tells where it lies."""
-_EDGE_STEP = 0.3
-"""Octaves between an optimum and lost runs below which no value in between is bought."""
+REACH = 2.3  # Octaves from an optimum within which a run tells where it lies
+_APART = 0.2  # Octaves from a value that was run beyond which another may be added
+_EDGE_STEP = 0.3  # Octaves between an optimum and lost runs below which no value in between is bought
 
 
 @dataclass(frozen=True)
@@ -34,12 +31,9 @@ class Cell:
     """Runs to add at one point of the grid."""
 
     scale: float
-    x: float
-    """log2 of the hyperparameter."""
-    runs: int
-    """Number of runs to add."""
-    seeds: int
-    """Number of seeds after the batch."""
+    x: float  # log2 of the hyperparameter
+    runs: int  # Number of runs to add
+    seeds: int  # Number of seeds after the batch
 
 
 @dataclass(frozen=True)
@@ -48,8 +42,7 @@ class Batch:
 
     parametrization: str
     cells: tuple[Cell, ...]
-    reason: Reason
-    """Purpose."""
+    reason: Reason  # Purpose
     cost: float
     to_verdict: float
     """Expected cost until the verdict, this batch included; inf if it is out of reach, nan if too
@@ -57,32 +50,27 @@ class Batch:
     spent: float
     costs: Cost
 
-    @property
-    def adds_seeds(self) -> bool:
-        # Verdicts need further seeds of values that were run more than predictions do.
-        return any(cell.seeds > cell.runs for cell in self.cells)
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def replicates(estimate: Estimate, runs: int) -> list[Cell]:
-    """Return seeds for the cells of one scale an octave apart beside its optimum."""
+def values_beside(estimate: Estimate) -> np.ndarray:
+    """Return values within reach of an optimum, log2: those of the grid, and half-octaves up to lost runs."""
     optimum, curve = estimate.optimum, estimate.curve
-    step = max(1.0, curve.step)
-    before: dict[float, int] = {}
-    for at in (optimum.best_x + k * step for k in range(-3, 4)):
-        matching = np.flatnonzero(np.abs(curve.x_G - at) < 1e-6)
-        if abs(at - optimum.x) > max(REACH, step):
-            continue
-        if not len(matching):
-            before[at] = 0
-        elif np.isfinite(curve.mean_G[matching[0]]):
-            before[float(curve.x_G[matching[0]])] = int(curve.count_G[matching[0]])
-    seeds = dict(before)
-    for _ in range(runs):  # the cell of the fewest runs first, then the one nearest to the optimum
-        seeds[min(seeds, key=lambda at: (seeds[at], abs(at - optimum.x)))] += 1
-    return [Cell(optimum.scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
+    reach = max(REACH, curve.step)
+    lost_x = curve.x_G[~np.isfinite(curve.mean_G)]
+    low = max(lost_x[lost_x < optimum.best_x], default=-math.inf)
+    high = min(lost_x[lost_x > optimum.best_x], default=math.inf)
+    halves = optimum.best_x + np.arange(-2 * math.ceil(reach), 2 * math.ceil(reach) + 1) / 2
+    new = halves[(np.abs(halves[:, None] - curve.x_G) > _APART).all(axis=1)]
+    if _are_whole(curve.x_G).all():  # such as batch sizes
+        new = new[_are_whole(new)]
+    x_C = np.sort(np.concatenate([curve.x_G, new]))
+    return x_C[(np.abs(x_C - optimum.x) <= reach) & (low < x_C) & (x_C < high)]
+
+
+def _are_whole(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.abs(2**x - np.round(2**x)) < 1e-6 * 2**x) & (x >= 0)
 
 
 def to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[float]:
@@ -151,23 +139,23 @@ def look_around(scale: float, centre: float, step: float = 1.0) -> list[Cell]:
 def between(estimate: Estimate) -> list[Cell]:
     """Return values beside the best one: halfway to a lost one, or in a hole of the grid."""
     curve = estimate.curve
-    best, values = int(np.argmin(curve.mean_G)), []
+    best, step, values = int(np.argmin(curve.mean_G)), max(1.0, curve.step), []
     for beside in (best - 1, best + 1):
         if not 0 <= beside < len(curve.x_G):
             continue
         gap = float(curve.x_G[beside] - curve.x_G[best])
         if np.isinf(curve.mean_G[beside]) and abs(gap) > _EDGE_STEP:
             values.append(float(curve.x_G[best]) + gap / 2)
-        elif round(abs(gap) / curve.step) >= 2 and curve.step >= _EDGE_STEP:
-            values.append(float(curve.x_G[best]) + math.copysign(curve.step, gap))
-    seeds = int(curve.count_G[best])
+        elif round(abs(gap) / step) >= 2:
+            values.append(float(curve.x_G[best]) + math.copysign(step, gap))
+    seeds = int(np.median(curve.count_G))
     return [Cell(estimate.optimum.scale, x, seeds, seeds) for x in values]
 
 
 def beyond(estimate: Estimate) -> list[Cell]:
-    """Return two more values beyond the edge of an optimum, with the curve's number of seeds."""
+    """Return two more values beyond the edge of an optimum, with the curve's usual number of seeds."""
     optimum, curve = estimate.optimum, estimate.curve
-    seeds = int(curve.count_G.max())
+    seeds = int(np.median(curve.count_G))
     if optimum.status == "one value":
         grid = [optimum.x + k for k in (-2, -1, 1, 2)]
     else:
@@ -175,9 +163,3 @@ def beyond(estimate: Estimate) -> list[Cell]:
         edge = float(curve.x_G[-1] if upwards else curve.x_G[0])
         grid = [edge + (1 if upwards else -1) * k * curve.step for k in (1, 2)]
     return [Cell(optimum.scale, x, seeds, seeds) for x in sorted(grid)]
-
-
-def runs_beside(estimate: Estimate) -> int:
-    curve = estimate.curve
-    beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= REACH)
-    return int(curve.count_G[beside_G].sum())

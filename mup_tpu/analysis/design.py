@@ -1,40 +1,41 @@
 """Next runs that would settle whether a hyperparameter transfers, at the least cost.
 
-They follow from the state of each scale and the cost of a run there; any table can ask. Seeds are bought
-where they bring a verdict nearer per cost, on cells an octave apart beside an optimum: half-steps and the
-optimum itself tell less of where it lies. Where no number of seeds makes α's interval narrow enough,
-another scale is asked for.
+They follow from the state of each scale and the cost of a run there; any table can ask. Runs are bought
+where they bring a verdict nearer per cost. A run's worth follows from the draws of the valley: what its loss
+would tell of the optimum. Seeds take noise away, and not what the valley's form leaves open; for that, values
+in between are bought. Where no number of runs makes α's interval narrow enough, another scale is asked for.
 
 Symbols: α drift exponent; Δ octaves from the smallest scale's optimum to the largest's; J squared ratio of
 the widest interval to the width that the nearer verdict needs: at 1 it is settled.
+
+Shapes: C values beside an optimum.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mup_tpu.analysis.batch import (
-    PACK,
     Batch,
     Cell,
     between,
     beyond,
     first_look,
     new_scale,
-    replicates,
-    runs_beside,
     source_rate,
     to_come,
+    values_beside,
 )  # fmt: skip
 from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
+from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.valley import MODEL_ERROR
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
 
 _START, _START_SEEDS = 8, 3
@@ -42,27 +43,20 @@ _START, _START_SEEDS = 8, 3
 is the cheapest to know well."""
 _LEAST_SPAN = 3.0
 """Octaves that a given grid must span for a sequence to start inside it; else it is but a guess."""
-_PATIENCE = 3
-"""Looks before an expected cost may end a sequence: before, too little is known to expect one."""
+_PATIENCE = 3  # Looks before an expected cost may end a sequence: before, too little is known to expect one
 _HOPELESS = 10.0
 """Times the rest of a budget that a verdict must be expected to cost for a sequence to end before it."""
-_WIDEST = 14.0
-"""Octaves that a grid may span and still hold no optimum."""
+_WIDEST = 14.0  # Octaves that a grid may span and still hold no optimum
 _MOST_PURCHASES = 25
 """Purchases after which a sequence ends in any case; eight looks at four scales take about eleven."""
-_ENOUGH = 0.6
-"""J that a batch is meant to leave: at 1 half of the looks would come a little too early."""
+_ENOUGH = 0.6  # J that a batch is meant to leave: at 1 half of the looks would come a little too early
 _LEAST_SHARE, _SHARE = 0.1, 0.35
 """A batch's cost, as a share of what was spent: a look is worth some runs, and a plan holds for some."""
-_FLOOR = 0.05**2
-"""Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape. Median
-of four sweeps with a ten-thousandth of their noise."""
-_SOME = 3
-"""Runs that are bought at a scale at a time."""
-_LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
-"""Least distances of α and Δ from a verdict's limits."""
-_MOST_PACKS = 100
-"""Additions of runs after which a verdict counts as out of reach."""
+_FLOOR = 0.05**2  # Squared error of an optimum that runs without number attain in any case, octaves²
+_SOME = 3  # Runs that are bought at a scale at a time
+_DRAWS = 2000  # Draws of a valley by which runs are valued
+_LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05  # Least distances of α and Δ from a verdict's limits
+_MOST_PACKS = 100  # Additions of runs after which a verdict counts as out of reach
 
 
 def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Batch:
@@ -152,7 +146,7 @@ def _source_rate(ask: _Open) -> Batch | None:
         return None
     curve = estimates[-1].curve
     (cell,) = source_rate(estimates, headline.target, curve.x_G.tolist())
-    seeds = int(curve.count_G[int(np.argmin(curve.mean_G))])
+    seeds = int(np.median(curve.count_G))
     reason = Reason.of("source not run", at=headline.target, scales=[headline.source])
     return ask.batch([replace(cell, runs=seeds, seeds=seeds)], reason)
 
@@ -167,11 +161,14 @@ def _holes(ask: _Open) -> Batch | None:
 
 def _another_scale(ask: _Open) -> Batch | None:
     """Return one more scale, if no number of seeds makes α's interval narrow enough."""
-    distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
-    ideal = [k.ideal for k in known]
-    if ask.question.planned or distance.nearest(ideal)[1] != "α" or distance.of_verdict(ideal) <= 1:
+    if ask.question.planned:
         return None
-    settles = distance.of_verdict([k.ideal for k in [*known, new_known(known)]]) <= 1
+    known = [Known.of(e) for e in ask.evidence.estimates]
+    distance, ideal = Distance.of(ask.evidence, ask.question, known), [k.ideal for k in known]
+    left, quantity = distance.nearest(ideal)
+    if left <= 1 or quantity != "α":
+        return None
+    settles = distance.nearest([*ideal, float(np.median(ideal))])[0] <= 1
     cells = new_scale(ask.evidence.estimates, ask.evidence.drift)
     count = len(ask.evidence.estimates) + 1
     reason = Reason.of("another scale", count=count, settles=settles)
@@ -179,16 +176,15 @@ def _another_scale(ask: _Open) -> Batch | None:
     return replace(batch, to_verdict=batch.cost) if settles else batch
 
 
-def _seeds(ask: _Open) -> Batch:
-    """Return seeds where they bring a verdict nearer per cost."""
-    distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
+def _beside_optima(ask: _Open) -> Batch:
+    """Return runs beside the optima, where they bring a verdict nearer per cost."""
+    known = [Known.of(e) for e in ask.evidence.estimates]
+    distance = Distance.of(ask.evidence, ask.question, known)
     bought, to_verdict = buy(distance, known, ask.costs, ask.spent)
-    cells = [
-        cell for i in sorted(bought) for cell in replicates(ask.evidence.estimates[i], _SOME * bought[i])
-    ]
-    scales = [known[i].scale for i in sorted(bought)]
-    quantity = "α" if distance.held_by(known) == "α" else "regret"
-    return ask.batch(cells, Reason.of("wide interval", quantity=quantity, scales=scales), to_verdict)
+    cells = [cell for before, after in zip(known, bought, strict=True) for cell in after.added_to(before)]
+    quantity = "α" if distance.quantity() == "α" else "regret"
+    reason = Reason.of("wide interval", quantity=quantity, scales=sorted({cell.scale for cell in cells}))
+    return ask.batch(cells, reason, to_verdict)
 
 
 _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
@@ -197,7 +193,7 @@ _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
     _scales_needed,
     _holes,
     _another_scale,
-    _seeds,
+    _beside_optima,
 )
 """Strategies; the first one with a batch wins."""
 
@@ -212,6 +208,8 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
         left: rest of the budget, in the unit of the batch's costs. What seems out of reach of any cost is
             found all the same often enough (benchmarks/settle.py): then a sequence goes on.
     """
+    if look.verdict.why_never:
+        return look.verdict.why_never
     if look.number >= MOST_LOOKS:
         return Reason.of("looks used up", looks=MOST_LOOKS)
     if look.purchase >= _MOST_PURCHASES:
@@ -225,49 +223,100 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Known:
-    """State of one scale, or its state after more runs."""
+    """What is known at one scale of its optimum, and of the losses at values beside it."""
 
     scale: float
-    variance: float
-    """Squared standard error of the optimum, octaves²."""
-    runs: int
-    """Beside the optimum."""
+    x_C: np.ndarray  # Values where runs may be added, log2
+    runs_C: np.ndarray
+    noise_C: np.ndarray  # Variance of a single run, nat²
+    form_C: np.ndarray
+    """Variance by which the valley's form misses the loss at a value, however many runs there are, nat²."""
+    covariance: np.ndarray  # Of the optimum and the losses at the values, (1 + C)²
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Known:
+        curve, optimum, valley = estimate.curve, estimate.optimum, estimate.valley
+        assert valley is not None, "the optimum is bracketed"
+        x_C = values_beside(estimate)
+        part = valley.part(slice(_DRAWS))
+        loss_RC = part.loss(x_C)
+        rise_RC = part.rise(np.tile(x_C - optimum.x, (len(loss_RC), 1)))
+        form_C = (MODEL_ERROR * np.median(rise_RC, axis=0)) ** 2
+        finite_G = np.isfinite(curve.mean_G)
+        noise_G = (estimate.error_G**2 * curve.weight_G)[finite_G]
+        is_run_CG = np.isclose(x_C[:, None], curve.x_G)
+        covariance = np.cov(np.column_stack([part.x_R, loss_RC]), rowvar=False)
+        runs_C, noise_C = is_run_CG @ curve.count_G, np.interp(x_C, curve.x_G[finite_G], noise_G)
+        return cls(optimum.scale, x_C, runs_C, noise_C, form_C, covariance)
 
     @property
-    def ideal(self) -> Known:
-        return replace(self, variance=min(self.variance, _FLOOR))
+    def variance(self) -> float:
+        # Squared standard error of the optimum, octaves²
+        return float(self.covariance[0, 0])
+
+    def _error_C(self, more: float) -> np.ndarray:
+        """Return the variance of what some more runs at each value tell beside its runs so far."""
+        with np.errstate(divide="ignore"):
+            before_C, after_C = (self.noise_C / n + self.form_C for n in (self.runs_C, self.runs_C + more))
+            return np.asarray(1 / np.maximum(1 / np.maximum(after_C, 1e-12) - 1 / before_C, 1e-12))
+
+    def _observed(self, c: int, error: float) -> np.ndarray:
+        """Return the covariance after a loss is measured at a value with an error (Kalman's filter)."""
+        with_c = self.covariance[c + 1]
+        return np.asarray(self.covariance - np.outer(with_c, with_c) / (with_c[c + 1] + error))
+
+    @property
+    def ideal(self) -> float:
+        """Return the least squared error that runs without number leave, octaves²."""
+        known, error_C = self, self._error_C(math.inf)
+        for c in range(len(self.x_C)):
+            known = replace(known, covariance=known._observed(c, error_C[c]))
+        # Where the optimum is hardly known, the filter, which is linear, sees too little of what runs tell.
+        return min(known.variance, _FLOOR)
 
     def with_runs(self, runs: int) -> Known:
-        total, floor = self.runs + runs, self.ideal.variance
-        return replace(self, variance=floor + (self.variance - floor) * self.runs / total, runs=total)
+        """Return the state after some runs, each at the value that tells most of the optimum."""
+        known = self
+        for _ in range(runs):
+            error_C = known._error_C(1)
+            gain_C = known.covariance[0, 1:] ** 2 / (np.diag(known.covariance)[1:] + error_C)
+            c = int(np.argmax(gain_C))
+            one_C = np.arange(len(self.x_C)) == c
+            after = known._observed(c, error_C[c])
+            known = replace(known, covariance=after, runs_C=known.runs_C + one_C)
+        return known
+
+    def added_to(self, before: Known) -> list[Cell]:
+        added_C = self.runs_C - before.runs_C
+        return [
+            Cell(self.scale, float(x), int(added), int(total))
+            for x, added, total in zip(self.x_C, added_C, self.runs_C, strict=True)
+            if added
+        ]
 
 
 @dataclass(frozen=True)
 class Distance:
     """Distance of a verdict, by the state of each scale. Intervals shrink as their scales' errors do."""
 
-    known: tuple[Known, ...]
-    """States of the scales when the intervals below were computed."""
-    alpha: float
-    """|α|."""
-    reach: float
-    """Half-width of its interval."""
+    scales: tuple[float, ...]
+    variances: tuple[float, ...]
+    """Squared errors of the optima when the intervals below were computed, octaves²."""
+    alpha: float  # |α|
+    reach: float  # Half-width of its interval
     delta: float
-    apart: float
-    """|Δ|, octaves; nan if the larger scale has no loss at the smaller's optimum."""
-    tolerated: float
-    """|Δ| at which the regret is ε."""
-    ends: tuple[float, float]
-    """|Δ| at the regret's bounds."""
+    apart: float  # |Δ|, octaves; nan if the larger scale has no loss at the smaller's optimum
+    tolerated: float  # |Δ| at which the regret is ε
+    ends: tuple[float, float]  # |Δ| at the regret's bounds
 
     @classmethod
-    def of(cls, evidence: Evidence, question: Question) -> Distance:
+    def of(cls, evidence: Evidence, question: Question, known: Sequence[Known]) -> Distance:
         """Return the distance by evidence of three scales or more, all bracketed."""
         first, last = evidence.estimates[0], evidence.estimates[-1]
         tolerated = max((last.optimum.band_high - last.optimum.band_low) / 2, _LEAST_OCTAVES)
-        drift, headline, known = evidence.drift, evidence.headline, tuple(known_of(evidence))
+        drift, headline = evidence.drift, evidence.headline
         apart, ends = math.nan, (math.nan, math.nan)
         if headline is not None and headline.status == "estimated":
             apart = abs(last.optimum.x - first.optimum.x)
@@ -276,81 +325,79 @@ class Distance:
                 tolerated * math.sqrt(bound / question.epsilon) for bound in (headline.low, headline.high)
             )
             ends = min(least, apart), max(most, apart)
-        return cls(
-            known, abs(drift.alpha), (drift.high - drift.low) / 2, question.delta, apart, tolerated, ends
-        )
+        state = tuple(k.scale for k in known), tuple(k.variance for k in known)
+        reach = (drift.high - drift.low) / 2
+        return cls(*state, abs(drift.alpha), reach, question.delta, apart, tolerated, ends)
 
-    def nearest(self, known: Sequence[Known]) -> tuple[float, str]:
-        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in self._terms(known))
+    def nearest(self, variances: Sequence[float]) -> tuple[float, str]:
+        """Return J of the nearer verdict, and the symbol of its widest interval."""
+        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in self._terms(variances))
 
-    def held_by(self, known: Sequence[Known]) -> str:
+    def quantity(self) -> str:
         """Return the symbol of the widest interval for the verdict that the estimates tend to."""
-        transfers, *drifts = self._terms(known)
+        transfers, *drifts = self._terms(self.variances)
         if self.alpha < self.delta and not self.apart > self.tolerated:
             return max((ratio, what) for what, ratio in transfers.items())[1]
         return min(max((ratio, what) for what, ratio in terms.items()) for terms in drifts)[1]
 
-    def _terms(self, known: Sequence[Known]) -> tuple[dict[str, float], ...]:
-        """Return intervals over needed widths: for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
-        reach = self.reach * _slope_error(known) / _slope_error(self.known)
-        transfers = {"α": reach / max(self.delta - self.alpha, _LEAST_ALPHA), "Δ": math.inf}
-        drifts = {"α": reach / max(self.alpha, _LEAST_ALPHA), "Δ": 0.0}
+    def _terms(self, variances: Sequence[float]) -> tuple[dict[str, float], ...]:
+        """Return intervals over needed widths: for TRANSFERS, DRIFTS, and DRIFTS without a power law.
+
+        Args:
+            variances: squared errors of the optima; one more than now is that of another scale.
+        """
+        scales = [*self.scales, 2 * self.scales[-1]][: len(variances)]
+        reach = self.reach * _slope_error(scales, variances) / _slope_error(self.scales, self.variances)
+        transfers = {"α": _over(reach, self.delta - self.alpha, _LEAST_ALPHA), "Δ": math.inf}
+        drifts = {"α": _over(reach, self.alpha, _LEAST_ALPHA), "Δ": 0.0}
         without_a_power = {"Δ": math.inf}
         if math.isfinite(self.apart):
-            ratio = math.sqrt(
-                (known[0].variance + known[-1].variance) / (self.known[0].variance + self.known[-1].variance)
-            )
+            now = self.variances[0] + self.variances[-1]
+            ratio = math.sqrt((variances[0] + variances[-1]) / now)
             below, above = (ratio * abs(self.apart - end) for end in self.ends)
-            transfers["Δ"] = above / max(self.tolerated - self.apart, _LEAST_OCTAVES)
-            drifts["Δ"] = below / max(self.apart - self.tolerated, _LEAST_OCTAVES)
-            beyond = self.apart - math.sqrt(PLAIN) * self.tolerated
-            without_a_power["Δ"] = below / max(beyond, _LEAST_OCTAVES)
+            transfers["Δ"] = _over(above, self.tolerated - self.apart, _LEAST_OCTAVES)
+            drifts["Δ"] = _over(below, self.apart - self.tolerated, _LEAST_OCTAVES)
+            plain = math.sqrt(PLAIN) * self.tolerated
+            without_a_power["Δ"] = _over(below, self.apart - plain, _LEAST_OCTAVES)
         return transfers, drifts, without_a_power
 
-    def of_verdict(self, known: Sequence[Known]) -> float:
-        return self.nearest(known)[0]
 
+def _over(reach: float, room: float, least: float) -> float:
+    """Return an interval's reach over the room that a verdict leaves it.
 
-def _slope_error(known: Sequence[Known]) -> float:
-    """Return the standard error of a least-squares slope through the optima, octaves per octave."""
-    r_S = np.log2([k.scale for k in known])
-    away_S = r_S - r_S.mean()
-    return math.sqrt(float(away_S**2 @ [k.variance for k in known])) / float(away_S @ away_S)
-
-
-def known_of(evidence: Evidence) -> list[Known]:
-    """Return states of all scales."""
-    return [
-        Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, runs_beside(e)))
-        for e in evidence.estimates
-    ]
-
-
-def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -> tuple[Counter[int], float]:
-    """Return runs of the largest drop of J per cost, and the cost until J is 1.
-
-    Returns:
-        Additions of runs by the index of the scale; the cost, inf if J stays above 1.
+    Where the estimate lies on the other side it has to move as well: a narrow interval there shows nothing.
     """
-    bought: Counter[int] = Counter()
+    return (reach + max(0.0, -room)) / max(room, least)
+
+
+def _slope_error(scales: Sequence[float], variances: Sequence[float]) -> float:
+    """Return the standard error of a least-squares slope through the optima, octaves per octave."""
+    r_S = np.log2(scales)
+    away_S = r_S - r_S.mean()
+    return math.sqrt(float(away_S**2 @ variances)) / float(away_S @ away_S)
+
+
+def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -> tuple[list[Known], float]:
+    """Return the states after runs of the largest drop of J per cost, and the cost until J is 1.
+
+    The cost is inf if J stays above 1.
+    """
+    known, bought = [*known], [*known]
     cost = total = 0.0
-    now = distance.of_verdict(known)
-    for _ in range(_MOST_PACKS):
+    now, _ = distance.nearest([k.variance for k in known])
+    after = [k.with_runs(_SOME) for k in known]
+    for pack in range(_MOST_PACKS):
         if now <= _ENOUGH and cost >= _LEAST_SHARE * spent:
             break
         options = []
-        for i, k in enumerate(known):
-            trial = [*known[:i], k.with_runs(_SOME), *known[i + 1 :]]
-            options.append(((now - distance.of_verdict(trial)) / costs.of(k.scale), i, trial))
-        _, i, known = max(options, key=lambda option: option[0])
+        for i, k in enumerate(after):
+            variances = [one.variance for one in (*known[:i], k, *known[i + 1 :])]
+            options.append(((now - distance.nearest(variances)[0]) / costs.of(k.scale), i))
+        _, i = max(options)
+        known[i] = after[i]
         total += _SOME * costs.of(known[i].scale)
-        if not bought or cost < _SHARE * spent:
-            cost = total
-            bought[i] += 1
-        now = distance.of_verdict(known)
+        if pack == 0 or cost < _SHARE * spent:
+            cost, bought = total, [*known]
+        after[i] = known[i].with_runs(_SOME)
+        now, _ = distance.nearest([k.variance for k in known])
     return bought, total if now <= 1 else math.inf
-
-
-def new_known(known: Sequence[Known]) -> Known:
-    per_run = float(np.median([k.variance * k.runs for k in known]))
-    return Known(2 * known[-1].scale, max(_FLOOR, per_run / PACK), PACK)

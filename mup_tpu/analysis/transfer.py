@@ -81,8 +81,7 @@ class Sequenced:
 
     looks: tuple[LookTaken, ...]
     costs: Cost
-    stops: Reason | None
-    """Reason why it ends unsettled; None if it may go on, or is settled."""
+    stops: Reason | None  # Reason why it ends unsettled; None if it may go on, or is settled
 
     @property
     def spent(self) -> tuple[float, ...]:
@@ -299,7 +298,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
             loss_curve(table.at_scale_0), evidence.noise, generator, question.epsilon
         ).optimum
     batch, stops = None, None
-    if last.decision == "INCONCLUSIVE":
+    if last.decision == "INCONCLUSIVE" and (question.planned or last.verdict.why_never is None):
         batch = next_batch(parametrization, evidence, costs, question)
         stops = why_stop(last, batch, question) if question.planned else None
     return TransferResult(

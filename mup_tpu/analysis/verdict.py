@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.optimum import EPSILON, Optimum
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
 
-DELTA = 0.2
-"""Largest drift exponent that does not matter, up or down."""
-PLAIN = 2.0
-"""Multiple of epsilon above which a regret alone shows drift, without a power law."""
+DELTA = 0.2  # Largest drift exponent that does not matter, up or down
+PLAIN = 2.0  # Multiple of epsilon above which a regret alone shows drift, without a power law
 MOST_LOOKS = 8
 """Looks in a sequence. Each could end it; benchmarks/settle_families.py measures how often it ends wrong."""
 
@@ -24,6 +23,8 @@ class Verdict:
     decision: str
     look: int | None = None
     """Number of the look in a sequence; None for a single analysis."""
+    why_never: Reason | None = None
+    """Reason why no further run would show either verdict."""
 
 
 def decide(
@@ -60,4 +61,9 @@ def decide(
     if to_come <= 0 and all_known and is_small:
         return Verdict("TRANSFERS", look)
     is_large = regret.low > (epsilon if drift.excludes_0 else PLAIN * epsilon)
-    return Verdict("DRIFTS" if is_large else "INCONCLUSIVE", look)
+    if is_large:
+        return Verdict("DRIFTS", look)
+    moves = drift.low > delta or drift.high < -delta
+    is_cheap = regret.status == "estimated" and regret.high < epsilon
+    is_never = to_come <= 0 and all_known and moves and is_cheap
+    return Verdict("INCONCLUSIVE", look, Reason.of("moves at no cost") if is_never else None)

@@ -142,8 +142,12 @@ class Results:
             console.print(verdicts.verdict(result, analysis, self.scores), style="bold")
             batch = result.next_batch
             if batch is None:
-                needed = ["settled: no runs needed"] if result.curves else verdicts.details(result, analysis)
-                console.print(f"  {needed[0]}")
+                needed = "settled: no runs needed"
+                if not result.curves:
+                    needed = verdicts.details(result, analysis)[0]
+                elif result.verdict.why_never:
+                    needed = because(result.verdict.why_never, analysis.columns)
+                console.print(f"  {needed}")
                 continue
             rows = [
                 (columns.write_scale(analysis.scale, c.scale), power(c.x), str(c.runs), str(c.seeds))

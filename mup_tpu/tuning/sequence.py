@@ -266,7 +266,7 @@ class Buyer(Generic[T]):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else None
-        if batch and batch.adds_seeds and self._first_looks:
+        if batch and batch.reason.code == "wide interval" and self._first_looks:
             stops = Reason.of("first looks taken")
         return self._bought(name, looks, batch, stops, last + 1)
 

@@ -40,7 +40,6 @@ def because(reason: Reason, columns: Columns = Columns()) -> str:
 
 
 def notes(of: RunTable | TransferAnalysis) -> list[str]:
-    """Return the sentences of the notes on a table or an analysis."""
     return [because(note, of.columns) for note in of.notes]
 
 
@@ -103,10 +102,12 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "holes": "runs beside the optimum at {scale} {scales} diverged or are missing: run a value in "
         "between",
         "another scale": _another_scale,
-        "wide interval": "the interval of {quantity} is too wide: seeds beside the optimum at {scale} "
+        "wide interval": "the interval of {quantity} is too wide: runs beside the optimum at {scale} "
         "{scales} "
         "narrow it most",
         # Ends of a sequence without a verdict.
+        "moves at no cost": "the best {tuned} moves with the {scale}, at a regret that does not matter: "
+        "further runs would show neither verdict",
         "looks used up": "{looks} looks were taken, the most for which the verdict's error rates were "
         "measured",
         "purchases used up": "{purchases} batches of runs were bought without a verdict",

@@ -103,6 +103,8 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
         lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
+    elif result.verdict.why_never:
+        lines.append(because(result.verdict.why_never, columns))
     elif result.next_batch is not None:
         lines.append(f"to settle it: {remedy(result, analysis).text}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
@@ -173,8 +175,7 @@ class Remedy:
     """Runs that would settle a verdict."""
 
     lines: tuple[str, ...]
-    is_command: bool
-    """Whether the lines are command lines; else they are sentences."""
+    is_command: bool  # Whether the lines are command lines; else they are sentences
 
     @property
     def text(self) -> str:

@@ -109,9 +109,9 @@ def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
     analysis = analyze(check_table(frame)).results[0]
     optima = {o.scale: o.x for o in analysis.optima}
     for cell in batch.cells:
-        assert abs(cell.x - optima[cell.scale]) <= 2.3 and cell.x == round(cell.x)
+        assert abs(cell.x - optima[cell.scale]) <= 2.3 and 2 * cell.x == round(2 * cell.x)
         assert (cell.scale, cell.x) != (512, -6), "where runs diverge, none is bought"
-        assert cell.seeds == cell.runs + 2
+        assert cell.seeds == cell.runs + 2 * (cell.x == round(cell.x))
     middle = sum(c.runs for c in batch.cells if c.scale in (128, 256))
     ends = sum(c.runs for c in batch.cells if c.scale in (64, 512))
     assert ends > middle, "the outer widths tell most of a slope"
@@ -162,6 +162,12 @@ def test_seeds_beside_the_largest_scale_s_optimum_settle_a_regret():
     raise AssertionError(result)
 
 
+def test_whole_values_stay_whole():
+    frame = sweep_of([-8, -8, -8], sigma=0.03)
+    batch = batch_of(frame.assign(lr=2**13 * frame["lr"]))
+    assert batch.reason.code == "wide interval" and all(cell.x == round(cell.x) for cell in batch.cells)
+
+
 def test_runs_are_bought_where_they_are_cheap():
     cheap = batch_of(sweep_of([-8] * 4, sigma=0.05, cost=lambda width: 1.0))
     steep = batch_of(sweep_of([-8] * 4, sigma=0.05, cost=lambda width: width**3.0))
@@ -171,10 +177,22 @@ def test_runs_are_bought_where_they_are_cheap():
     assert share[0] > share[1]
 
 
-def test_where_scales_are_missing_no_seeds_are_asked_for():
-    batch = batch_of(sweep_of([-8.0, -7.82, -7.64], sigma=0.0005, seeds=4))
+def test_where_scales_lie_too_close_another_is_asked_for():
+    frame = sweep_of([-8.0, -7.977, -7.953], sigma=0.0005, seeds=4)
+    frame["width"] = frame["width"].map({64: 64, 128: 70, 256: 77})
+    batch = batch_of(frame)
     assert (batch.reason.code, batch.reason["count"]) == ("another scale", 4)
-    assert {cell.scale for cell in batch.cells} == {512}
+    assert {cell.scale for cell in batch.cells} == {154}
+
+
+def test_what_the_valley_s_form_leaves_open_is_met_by_values_in_between():
+    """Seeds of values two octaves apart say nothing more of where between them the optimum lies."""
+    frame = sweep_of([-8.2, -8.0, -7.9], sigma=0.001, seeds=6)
+    frame = frame[np.log2(frame["lr"]) % 2 == 0]
+    batch = batch_of(frame)
+    assert batch.reason.code == "wide interval"
+    new = [cell for cell in batch.cells if cell.x % 2 != 0]
+    assert sum(cell.runs for cell in new) > 0.7 * sum(cell.runs for cell in batch.cells)
 
 
 def test_costs_are_measured_where_a_table_tells():

@@ -139,7 +139,7 @@ def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, outcome):
     code, out, err = outcome("analyze", "--next", table, "--columns", "cost=gpu_minutes")
     assert code == 0, err
     for words in (
-        "μP: INCONCLUSIVE", "SP: DRIFTS", "settled: no runs needed", "is too wide: seeds beside the optimum",
+        "μP: INCONCLUSIVE", "SP: DRIFTS", "settled: no runs needed", "is too wide: runs beside the optimum",
         "spent so far: 1320 gpu_minutes", "measured: cost ∝ width^1.0", "  add learning rate 2^",
     ):  # fmt: skip
         assert words in out
