@@ -19,6 +19,7 @@ from mup_tpu.errors import MupTpuError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mup_tpu.analysis.surface import JointAnalysis
     from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 
 _RECENT = 20  # rows whose times give the time left
@@ -79,6 +80,7 @@ class Watched:
         """Width of an optimum's first interval, in octaves, by rule and scale."""
         self.runs: pd.DataFrame | None = None
         self.analysis: TransferAnalysis | None = None
+        self.joint: JointAnalysis | None = None  # of several tuned hyperparameters, in its place
         self.why_not, self.total = "no run is stored yet", 0
         self.running: list[tuple[str, str]] = []
 
@@ -88,7 +90,8 @@ class Watched:
 
     def look(self) -> bool:
         """Read the folder; return whether something has changed since the last look."""
-        from mup_tpu.analysis import analyze, load_table
+        from mup_tpu.analysis import analyze, analyze_jointly, load_table
+        from mup_tpu.analysis.load import tuned_together
         from mup_tpu.store import load_runs
         from mup_tpu.store.tables import part_names
 
@@ -98,10 +101,14 @@ class Watched:
         if not parts or (before and before[0] == parts):
             return bool(before != self._seen)
         self.runs = load_runs(self.path)
+        self.analysis, self.joint, self.why_not = None, None, ""
         try:
-            self.analysis, self.why_not = analyze(load_table(self.path, rows=self.runs)), ""
+            if tuned_together(self.path):
+                self.joint = analyze_jointly(self.path)
+            else:
+                self.analysis = analyze(load_table(self.path, rows=self.runs))
         except MupTpuError as error:
-            self.analysis, self.why_not = None, str(error)
+            self.why_not = str(error)
         for result in self.analysis.results if self.analysis else ():
             for optimum in result.optima:
                 if math.isfinite(width := optimum.high - optimum.low):
@@ -157,11 +164,11 @@ class Watched:
             "statuses": statuses, "trials": self.total or None, "running": dict(self.running),
             "seconds_left": None if math.isnan(left) else left, "optima": optima,
             "verdicts": {one["parametrization"]: one["verdict"]["verdict"] for one in results},
-        }  # fmt: skip
+        } | ({} if self.joint is None else {"together": self.joint.to_dict()})  # fmt: skip
 
     def view(self) -> Sequence[str | Table]:
         """Return lines and tables for people."""
-        from mup_tpu.words import verdicts
+        from mup_tpu.words import surfaces, verdicts
 
         if self.runs is None:
             return [f"{self.path}: {self.why_not}", *self._running_lines()]
@@ -169,7 +176,9 @@ class Watched:
         of, left = f" of {self.total}" if self.total else "", self.time_left()
         title = f"{self.path}: {len(self.runs)}{of} trials stored ({counts})"
         parts: list[str | Table] = [title if math.isnan(left) else f"{title}; about {write_time(left)} left"]
-        if self.analysis is None:
+        if self.joint is not None:
+            parts += surfaces.lines(self.joint)
+        elif self.analysis is None:
             best = self.runs["loss"].min()
             parts += [f"best loss so far: {best:.4f}"] if math.isfinite(best) else []
             parts += [f"no optimum yet: {self.why_not}"]

@@ -75,6 +75,8 @@ def test_several_hyperparameters_of_known_optimum_are_asked_for_told_and_predict
     main(["predict", str(tmp_path), "--at", "width=1024", "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert [one["predictions"][0]["x"] for one in printed] == pytest.approx([-9.85, -3], abs=0.01)
+    main(["watch", str(tmp_path), "--once"])
+    assert "rate: DRIFTS" in (shown := capsys.readouterr().out) and "27 of 27 trials stored" in shown
     for refused in (lambda: study.ask(1, until_settled=True), study.plot):
         with pytest.raises(ConfigError, match="one tuned hyperparameter, not"):
             refused()
@@ -91,12 +93,11 @@ def test_a_run_leaves_alone_what_was_asked_for_elsewhere(tmp_path, capsys):
     assert load_runs(tmp_path)["status"].value_counts().to_dict() == {"finished": 5, "diverged": 1}
 
 
-def test_a_study_is_not_transferred_and_no_reference_of_a_transfer(tmp_path, two_rules):
+def test_a_study_is_not_transferred(tmp_path):
     study = study_in(tmp_path)
     study.tell(*study.ask(1), 2.5)
-    for path, sweep in ((study.folder, None), (two_rules, study.folder)):
-        with pytest.raises(StoreError, match="holds a study, whose training is your own: mup-tpu predict"):
-            Transfer(path, TransferOptions(at=("width=1024",)), sweep)
+    with pytest.raises(StoreError, match="holds a study, whose training is your own: mup-tpu predict"):
+        Transfer(study.folder, TransferOptions(at=("width=1024",)))
 
 
 def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):

@@ -143,6 +143,7 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
     moved = Transfer(folder, TransferOptions(at=("width=256",)))
     (trial,) = moved.trials
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(rate) and moved.warnings == []
+    assert moved.chosen[0].prediction is None, "a run of all values scores none alone"
     assert math.log2(trial.optimizer.weight_decay) == pytest.approx(decay)
     for command in (["analyze", folder, "--figures"], ["predict", folder]):
         with pytest.raises(SystemExit):
