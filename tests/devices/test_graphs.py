@@ -3,7 +3,38 @@
 import pytest
 import torch
 
-from mup_tpu.devices.graphs import compiled
+from mup_tpu.devices.base import one_by_one
+from mup_tpu.devices.graphs import GraphSteps, compiled
+
+
+class Recorder:
+    """Calls what a GPU would record."""
+
+    warm_ups = recorded = 0
+
+    def warm_up(self, act):
+        self.warm_ups += 1
+        act()
+
+    def record(self, act):
+        self.recorded += 1
+        return act
+
+
+def test_replays_change_what_single_steps_change_and_are_recorded_once_for_the_same_tensors():
+    def step(changed, fixed, item):
+        changed["w"].mul_(fixed[0]).add_(item[0])
+        return changed["w"].sum() + item[1]
+
+    recorder, stacks = Recorder(), (torch.arange(15.0).view(5, 3), torch.arange(5.0))
+    replays, fixed = GraphSteps(step, recorder), (torch.tensor(0.5),)
+    for recordings in (1, 2):  # a smaller stack of members has other tensors
+        mine, theirs = ({"w": torch.ones(3)} for _ in range(2))
+        for steps in (5, 2, 4):
+            found = replays(mine, fixed, stacks, steps)[:steps]
+            assert torch.equal(found, one_by_one(step)(theirs, fixed, stacks, steps))
+            assert torch.equal(mine["w"], theirs["w"])
+        assert (recorder.warm_ups, recorder.recorded) == (2 * recordings, recordings)
 
 
 def test_a_step_is_compiled_as_its_gradients_and_its_update(monkeypatch):
