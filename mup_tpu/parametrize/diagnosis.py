@@ -31,6 +31,9 @@ class Exponent(NamedTuple):
     low: float
     high: float
 
+    def shifted(self, by: float) -> Exponent:
+        return Exponent(*(end + by for end in self))
+
     @property
     def verdict(self) -> str:
         if self.value > GROWS and self.low > 0.05:
@@ -295,8 +298,10 @@ class Diagnosis:
         rate = self.fits[p.name, "learning rate", step].value
         gradient = self._gradient(p)
         forward, steps = self._split(p, effect.value, gradient)
-        slack = forward + steps - effect.value
-        effect = Exponent(*(end + slack for end in effect))
+        once, twice = (effect.shifted(n * forward + steps - effect.value) for n in (1, 2))
+        # SGD's step has the gradient once more, which may hide behind a learning rate that lacks × m.
+        is_hidden = p.optimizer == "sgd" and once.verdict == "follows" and abs(forward) > GROWS
+        effect = twice if is_hidden else once
         evidence = (
             f"effect of updates ∝ {self.scale}^{effect.value:.2f}, learning rate ∝ {self.scale}^{rate:.2f}"
         )
@@ -305,8 +310,7 @@ class Diagnosis:
             if self.scale != "depth":
                 # Gradients of noise shrink as the root of what is averaged, and add up as its root.
                 reach = 1.0 if p.optimizer == "sgd" else 0.5
-                shift = -max(-reach, min(reach, effect.value))
-                verdict = Exponent(*(end + shift for end in effect)).verdict
+                verdict = effect.shifted(-max(-reach, min(reach, effect.value))).verdict
                 verdict = "unknown" if verdict == "dies" else verdict
             cause = "" if verdict in ("follows", "unknown") else "cause not known"
             if verdict == "grows":

@@ -164,6 +164,14 @@ def test_the_cause_of_what_grows_or_dies_is_named(build, more, cause):
     assert cause in sentence if cause else "no layer grows with width, and none dies" in sentence
 
 
+def test_under_sgd_what_a_learning_rate_without_m_hides_is_named_too():
+    """In SP the readout's gradient is m times μP's and counts twice; its learning rate lacks × m."""
+    report = check_of(Net, rules=["sp"], optimizer="sgd", lr=0.5).reports["sp"]
+    assert report.fits["head.weight", "effect", 1].value > 0.5
+    row = report.table().loc["head.weight"]
+    assert (row["verdict"], row["cause"]) == ("grows", "readout's 1/m missing")
+
+
 def test_a_long_check_says_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr("mup_tpu.parametrize.check._QUIET_S", 0.0)
     check_of(Net, seeds=1, steps=1)
