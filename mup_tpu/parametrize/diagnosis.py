@@ -300,7 +300,7 @@ class Diagnosis:
         forward, steps = self._split(p, effect.value, gradient)
         once, twice = (effect.shifted(n * forward + steps - effect.value) for n in (1, 2))
         # SGD's step has the gradient once more, which may hide behind a learning rate that lacks × m.
-        is_hidden = p.optimizer == "sgd" and once.verdict == "follows" and abs(forward) > GROWS
+        is_hidden = p.optimizer == "sgd" and once.verdict == "follows" and min(forward, -steps) > GROWS
         effect = twice if is_hidden else once
         evidence = (
             f"effect of updates ∝ {self.scale}^{effect.value:.2f}, learning rate ∝ {self.scale}^{rate:.2f}"
