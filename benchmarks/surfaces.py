@@ -16,6 +16,7 @@ import pandas as pd
 import tyro
 
 from mup_tpu.analysis import Columns, analyze_jointly
+from mup_tpu.config.sweep import design_points
 from mup_tpu.errors import TableError
 
 SCALES = np.array([64, 128, 256, 512])
@@ -47,6 +48,9 @@ def world(generator: np.random.Generator, tuned: int, slope: float, shape: str, 
         if design == "grid":
             axes = [start[i] + np.arange(-2, 3) + np.round(optimum[i] - start[i]) for i in range(tuned)]
             u = np.array(np.meshgrid(*axes)).reshape(tuned, -1).T
+        elif design == "composite":  # of one list for all widths, as in a sweep
+            lists = {str(i): [2.0**x for x in range(round(s) - 5, round(s) + 4)] for i, s in enumerate(start)}
+            u = np.log2([[*point.values()] for point in design_points(lists, "composite")])
         else:
             spread = generator.uniform(-3, 3, (20 * tuned, tuned))
             u = start + spread + 0.7 * (optimum - start)
@@ -67,7 +71,7 @@ def main(seed: int = 0, worlds: int = 10) -> None:
     generator = np.random.default_rng(seed)
     print("| tuned | slope | valley | runs | optimum in 95 % | α in 95 % | right | open | wrong |")
     print("|---|---|---|---|---|---|---|---|---|")
-    designs = [(2, "grid"), (2, "random"), (3, "random")]
+    designs = [(2, "grid"), (2, "random"), (3, "random"), (2, "composite"), (3, "composite")]
     for (tuned, design), slope, shape in itertools.product(
         designs, (0.0, -0.7), ("quadratic", "linex", "power")
     ):
