@@ -285,6 +285,8 @@ def _complete(runs: pa.Table) -> pa.Table:
     Raises:
         ValueError: a stored configuration cannot be read.
     """
+    if runs["config"].null_count == len(runs):
+        return runs
     incomplete = [name for name in CONFIGURED if runs[name].null_count]
     rows = runs.select([*{*incomplete, *_COMPLETED}]).to_pylist()
     for row in rows:
