@@ -52,6 +52,9 @@ class FittedLaw:
         return points | {"fit": fit, "intervals": self.law.intervals, "scatter": self.law.scatter}
 
 
+_NO_LAW = FittedLaw((), (), (), None, Reason.of("no losses"))
+
+
 @dataclass(frozen=True)
 class LearningCurve:
     """Training loss on the way, mean over seeds."""
@@ -219,10 +222,7 @@ class TransferAnalysis:
 
 
 def analyze(
-    table: Runs,
-    epsilon: float | None = None,
-    delta: float = DELTA,
-    seed: int = 0,
+    table: Runs, epsilon: float | None = None, delta: float = DELTA, seed: int = 0, laws: bool = True
 ) -> TransferAnalysis:
     """Estimate optima, drift, regret and verdict of every parametrization in a table.
 
@@ -239,6 +239,7 @@ def analyze(
             metric in another unit 2 % of what the scales differ by at their best.
         delta: drift exponent that does not matter.
         seed: of the draws; the same table and seed give the same numbers.
+        laws: fit scaling laws too, and give regrets as shares of compute, in a fifth of the time.
 
     Raises:
         TableError: epsilon or delta is not a finite number above 0, no run is at a planned scale, or the
@@ -258,7 +259,7 @@ def analyze(
         if table.columns.loss == "":
             results.append(_analyze_optima(name, table, question))
             continue
-        results.append(_analyze_one(name, table, question, costs))
+        results.append(_analyze_one(name, table, question, costs, laws))
         if results[-1].noise.source == "lack of fit":
             notes.append(Reason.of("no replicates", compared=name))
     worths = with_penalties([r.worth for r in results])
@@ -278,7 +279,9 @@ def tolerance(table: RunTable, notes: list[Reason]) -> float:
     return epsilon
 
 
-def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:
+def _analyze_one(
+    parametrization: str, table: RunTable, question: Question, costs: Cost, laws: bool
+) -> TransferResult:
     table = table.part(lambda frame: frame["compared"] == parametrization)
     looks = tuple(take_looks(table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
@@ -287,7 +290,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         regret(source, target, evidence.drift.trend)
         for source, target in itertools.combinations(evidence.estimates, 2)
     ]
-    law = fit_law(table.runs, optima)
+    law = fit_law(table.runs, optima) if laws else _NO_LAW
     if law.law is not None:
         params = table.runs.groupby("scale")["params"].first()
         regrets = [_with_compute(r, law.law, float(params[r.target])) for r in regrets]
@@ -356,7 +359,7 @@ def without_curves(
         regrets=regrets,
         wider_is_better=WiderIsBetter(0, 0, math.nan),
         collapse_exponent=math.nan,
-        law=FittedLaw((), (), (), None, Reason.of("no losses")),
+        law=_NO_LAW,
         learning_curves=(),
         verdict=verdict,
     )

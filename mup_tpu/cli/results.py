@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +234,8 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         folders = dict(zip(names, self._paths, strict=True))
-        return compare(folders, lambda path: self.options.load(str(path)), self.options.analyze)
+        judge = partial(self.options.analyze, laws=False)
+        return compare(folders, lambda path: self.options.load(str(path)), judge)
 
     def show(self, console: Console) -> None:
         for note in referee.left_out(self.comparison):
