@@ -18,29 +18,30 @@ import math
 
 from mup_tpu import Study, octaves
 
-MODELS = {
-    "mlp": {"steps": 200, "batch_size": 64, "base": 64},
-    "vit": {"steps": 200, "batch_size": 32, "base": 32},
-}
+MLP = {"steps": 200, "batch_size": 64, "base": 64}
+MODELS = {"mlp": MLP, "mlp_zero": MLP, "vit": {"steps": 200, "batch_size": 32, "base": 32}}
 WIDTHS = {"mlp": [64, 128, 256, 512, 1024, 2048], "vit": [32, 64, 128, 256]}
 STUDIES = {
     "mlp_sgd": ("mlp", "sgd", octaves(-8, -1), ["mup", "sp"]),
     "mlp_adam": ("mlp", "adam", octaves(-12, -5), ["mup", "sp"]),
     "vit_adam": ("vit", "adam", octaves(-11, -4), ["mup", "sp"]),
+    # A readout that starts at 0, as the authors of μP advise
+    "mlp_adam_zero": ("mlp_zero", "adam", octaves(-12, -5), ["mup"]),
     # Which part carries SP's drift? Each rule with the other's learning rate for hidden matrices.
     "mlp_hidden": ("mlp", "adam", octaves(-12, -5), ["mup_but_hidden", "sp_but_hidden"]),
 }
 SIDE, CLASSES = 8, 10  # pixels, digits
 
 
-def study_of(name, results="results"):
-    architecture, optimizer, rates, rules = STUDIES[name]
+def study_of(name, results="results", widths=(), rates=(), rules=(), seeds=3):
+    """Return a study; with widths, exponents of rates, or rules it is that part of the grid."""
+    architecture, optimizer, all_rates, all_rules = STUDIES[name]
     return Study(
         f"{results}/{name}",
-        scale={"width": WIDTHS[architecture]},
-        tune={"learning_rate": rates},
-        compare={"parametrization": rules},
-        seeds=3,
+        scale={"width": widths or WIDTHS[architecture.removesuffix("_zero")]},
+        tune={"learning_rate": [2**e for e in rates] or all_rates},
+        compare={"parametrization": rules or all_rules},
+        seeds=seeds,
         settings={"architecture": architecture, "optimizer": optimizer, "noise": 0.3} | MODELS[architecture],
     )
 
@@ -73,7 +74,12 @@ def model_of(architecture):
         inner = [nn.Linear(SIDE**2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
         return nn.Sequential(*inner, nn.Linear(width, CLASSES))
 
-    return {"mlp": mlp, "vit": ViT}[architecture]
+    def mlp_zero(width):
+        model = mlp(width)
+        nn.init.zeros_(model[-1].weight)
+        return model
+
+    return {"mlp": mlp, "mlp_zero": mlp_zero, "vit": ViT}[architecture]
 
 
 def batches(size, noise, seed):
@@ -167,17 +173,27 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=list(STUDIES), choices=STUDIES)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(STUDIES)}; by default all")
     parser.add_argument("--results", default="results", help="folder of the studies' folders")
     parser.add_argument("--workers", type=int, help="trials at once; by default one a core")
     parser.add_argument("--check", action="store_true", help="check the models and run no study")
+    grid = parser.add_argument_group("a part of the grid, in place of what settles the verdicts")
+    grid.add_argument("--widths", type=int, nargs="+", default=[])
+    grid.add_argument("--rates", type=float, nargs="+", default=[], help="log2 of learning rates")
+    grid.add_argument("--rules", nargs="+", default=[])
+    grid.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    if unknown := set(options.names) - set(STUDIES):
+        parser.error(f"names: {', '.join(unknown)} is not one of {', '.join(STUDIES)}")
     if options.check:
-        check("mlp", "sgd", 2**-4, [64, 128, 256, 512, 1024])
-        check("mlp", "adam", 2**-7, [64, 128, 256, 512, 1024])
+        check("mlp", "sgd", 2**-4, WIDTHS["mlp"][:4])
+        check("mlp", "adam", 2**-7, WIDTHS["mlp"][:4])
         check("vit", "adam", 2**-8, WIDTHS["vit"])
     else:
-        for name in options.names:
-            study = study_of(name, options.results)
-            study.run(train, until_settled=True, workers=options.workers)
-            print(study.verdict())
+        is_part = bool(options.widths or options.rates or options.rules)
+        for name in options.names or STUDIES:
+            part = study_of(
+                name, options.results, options.widths, options.rates, options.rules, options.seeds
+            )
+            part.run(train, until_settled=not is_part, workers=options.workers)
+            print(part.verdict())

@@ -15,11 +15,13 @@ import typing
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 import tyro
 
+from mup_tpu import Study
 from mup_tpu.cli import COMMANDS, check, experiments, main
 from mup_tpu.config.toml import load_sweep
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
@@ -107,6 +109,10 @@ def run_experiment(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -
         (check, "coord_checks"),
     ):
         patch.setattr(module, name, lambda *_: None)
+    for name in ("run", "verdict"):
+        patch.setattr(Study, name, lambda *_, **__: None)
+    if "--check" in arguments:
+        patch.setattr("mup_tpu.parametrize.coord_check", lambda *_, **__: SimpleNamespace(reports={}))
     runpy.run_path(path, run_name="__main__")
 
 
