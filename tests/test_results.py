@@ -33,8 +33,10 @@ SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
 SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
 
 
-DAILY = ("depth_transfer", "ladder_mup", "lr_transfer", "nanogpt_mup", "quickstart", "decay_transfer")
-"""Sweeps whose analyses are compared each day: another scale, hyperparameter or kind of look each."""
+DAILY = (
+    "depth_transfer", "ladder_mup", "lr_transfer", "nanogpt_mup", "quickstart", "decay_transfer", "vit_adam",
+)  # fmt: skip
+"""Sweeps whose analyses are compared each day: another scale, hyperparameter or look each, and a study."""
 
 
 def by_name(folders, daily):
