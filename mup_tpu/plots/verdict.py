@@ -231,7 +231,7 @@ def _draw_interval(
 
 
 def _named(ruling: Ruling) -> str:
-    common = zip(ruling.setting, ("gpt2", "adamw", "lr"), strict=True)
-    differs = ", ".join(dict.fromkeys(columns.label(name) for name, most in common if name != most))
+    pairs = zip(map(columns.label, ruling.setting), map(columns.label, ("gpt2", "adamw", "lr")), strict=True)
+    differs = ", ".join(dict.fromkeys(name for name, most in pairs if name != most))
     rule = texts.label(ruling.rule, ruling.columns.parametrization) + (f" ({differs})" if differs else "")
     return f"{rule}: {span(ruling)}, {texts.plain(ruling.sweep)}"

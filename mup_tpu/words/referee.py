@@ -111,7 +111,8 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
     if r.regret is not None and math.isfinite(r.regret.value):
         cost = f"{r.regret.value:.3f}"
         bounded = f"{cost} ({number(r.regret.low, 3)} to {number(r.regret.high, 3)})"
-    differs = [label(value) for value, other in zip(r.setting, common, strict=True) if value != other]
+    labels = zip(map(label, r.setting), map(label, common), strict=True)
+    differs = [of_row for of_row, of_most in labels if of_row != of_most]
     alpha = exponent(r.alpha, r.low, r.high)
     by_hand = (
         "–"

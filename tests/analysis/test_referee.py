@@ -65,6 +65,14 @@ def test_the_slope_by_hand_is_that_of_exact_parabolas_and_not_of_scales_without_
     assert math.isnan(parabola_slope(result.curves[-2:]))
 
 
+def test_a_learning_rate_under_two_names_is_no_other_setting():
+    frames = {"grid": swept(0.0), "study": swept(0.0).rename(columns={"lr": "learning_rate"})}
+    of = Comparison.of({n: (analyze(check_table(frame)), None) for n, frame in frames.items()})
+    assert {r.columns.hyperparameter for r in of.rulings} == {"lr", "learning_rate"}
+    (rows,) = (table.rows for table in ruling_tables(of, ("rule",)))
+    assert [*map(list, rows)] == [["all runs"]] * 2
+
+
 def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, stored_sweep):
     for name in ("one", "two"):
         stored_sweep(tmp_path / "several" / name, name)
