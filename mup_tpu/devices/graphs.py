@@ -117,7 +117,7 @@ class GraphSteps:
         if self._made is None or key != self._key:
             self._key = key
             traced = trace(self._step, changed, fixed, stacks)
-            self._made = _Recording(self._compile(traced), *tensors, self._recorder)
+            self._made = _Recording(self._compile(traced), self._recorder, *tensors)
         return self._made.run(tensors[2], count)
 
 
@@ -127,10 +127,10 @@ class _Recording:
     def __init__(
         self,
         step: Callable[..., Any],
+        recorder: CudaRecorder,
         changed: list[Tensor],
         fixed: list[Tensor],
         stacks: list[Tensor],
-        recorder: CudaRecorder,
     ) -> None:
         self._step, self._changed, self._fixed, self._recorder = step, changed, fixed, recorder
         self._stacks = [torch.empty_like(stack) for stack in stacks]
