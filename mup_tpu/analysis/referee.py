@@ -199,7 +199,10 @@ def parabola_slope(curves: Sequence[LossCurve]) -> float:
             bend, tilt, _ = np.polyfit(x_G, curve.mean_G[lowest_G], 2)
             if bend > 0 and x_G.min() <= (x := -tilt / (2 * bend)) <= x_G.max():
                 optima.append((math.log2(curve.scale), x))
-    return float(np.polyfit(*zip(*optima, strict=True), 1)[0]) if len(optima) > 1 else math.nan
+    if len(optima) < 2:
+        return math.nan
+    log_scale_S, x_S = np.transpose(optima)
+    return float(np.polyfit(log_scale_S, x_S, 1)[0])
 
 
 def _place(ruling: Ruling) -> tuple[str, bool, str, str, str]:

@@ -259,7 +259,7 @@ def to_csv(table: pd.DataFrame) -> bytes:
             return value
         return f"'{visible(value)}" if value.startswith(tuple("=+-@\t")) else visible(value)
 
-    texts = {name: of for name, of in table.items() if of.dtype.kind == "O"}
+    texts = {str(name): of for name, of in table.items() if of.dtype.kind == "O"}
     table = table.assign(**{name: of.map({v: quoted(v) for v in of.unique()}) for name, of in texts.items()})
     sink = io.BytesIO()
     pa.csv.write_csv(pa.Table.from_pandas(table.rename(columns=quoted), preserve_index=False), sink)

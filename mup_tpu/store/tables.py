@@ -214,7 +214,8 @@ def read_table(
             if columns is not None:
                 return read_table(folder, table, study)[[*columns]]
             rows = _complete(rows)
-        return rows.to_pandas()
+        whole: pd.DataFrame = rows.to_pandas()
+        return whole
 
     try:
         return frame([*parts.values()])
