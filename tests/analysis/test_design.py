@@ -162,6 +162,12 @@ def test_seeds_beside_the_largest_scale_s_optimum_settle_a_regret():
     raise AssertionError(result)
 
 
+def test_what_is_bought_has_no_unit():
+    frame = sweep_of([-8, -8, -8], sigma=0.03)
+    tenfold = check_table(frame.assign(loss=10 * frame["loss"]))
+    assert analyze(tenfold, epsilon=0.1).results[0].next_batch.cells == batch_of(frame).cells
+
+
 def test_whole_values_stay_whole():
     frame = sweep_of([-8, -8, -8], sigma=0.03)
     batch = batch_of(frame.assign(lr=2**13 * frame["lr"]))

@@ -139,7 +139,7 @@ def test_a_start_is_eight_values_an_octave_apart_in_the_middle_of_what_was_asked
 
 @pytest.mark.parametrize("folder", ["quickstart", "quickstart_again"])
 def test_a_quickstart_is_settled_or_buys_on_until_its_budget_ends(folder):
-    """Stored rows answer; a sequence of μP ended open after three looks and half of its five minutes."""
+    """The nearest stored rows answer; a sequence of μP ended open after three looks and half of its time."""
     table = load_table(ROOT / "results" / folder)
     left = table.runs[table.runs["compared"] == "mup"].sort_values("seed")
     budget, spent, rows, look = 600.0, 0.0, [], None  # five minutes of two packs at once
@@ -147,7 +147,7 @@ def test_a_quickstart_is_settled_or_buys_on_until_its_budget_ends(folder):
     batch = first_batch("mup", question.planned[0], sorted(left["x"].unique()))
     while spent < budget:
         found = [
-            left[(left["scale"] == cell.scale) & ((left["x"] - cell.x).abs() < 0.01)].head(cell.runs)
+            left[(left["scale"] == cell.scale) & ((left["x"] - cell.x).abs() < 0.51)].head(cell.runs)
             for cell in batch.cells
         ]
         bought = pd.concat(found)
