@@ -76,6 +76,8 @@ def _regret(regret: Regret, columns: Columns) -> str:
         return f"the optimum of {source} was stopped early at {target}, far behind the best"
     if regret.status == "refused":
         return f"the optimum of {source} does not meet the condition at {target}"
+    if regret.status == "not bracketed":
+        return f"the regret at {target} is unknown: its grid holds no optimum"
     least = "at least " if regret.status == AT_LEAST else ""
     value, low, high = (_cost(number, columns) for number in (regret.value, regret.low, regret.high))
     return f"the optimum of {source} costs {least}{value} {columns.unit} at {target} (95 % {low} to {high})"

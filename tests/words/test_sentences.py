@@ -146,6 +146,11 @@ KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
             "best learning rate ∝ width^0.40 (95 % 0.10 to 0.70); the optimum of width 64 does not meet the "
             "condition at width 256.",
         ),
+        (
+            "INCONCLUSIVE", None, (0.4, 0.1, 0.7), "not bracketed",
+            "best learning rate ∝ width^0.40 (95 % 0.10 to 0.70); the regret at width 256 is unknown: its "
+            "grid holds no optimum.",
+        ),
     ],
 )  # fmt: skip
 def test_sentences_of_verdicts(decision, look, drift, regret, sentence):
