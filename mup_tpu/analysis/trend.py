@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -411,9 +412,19 @@ def rule_named(name: str) -> str:
     return next((rule for rule in PARAMETRIZATIONS if rule.replace("_", "") == letters), "")
 
 
-def claims(rule: str, kind: str) -> bool:
+_UNCLAIMED = re.compile(r"(^|_)(wd|weight_?decay|dropout|bs|batch(_size)?)$")
+
+
+def claims(rule: str, kind: str, tuned: str = "learning_rate") -> bool:
+    """Return whether a rule claims to keep the optimum of a hyperparameter along a kind of scale.
+
+    No rule claims it of regularisation, such as weight decay (Yang et al. 2022, Tensor Programs V, Table 1),
+    or of the batch size.
+    """
     name = rule_named(rule)
-    return name != "" and kind in PARAMETRIZATIONS[name].transfers
+    return (
+        name != "" and kind in PARAMETRIZATIONS[name].transfers and not _UNCLAIMED.search(plain_name(tuned))
+    )
 
 
 def priors_of(scale: str, claimed: bool = False) -> Priors:

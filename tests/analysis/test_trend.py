@@ -214,4 +214,6 @@ def test_priors_come_by_the_kind_of_scale_and_by_the_claim():
         "width", "depth", "batch size", "tokens", "size", "",
     ]  # fmt: skip
     assert not claims("sp", "width") and not claims("mup", "batch size") and not claims("all", "width")
+    tuned = ("lr", "init_std", "alpha_out", "weight_decay", "optimizer.wd", "dropout", "batch_size", "bs")
+    assert [name for name in tuned if claims("mup", "width", name)] == ["lr", "init_std", "alpha_out"]
     assert priors_of("d_model") == BY_KIND["width"] and priors_of("dropout") == BY_KIND[""]
