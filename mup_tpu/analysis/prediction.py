@@ -187,9 +187,8 @@ def predict_analysis(
     made: list[RulePrediction] = []
     notes, trends = list[Reason](), dict[str, Trend]()
     for result in analysis.results:
-        claimed = claim
-        if claim is None:
-            claimed = claims(result.compared, kind_of(analysis.scale), analysis.hyperparameter)
+        by_name = claims(result.compared, kind_of(analysis.scale), analysis.hyperparameter)
+        claimed = by_name if claim is None else claim
         trend = fit_trend(result.optima, priors_of(analysis.scale, claimed), result.valleys)
         if trend is None:
             known = sum(o.is_bracketed for o in result.optima)
