@@ -122,6 +122,13 @@ def test_a_study_is_planned_under_its_own_names(tmp_path):
     made = plan("width=512 steps=900", "1e12", known)
     assert made.tuned == "rate" and set(made.steps[0].values) == {"width", "steps"}
     assert made.goal.shrinks == ("width", "tokens")
+    wider = plan("width=512", "1e12", known)
+    assert tomllib.loads(wider.toml())["scale"] == {"width": [step.values["width"] for step in wider.steps]}
+
+
+def test_proxies_of_our_networks_take_no_less_than_eight_sequences_a_step():
+    steps = plan("batch_size=128", "1e15", Trial()).steps
+    assert min(step.values["batch_size"] for step in steps) == 8
 
 
 def test_a_plan_costs_what_its_runs_cost_and_stays_within_its_budget():
