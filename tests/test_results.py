@@ -63,29 +63,12 @@ def analysed():
     return functools.cache(lambda folder: analyze(load_table(folder)))
 
 
-def assert_close(found, stored, where="analysis"):
-    """Equal up to float noise; a minimum found on a grid may lie a step (0.01 octave) away."""
-    if isinstance(stored, dict):
-        assert found.keys() == stored.keys(), where
-        for key in stored:
-            assert_close(found[key], stored[key], f"{where}.{key}")
-    elif isinstance(stored, list):
-        assert len(found) == len(stored), where
-        for i, (a, b) in enumerate(zip(found, stored, strict=True)):
-            assert_close(a, b, f"{where}[{i}]")
-    elif isinstance(stored, float):
-        assert found == pytest.approx(stored, rel=0.01, abs=2e-4), where
-    elif where.endswith(("sentence", "settle")):
-        assert found.split()[:2] == stored.split()[:2], where
-    else:
-        assert found == stored, where
-
-
 @pytest.mark.parametrize("folder", by_name(SWEEPS, DAILY))
-def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, analysed):
+def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, analysed, assert_close):
     no_json = {"NaN": None, "Infinity": "inf", "-Infinity": "-inf"}
     found = json.loads(json.dumps(to_dict(analysed(folder))), parse_constant=no_json.get)
-    assert_close(found, json.loads((folder / "figures" / "analysis.json").read_text()))
+    stored = json.loads((folder / "figures" / "analysis.json").read_text())
+    assert_close(found, stored, "analysis", rel=0.01, abs=2e-4)
     assert names_in(folder / "figures") == files_of(drawings(analysed(folder))) | {"analysis.json"}
 
 

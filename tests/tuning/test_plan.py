@@ -1,22 +1,18 @@
 """Plans for a target: sizes and what is derived, costs, what is expected, and that sweeps take them."""
 
-import contextlib
 import json
 import math
 import tomllib
-from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from mup_tpu import plan
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.planned import predict_planned
 from mup_tpu.analysis.trend import BY_KIND, Pace, Priors, Trend, fixed
 from mup_tpu.config import Axis, Ladder, Sweep, Trial
-from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, parse_axis, write_sweep
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.models import sizes, training_flops
@@ -24,7 +20,7 @@ from mup_tpu.store import Store, StoredAxes
 from mup_tpu.study import Study
 from mup_tpu.tuning.plan import LAUNCH_S, Machine, planned_of
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import _grid_of, buy
+from mup_tpu.tuning.sequence import _grid_of
 from mup_tpu.tuning.target import goal_of_a_transformer, read_target
 from mup_tpu.words.plans import planned_optimum
 
@@ -262,7 +258,7 @@ def test_what_cannot_be_planned_is_one_sentence(target, base, budget, sentence):
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def _bought(made, best, folder, noise=0.0, stop=math.inf):
+def _bought(bought, made, best, folder, noise=0.0, stop=math.inf):
     """Rows of a planned sweep of ours whose valleys are parabolas around `best` of a row's columns."""
     generator, corpora, loaded = np.random.default_rng(0), Corpora(), made.sweep
     scale, tune, compare = (axis.column for axis in loaded.axes)
@@ -272,26 +268,16 @@ def _bought(made, best, folder, noise=0.0, stop=math.inf):
     grid = _grid_of(loaded, corpora)
     store = Store(folder, loaded.experiment, StoredAxes.of(loaded), tuple(grid.points))
 
-    def run(trials, purchase):
-        rows = []
-        for trial in trials:
-            row = configured(trial) | {"trial_id": corpora.trial_id(trial), "purchase": purchase(trial)}
-            row |= sizes(trial, 256) | {"status": "finished"}
-            away = math.log2(row["lr"]) - best(row)
-            rows.append(row | {"loss": 3.0 + 0.05 * away**2 + noise * generator.standard_normal()})
-        left = int(min(stop - len(store.results()), len(rows)))
-        store.append(rows[:left])
-        if left < len(rows):
-            raise KeyboardInterrupt
-        return Counter(finished=len(rows))
+    def result_of(trial, row):
+        counts = sizes(trial, 256)
+        away = math.log2(row["lr"]) - best(row | counts)
+        return counts | {"loss": 3.0 + 0.05 * away**2 + noise * generator.standard_normal()}
 
-    with contextlib.suppress(KeyboardInterrupt):
-        buy(grid, store, run, False, math.inf, Console(quiet=True))
-    return store.results()
+    return bought(grid, store, result_of, stop)
 
 
 @pytest.mark.parametrize("away", [-3, 0, 3])
-def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path):
+def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path, bought):
     """The optimum falls with tokens; it may lie three octaves from the typical rate."""
     made = plan("width=1024 depth=8 steps=4000", "1e17", Trial())
     centre = math.log2(made.rates[4]) + away
@@ -300,7 +286,7 @@ def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path
     def best(row):
         return centre - 0.3 * math.log2(row["tokens_planned"] / whole["tokens"])
 
-    rows = _bought(made, best, tmp_path, 0.002)
+    rows = _bought(bought, made, best, tmp_path, 0.002)
     found = predict_planned(str(tmp_path))
     assert found.known == found.cells == len(made.steps) and found.interval[0] < centre < found.interval[1]
     assert found.exponents["tokens"][0] == pytest.approx(-0.3, abs=0.15)
@@ -311,14 +297,14 @@ def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path
     assert any("95 %" in line for line in planned_optimum(found))
 
 
-def test_an_interrupted_plan_goes_on_and_its_folder_answers_from_what_there_is(tmp_path):
+def test_an_interrupted_plan_goes_on_and_its_folder_answers_from_what_there_is(tmp_path, bought):
     made = plan("width=1024", "1e16", Trial())
-    whole = _bought(made, lambda row: -6.0, tmp_path / "whole")
+    whole = _bought(bought, made, lambda row: -6.0, tmp_path / "whole")
     for stop in (30, 26, 33):
-        _bought(made, lambda row: -6.0, tmp_path / str(stop), stop=stop)
+        _bought(bought, made, lambda row: -6.0, tmp_path / str(stop), stop=stop)
         if stop > 24:
             assert predict_planned(str(tmp_path / str(stop))).known >= 1
-        again = _bought(made, lambda row: -6.0, tmp_path / str(stop))
+        again = _bought(bought, made, lambda row: -6.0, tmp_path / str(stop))
         assert set(again["trial_id"]) == set(whole["trial_id"])
     with pytest.raises(TableError, match="at 'depth': the plan follows width"):
         predict_planned(str(tmp_path / "whole"), {"depth": 3})

@@ -1,10 +1,8 @@
 """Sequences that train for real: bought look by look, interrupted, and continued from their rows."""
 
-import contextlib
 import dataclasses
 import math
 import os
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,11 +12,10 @@ from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
-from mup_tpu.config.columns import configured
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import Condition, Store, StoredAxes, load_header, load_runs
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import _grid_of, buy, run_until_settled
+from mup_tpu.tuning.sequence import _grid_of, run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
 UNTIL = SequenceOptions(until_settled=True)
@@ -76,50 +73,30 @@ def test_an_interrupted_sequence_goes_on_from_its_rows_ends_and_buys_nothing_mor
     assert not settle(sweep, tmp_path, options=packs), "what is settled is settled"
 
 
-def simulated(sweep, folder, stop=math.inf):
-    """Rows of a sequence whose losses are drawn by trial, not trained, up to a number of rows."""
-    corpora = Corpora()
-    grid, store = (
-        _grid_of(sweep, corpora),
-        Store(folder, sweep.experiment, StoredAxes.of(sweep), (32, 64, 128)),
-    )
-
-    def run(trials, purchase):
-        rows, done = [], store.done()
-        for trial in trials:
-            name, number = corpora.trial_id(trial), purchase(trial)
-            if name in done:
-                continue
-            row = configured(trial) | {"trial_id": name, "purchase": number, "status": "finished"}
-            away = (
-                math.log2(row["lr"])
-                + 7
-                + 0.3 * (row["parametrization"] == "sp") * math.log2(row["width"] / 32)
-            )
-            noise = np.random.default_rng(int(name[:8], 16)).normal(0, 0.01)
-            # Later purchases are dearer, so that half of one changes what a run seems to cost.
-            cost = float(row["width"] * number**2)
-            rows.append(row | {"loss": 3 + 0.03 * away**2 + noise, "wall_time_s": cost, "flops": cost})
-        left = int(min(stop - len(store.results()), len(rows)))
-        store.append(rows[:left])
-        if left < len(rows):
-            raise KeyboardInterrupt
-        return Counter(finished=len(rows))
-
-    with contextlib.suppress(KeyboardInterrupt):
-        buy(grid, store, run, False, math.inf, Console(quiet=True))
-    return store.results()
-
-
-def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that_is_not(sweep, tmp_path):
+def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that_is_not(
+    sweep, tmp_path, bought
+):
     sweep = dataclasses.replace(sweep, parametrizations=("mup",))
-    whole = simulated(sweep, tmp_path / "whole")
-    ends = whole.groupby("purchase").size().cumsum()
-    assert len(ends) >= 3
-    for end, size in zip(ends[1:], whole.groupby("purchase").size()[1:], strict=True):
+
+    def result_of(trial, row):
+        noise = np.random.default_rng(int(row["trial_id"][:8], 16)).normal(0, 0.01)
+        # Later purchases are dearer, so that half of one changes what a run seems to cost.
+        cost = float(row["width"] * row["purchase"] ** 2)
+        loss = 3 + 0.03 * (math.log2(row["lr"]) + 7) ** 2 + noise
+        return {"loss": loss, "wall_time_s": cost, "flops": cost}
+
+    def simulated(folder, stop=math.inf):
+        grid = _grid_of(sweep, Corpora())
+        store = Store(folder, sweep.experiment, StoredAxes.of(sweep), (32, 64, 128))
+        return bought(grid, store, result_of, stop)
+
+    whole = simulated(tmp_path / "whole")
+    counts = whole.groupby("purchase").size()
+    assert len(counts) >= 3
+    for end, size in zip(counts.cumsum()[1:], counts[1:], strict=True):
         stop = int(end - size / 2)
-        simulated(sweep, tmp_path / str(stop), stop)
-        again = simulated(sweep, tmp_path / str(stop))
+        simulated(tmp_path / str(stop), stop)
+        again = simulated(tmp_path / str(stop))
         assert set(again["trial_id"]) == set(whole["trial_id"]), stop
 
 
