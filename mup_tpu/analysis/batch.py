@@ -21,9 +21,9 @@ _FIRST_LOOK = (-2, -1, 0, 1, 2)  # Octaves from a new scale's predicted optimum,
 PACK = len(_FIRST_LOOK)  # Runs of a first look
 _EXPECTED = 0.6
 """Standard deviation of an expected optimum, octaves, from which a first look has all of its runs."""
-REACH = 2.3  # Octaves from an optimum within which a run tells where it lies
-_APART = 0.2  # Octaves from a value that was run beyond which another may be added
-_EDGE_STEP = 0.3  # Octaves between an optimum and lost runs below which no value in between is bought
+REACH = 2.3  # Runs further than this from an optimum (octaves) are uninformative
+_APART = 0.2  # Least distance of an added value from all that were run, octaves
+_EDGE_STEP = 0.3  # No value is bought between an optimum and lost runs that are nearer than this, octaves
 
 
 @dataclass(frozen=True)

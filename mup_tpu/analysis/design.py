@@ -52,7 +52,7 @@ _MOST_PURCHASES = 25
 _ENOUGH = 0.6  # J that a batch is meant to leave: at 1 half of the looks would come a little too early
 _LEAST_SHARE, _SHARE = 0.1, 0.35
 """A batch's cost, as a share of what was spent: a look is worth some runs, and a plan holds for some."""
-_FLOOR = 0.05**2  # Squared error of an optimum that runs without number attain in any case, octaves²
+_FLOOR = 0.05**2  # Squared error of an optimum that enough runs reach at any scale, octaves²
 _SOME = 3  # Runs that are bought at a scale at a time
 _DRAWS = 2000  # Draws of a valley by which runs are valued
 _LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05  # Least distances of α and Δ from a verdict's limits

@@ -22,8 +22,8 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction
 
 LEAST = 3  # Scales that are needed
-_WIDEST = 0.5  # Width of a 95 % interval, over the loss, beyond which it says nothing
-_LEVEL, _SLOPE = 1.0, 0.3  # Standard deviations of β₀ and, an octave, of β
+_WIDEST = 0.5  # A 95 % interval wider than this share of the loss is not reported
+_LEVEL, _SLOPE = 1.0, 0.3  # Prior standard deviations of β₀, and of β per octave
 _ALPHA = np.linspace(-0.377, 0.873, 51)
 """Values of α, none of them 0: the rate at which the loss's slope falls, an octave: a·log 2."""
 _BEND = np.geomspace(1e-3, 0.25, 8)

@@ -20,7 +20,7 @@ _NOISES = np.geomspace(0.003, 2.0, 14)
 """Noises that are weighed, as shares of the fourth lowest point's rise; squared step of their logarithm over
 12."""
 _BETWEEN = math.log(2.0 / 0.003) ** 2 / 13**2 / 12
-_CLIP = 0.8  # Quantile of a point's squares to which they are held
+_CLIP = 0.8  # Squared residuals of a point are clipped at this quantile
 
 
 @dataclass(frozen=True)

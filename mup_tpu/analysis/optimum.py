@@ -24,7 +24,7 @@ from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
 EPSILON = 0.01  # Largest regret that does not matter, nat per token
 DRAWS = 8000
 _BAND_DRAWS, _BAND_POINTS = 200, 201
-_EVERY = 5  # Draws of which one has shapes that are independent between scales; the others share theirs
+_EVERY = 5  # One draw in this many has independent shapes at all scales; in the others they share one
 _FLAT_STEPS = 4.0  # Grid steps that an interval spans, from which the valley counts as flat
 
 

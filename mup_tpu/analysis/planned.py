@@ -108,7 +108,7 @@ class PlannedOptimum:
     half: tuple[float, float]
     interval: tuple[float, float]  # 95 % interval of x
     expected_cost: float  # Of taking x, nat; nan if no curvature is known
-    high_cost: float  # Its 97.5 % quantile.
+    high_cost: float  # 97.5 % quantile of that cost, nat
     exponents: dict[str, tuple[float, float]]  # Exponent of each size and its standard deviation
     known: int  # Cells with a known optimum
     cells: int

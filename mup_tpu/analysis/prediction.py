@@ -22,7 +22,7 @@ from mup_tpu.analysis.valley import CURVATURE_SCATTER, Valley
 from mup_tpu.config import columns
 from mup_tpu.errors import TableError
 
-_FARTHEST = 20.0  # Largest distance, octaves, in the search for the farthest scale that a table bears
+_FARTHEST = 20.0  # Limit of the search for the farthest scale that can be predicted, octaves
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ _SHARES = (0.1, 0.2, 0.4, 0.8)
 """Standard errors of the quadratic at a point, as shares of its rise, that are weighed."""
 _NOISES = np.geomspace(0.01, 2.0, 10)
 """Noises that are weighed, as shares of a typical rise, where no seeds are repeated."""
-_OUTSIDE = 2.0  # Octaves beyond the values that were run over which an optimum becomes e times less likely
+_OUTSIDE = 2.0  # An optimum this far outside the values that were run is e times less likely, octaves
 _BENDS = np.arange(-6, 7) / 5  # Bends that are weighed, per octave: exponents of the steeper side
 _BEND_SPREAD = 0.4  # Mean size of a bend in the prior
 _DRAWS = 2000
@@ -378,7 +378,7 @@ class _Points:
         return np.column_stack([is_at_NS, slopes_NSH.reshape(len(v_NH), -1), *squares])
 
     def errors(self, rise_N: np.ndarray) -> list[_Error]:
-        """Return pairs of a noise and a share of the rise that the surface misses, as points' errors."""
+        """Return candidates for the points' errors: a noise, and a share of the rise that is missed."""
         near = 2 * len(self.scales) * (self.u_NH.shape[1] + 2)
         typical = float(np.sort(rise_N)[:near].mean()) or float(rise_N.mean()) or 1e-12
         df, squares = float((self.count_N - 1).sum()), float(self.squares_N.sum())

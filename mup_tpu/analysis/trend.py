@@ -45,8 +45,8 @@ _SCATTERS, _FEW_SCATTERS = 16, 4
 class Pace:
     """How a trend may move: standard deviations, octaves per octave of the scale."""
 
-    slope: float  # Of the mean slope around the prior's mean
-    wander: float  # Of the slope around its mean
+    slope: float  # Standard deviation of the mean slope
+    wander: float  # Standard deviation of the slope around its mean
     memory: float = 2.0  # Octaves over which the slope reverts to its mean
     shared: float = 0.0  # Scatter that all optima at one value of the scale have in common, octaves
 
@@ -71,7 +71,7 @@ class Priors:
     quiet: Pace = Pace(0.05, 0.05)
     moving: Pace = Pace(0.5, 0.3)
     breaks: float = 0.05  # Chance per octave beyond the largest scale that the slope changes for good
-    broken: float = 0.3  # Standard deviation of that change, octaves per octave
+    broken: float = 0.3  # Standard deviation of a break in the slope, octaves per octave
     shared: tuple[float, ...] = (0.0,)
     """Scatters, equally likely, that optima at one value of the scale may have in common, octaves."""
 

@@ -25,12 +25,12 @@ READOUT = "lm_head.weight"
 class ActivationMemory:
     """Numbers kept for the backward pass, as measured; a vector has the model's width."""
 
-    vectors: Mapping[str, float]  # Vectors a token and layer by execution: "loop" or "vmap"
+    vectors: Mapping[str, float]  # Vectors per token and layer, by execution: "loop" or "vmap"
     passing: float  # Vectors of "loop" alive in two layers at most: those of the backward pass itself
-    scores: Mapping[str, float]  # Numbers a pair of tokens, head and layer, by execution
-    logits: float  # Numbers a token and vocabulary entry
+    scores: Mapping[str, float]  # Numbers per pair of tokens, head and layer, by execution
+    logits: float  # Numbers per token and vocabulary entry
     cuda_vectors: Mapping[str, float]  # `vectors` of a step on CUDA, float32 numbers, by precision
-    cuda_evaluation: float  # Vectors a token that an evaluation in bf16 takes beside training steps
+    cuda_evaluation: float  # Vectors per token that an evaluation in bf16 takes beside training steps
     xla_vectors: Mapping[str, float]  # `vectors` of a step that XLA compiles, by the form of attention
     xla_scores: Mapping[str, float]  # `scores` of a step that XLA compiles, by the form of attention
     xla_logits: float  # `logits` of a step that XLA compiles

@@ -28,7 +28,7 @@ from mup_tpu.rules.parameter import Parameter
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Of x, x³ and x⁵ in one step (Jordan et al. 2024)
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Of x, x³ and x⁵ in a Newton-Schulz step (Jordan et al. 2024)
 _LEAST_NORM = 1e-7  # Least divisor of a momentum's norm: a gradient of zeros changes nothing
 
 

@@ -21,7 +21,7 @@ _ROUNDS = 3  # of timing the sizes that a plan chooses, and planning again
 
 
 def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any) -> Plan:
-    """Plan with the times of a trainer in place of FLOPs, each of a training of at most `limit_s` seconds."""
+    """Plan by measured times of a trainer, not by FLOPs; each timed training takes at most `limit_s`, s."""
     budget, workers = arguments.pop("budget"), max(1, len(visible_gpus()))
     # Every size costs the same here, so that this first plan only names sizes.
     unknown = Machine(devices=1, measured=Measured(((0.0, 0.0),), 0.0))

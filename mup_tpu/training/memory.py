@@ -24,7 +24,7 @@ from mup_tpu.models.scans import SCANNED_FROM
 from mup_tpu.training.members import state_slots
 
 _IN_PIECES = 1.1  # Malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)
-_SCANNED_VECTORS = 3.5  # Vectors of the model's width that a block of XLA's loop keeps, a token
+_SCANNED_VECTORS = 3.5  # Vectors of the model's width that a block of XLA's loop keeps per token
 _FROM_CUDA = 1.15  # Memory that torch's allocator takes from CUDA over what it hands out (1.01 to 1.6)
 _CUDA_GRADIENTS = {"bf16": 1.8, "float32": 1.0}
 """Float32 numbers for a parameter's gradient, by precision; bf16 has copies of weights and gradients."""
