@@ -27,7 +27,7 @@ from scipy import stats
 
 from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
 from mup_tpu.errors import MupTpuError
-from mup_tpu.plots.texts import raised
+from mup_tpu.plots.style import raised
 from mup_tpu.store import load_runs
 from mup_tpu.words import names
 

@@ -21,8 +21,7 @@ from mup_tpu.plots.runs import (
     module_check_figure,
     search_figure,
 )
-from mup_tpu.plots.style import FIGURES, STYLE, FigureType, save_figure
-from mup_tpu.plots.svg import svg
+from mup_tpu.plots.style import FIGURES, STYLE, FigureType, save_figure, svg
 from mup_tpu.plots.verdict import regret_figure, sequence_figure, sweeps_figure
 
 __all__ = [

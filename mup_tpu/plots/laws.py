@@ -21,7 +21,7 @@ from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.errors import TableError
-from mup_tpu.plots import style, texts
+from mup_tpu.plots import style
 from mup_tpu.plots.optima import has_scales
 from mup_tpu.plots.style import INK, LOSS, figure_type
 from mup_tpu.words import names
@@ -47,7 +47,7 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     handles: list[Artist] = []
     for i, result in enumerate(results):
         color, marker = style.categorical(i), style.marker(i)
-        name = texts.label(result.compared, analysis.compares)
+        name = style.label(result.compared, analysis.compares)
         best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
         text = f"{name}, own optimum" if any(o.is_bracketed for o in result.optima) else name
         handles += axes[0].plot(list(best), list(best.values()), marker + "-", color=color, label=text)
@@ -56,12 +56,12 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
         if first is not None and (moved := {r.target: r.value for r in regrets if np.isfinite(r.value)}):
             handles += axes[0].plot(
                 list(moved), [best[scale] + cost for scale, cost in moved.items()], marker + "--",
-                color=color, mfc="none", label=f"{name}, optimum of {texts.at(analysis.scale, first.scale)}",
+                color=color, mfc="none", label=f"{name}, optimum of {style.at(analysis.scale, first.scale)}",
             )  # fmt: skip
     scales = sorted({o.scale for r in results for o in r.optima})
-    texts.scale_axis(axes[0], analysis.scale, scales, 4.9)
+    style.scale_axis(axes[0], analysis.scale, scales, 4.9)
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
-    texts.loss_axis(axes[0], losses)
+    style.loss_axis(axes[0], losses)
     axes[0].set_ylabel(style.in_unit("loss", analysis.columns))
     if known:
         handles += _draw_sizes(axes[1], known, analysis)
@@ -75,7 +75,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
     grows = any(len(set(r.law.params)) > 1 for r in known)
     for result in known:
         i, points = results.index(result), result.law
-        color, name = style.categorical(i), texts.label(result.compared, analysis.compares)
+        color, name = style.categorical(i), style.label(result.compared, analysis.compares)
         params = np.array(points.params)
         sizes = params if grows else 6 * params * np.array(points.tokens)
         ax.plot(sizes, points.losses, style.marker(i), color=color)
@@ -87,14 +87,14 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
             handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=text)
     ax.set_xscale("log")
     low, high = ax.get_xlim()
-    texts.size_axis(ax.xaxis, low, high, is_compute=not grows)
+    style.size_axis(ax.xaxis, low, high, is_compute=not grows)
     ax.set_xlabel("parameters without embeddings, N" if grows else f"{_COMPUTE[:-1]}; N without embeddings)")
     lengths = {t for r in known for t in r.law.tokens}
     if grows and len(lengths) == 1:
         flop = 6 * lengths.pop()
         functions = (partial(np.multiply, flop), partial(np.multiply, 1 / flop))
         upper = ax.secondary_xaxis("top", functions=functions)
-        texts.size_axis(upper.xaxis, low * flop, high * flop, is_compute=True)
+        style.size_axis(upper.xaxis, low * flop, high * flop, is_compute=True)
         upper.tick_params(labelsize=8)
         upper.set_xlabel(_COMPUTE, fontsize=8)
     return handles
@@ -128,10 +128,10 @@ def scaling_law_figure(
         look: dict[str, Any] = {"color": style.categorical(1), "ms": 13}
         handles += panel.plot(params[seen:], losses[seen:], "*", label="held out", **look)
     panel.set_xscale("log")
-    texts.size_axis(panel.xaxis, *panel.get_xlim())
+    style.size_axis(panel.xaxis, *panel.get_xlim())
     panel.set_xlabel("parameters without embeddings, N")
     panel.set_ylabel(LOSS)
-    panel.yaxis.set_major_formatter(texts.PlainTicks())
+    panel.yaxis.set_major_formatter(style.PlainTicks())
     return style.with_key([panel], handles, ax=ax)
 
 
@@ -164,11 +164,11 @@ def prediction_figure(predictions: Predictions) -> Figure:
                 color=color if target.bears else INK, mfc="white", mew=1.5,
             )  # fmt: skip
         ax.axvline(max(o.scale for o in optima), color=INK, lw=0.9, ls=":", zorder=0)
-        ax.set_title(texts.label(name, predictions.analysis.compares))
+        ax.set_title(style.label(name, predictions.analysis.compares))
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in targets)})
-        texts.scale_axis(ax, predictions.scale, scales, 4.6)
-        texts.log2_heights(ax)
-    style.label_rows(axes, f"best {texts.title(predictions.hyperparameter)}")
+        style.scale_axis(ax, predictions.scale, scales, 4.6)
+        style.log2_heights(ax)
+    style.label_rows(axes, f"best {style.title(predictions.hyperparameter)}")
     entries: list[Artist] = [
         style.mark("o", "optimum, measured (95 %)", color=INK),
         style.mark("D", "predicted (95 %)", mfc="white", mew=1.5, color=color),
@@ -217,11 +217,11 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         ax.contourf(first_A, second_A, x, levels, cmap="viridis", norm=colors)
         whole: dict[str, Any] = {"colors": "white", "linewidths": 0.9, "linestyles": "solid"}
         lines = ax.contour(first_A, second_A, x, levels[::2], **whole)
-        ax.clabel(lines, fmt=texts.power, fontsize=9)
+        ax.clabel(lines, fmt=style.power, fontsize=9)
         ax.set_xscale("log")
         ax.set_yscale("log")
-        texts.size_axis(ax.xaxis, *first_A[[0, -1]])
-        texts.size_axis(ax.yaxis, *second_A[[0, -1]])
+        style.size_axis(ax.xaxis, *first_A[[0, -1]])
+        style.size_axis(ax.yaxis, *second_A[[0, -1]])
         ax.grid(False)
         places_N2, optima_N = _measured(law)
         look: dict[str, Any] = {"cmap": "viridis", "norm": colors, "edgecolors": INK, "linewidths": 0.9}
@@ -230,17 +230,17 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         ax.scatter(places_N2[:, 0], places_N2[:, 1], c=optima_N, s=38, zorder=3, **look)
         for place, x in zip(targets_N2, x_T, strict=True):
             ax.annotate(
-                texts.power(round(x, 2)), tuple(place), (0, -14),
+                style.power(round(x, 2)), tuple(place), (0, -14),
                 textcoords="offset points", ha="center", fontsize=9, color=INK,
                 bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8},
             )  # fmt: skip
-        exponents = " · ".join(f"{texts.plain(e.scale)}$^{{{names.signed(e.value)}}}$" for e in law.exponents)
-        ax.set_title(f"{texts.label(law.compared)}: ∝ {exponents}")
-        ax.set_xlabel(texts.title(first))
-    style.label_rows(axes, texts.title(second))
+        exponents = " · ".join(f"{style.plain(e.scale)}$^{{{names.signed(e.value)}}}$" for e in law.exponents)
+        ax.set_title(f"{style.label(law.compared)}: ∝ {exponents}")
+        ax.set_xlabel(style.title(first))
+    style.label_rows(axes, style.title(second))
     bar = style.figure_of(axes).colorbar(ScalarMappable(colors, "viridis"), ax=axes, pad=0.02, aspect=25)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: texts.power(x)))
-    bar.set_label(f"best {texts.title(laws[0].hyperparameter)}")
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: style.power(x)))
+    bar.set_label(f"best {style.title(laws[0].hyperparameter)}")
     several = ", mean of its cells" if len(laws[0].scales) > 2 else ""
     entries = [style.mark("o", f"measured optimum{several}", mfc="none")]
     entries += [style.mark("*", "predicted at a target", mfc="none", ms=11)] if at else []

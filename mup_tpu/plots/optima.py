@@ -19,7 +19,7 @@ from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
-from mup_tpu.plots import style, svg, texts
+from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, figure_type
 from mup_tpu.words import names
 from mup_tpu.words.names import bound
@@ -126,11 +126,11 @@ def transfer_figure(
     for panel, result, shown in zip(axes, results, ranges, strict=True):
         of_result = None if runs is None else runs[runs["compared"] == result.compared]
         used |= _draw_valleys(panel, result, shown, analysis, zero_x, of_result)
-        panel.set_title(texts.raised(names.verdict_title(result, analysis)))
-        panel.set_xlabel(texts.title(analysis.hyperparameter))
+        panel.set_title(style.raised(names.verdict_title(result, analysis)))
+        panel.set_xlabel(style.title(analysis.hyperparameter))
         panel.set_ylim(*shown.limits)
-        panel.yaxis.set_major_formatter(texts.PlainTicks())
-        texts.log2_axis(panel, zero_x)
+        panel.yaxis.set_major_formatter(style.PlainTicks())
+        style.log2_axis(panel, zero_x)
     style.label_rows(axes, style.in_unit("loss", analysis.columns), each=not share_y)
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
     return style.with_key(axes, [*_lines_of(axes, analysis), *marks], ax=ax)
@@ -138,7 +138,7 @@ def transfer_figure(
 
 def _lines_of(axes: Sequence[Axes], analysis: TransferAnalysis) -> list[Artist]:
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
-    labels = (texts.at(analysis.scale, scale) for scale in names.scales_of(analysis.results))
+    labels = (style.at(analysis.scale, scale) for scale in names.scales_of(analysis.results))
     return [lines[label] for label in labels if label in lines]
 
 
@@ -154,7 +154,7 @@ def _draw_valleys(
     used, scales = set[str](), names.scales_of(analysis.results)
     zeros = {zero.scale: zero for zero in result.at_zero}
     for curve, optimum in zip(result.curves, result.optima, strict=True):
-        color, entry = style.sequential(scales, curve.scale), texts.at(analysis.scale, curve.scale)
+        color, entry = style.sequential(scales, curve.scale), style.at(analysis.scale, curve.scale)
         head = f"{names.point(analysis.scale, curve.scale)}, {columns.label(analysis.hyperparameter)}"
         # Marks of several scales on the rail would cover each other.
         offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * min(0.06, 0.4 / len(scales))
@@ -163,15 +163,17 @@ def _draw_valleys(
         of_scale = None if runs is None else runs[runs["scale"] == curve.scale]
         for x, mean, error in zip(curve.x_G, curve.mean_G, error_G, strict=True):
             of_point = of_scale if of_scale is None else of_scale[np.isclose(of_scale["x"], x)]
-            loss = svg.loss_text(mean, error) if np.isfinite(mean) else "no loss: half of its runs were lost"
-            tooltips.append("\n".join([f"{head} {bound(x)}", loss, *svg.run_lines(of_point)]))
+            loss = (
+                style.loss_text(mean, error) if np.isfinite(mean) else "no loss: half of its runs were lost"
+            )
+            tooltips.append("\n".join([f"{head} {bound(x)}", loss, *style.run_lines(of_point)]))
         tooltips_G = np.array(tooltips, object)
         shown_G = np.isfinite(curve.mean_G) & (curve.mean_G <= losses.top)
         x_G, mean_G, twice_G = curve.x_G[shown_G], curve.mean_G[shown_G], 2 * error_G[shown_G]
         (line,) = ax.plot(x_G, mean_G, "o-", color=color, ms=3.5, lw=1.4, label=entry)
-        svg.describe(line, entry, tooltips_G[shown_G].tolist())
+        style.describe(line, entry, tooltips_G[shown_G].tolist())
         band = ax.fill_between(x_G, mean_G - twice_G, mean_G + twice_G, color=color, alpha=0.18, lw=0)
-        svg.describe(band, entry)
+        style.describe(band, entry)
 
         lost_G = curve.diverged_G + curve.stopped_G > 0
         fates = np.array([curve.fate([i]) if lost else "" for i, lost in enumerate(lost_G)])
@@ -181,7 +183,7 @@ def _draw_valleys(
             marker, _, look = _KEY[kind]
             at_rail, look = np.full(here_G.sum(), losses.rail), {"mfc": "none", **look, "color": color}
             (marks,) = ax.plot(curve.x_G[here_G] + offset, at_rail, marker, **look)
-            svg.describe(marks, entry, tooltips_G[here_G].tolist())
+            style.describe(marks, entry, tooltips_G[here_G].tolist())
             used |= {kind} if here_G.any() else set()
 
         zero = zeros.get(curve.scale)
@@ -189,8 +191,8 @@ def _draw_valleys(
             is_shown = zero.loss <= losses.top
             y, marker = (zero.loss, "D") if is_shown else (losses.rail, "^")
             (mark,) = ax.plot(zero_x + offset, y, marker, color=color, ms=5, mfc="none", mew=1.3)
-            text = f"{head} 0\n{svg.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
-            svg.describe(mark, entry, [text])
+            text = f"{head} 0\n{style.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
+            style.describe(mark, entry, [text])
             used |= {"zero"} if is_shown else {"zero", "above"}
         used |= _draw_optimum(ax, curve, optimum, color, entry, f"{head} at its best")
     if (first := names.smallest_known(result)) is not None:
@@ -227,8 +229,8 @@ def _draw_optimum(
         drawn += ax.plot(optimum.best_x, optimum.loss, arrow, **look)
         text = status(optimum)
     for line in drawn[:-1]:
-        svg.describe(line, entry)
-    svg.describe(drawn[-1], entry, [f"{head}: {text}\n{svg.loss_text(optimum.loss)}"])
+        style.describe(line, entry)
+    style.describe(drawn[-1], entry, [f"{head}: {text}\n{style.loss_text(optimum.loss)}"])
     return {"edge"} if not optimum.is_bracketed else {"fitted"} if optimum.is_fitted else {"missed"}
 
 
@@ -269,14 +271,14 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
                 if abs(edge - o.x) > _REACH:
                     panel.plot(o.scale * shift, end, arrow, color=color, ms=5)
         bent = "bends: no power law" if dashes == "--" else ""
-        text = (texts.label(result.compared, analysis.compares), names.alpha(result), bent)
+        text = (style.label(result.compared, analysis.compares), names.alpha(result), bent)
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
-    texts.scale_axis(panel, analysis.scale, names.scales_of(results), 5.2)
-    panel.set_ylabel(f"best {texts.title(analysis.hyperparameter)}")
+    style.scale_axis(panel, analysis.scale, names.scales_of(results), 5.2)
+    panel.set_ylabel(f"best {style.title(analysis.hyperparameter)}")
     low, high = panel.get_ylim()
     room = max(0.0, 1 - (high - low)) / 2  # noise on an axis of less than an octave looks like a drift
     panel.set_ylim(low - room, high + room, auto=None)
-    texts.log2_heights(panel)
+    style.log2_heights(panel)
     if lines:
         handles.append(style.shade(f"slopes that do not matter, |α| < {analysis.delta:g}"))
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
@@ -302,28 +304,28 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
             moved_G = curve.x_G - beta * np.log2(curve.scale / scales[0])
             best = curve.mean_G[shown].min(initial=np.inf)
             heights.append(curve.mean_G[shown] - best)
-            label = texts.at(analysis.scale, curve.scale)
+            label = style.at(analysis.scale, curve.scale)
             look: dict[str, Any] = {"ms": 3.5, "lw": 1.3, "color": style.sequential(scales, curve.scale)}
             (line,) = panel.plot(moved_G[shown], heights[-1], "o-", label=label, **look)
-            svg.describe(line, label)
+            style.describe(line, label)
             if shown.any():
                 highest = max(highest, min(1.04 * float(heights[-1].max()), max(0.8, 0.25 * abs(best))))
         lower = np.quantile(np.concatenate(heights), 0.75) if highest else 0.0
         top = max(top, min(highest, _SQUEEZED * lower) if lower else highest)
-        title, alpha = texts.label(result.compared, analysis.compares), names.alpha(result)
+        title, alpha = style.label(result.compared, analysis.compares), names.alpha(result)
         if not np.isfinite(result.collapse_exponent):
             title += ": not moved, the curves have too few points in common"
         elif abs(beta) >= WIDEST_COLLAPSE:
             title += f": no exponent within ±{WIDEST_COLLAPSE:g} brings the curves together"
         else:
-            title += f": whole curves move by {texts.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
+            title += f": whole curves move by {style.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
             title += f"\n(their optima alone: {alpha})" if alpha else ""
         panel.set_title(title)
-        tuned = texts.title(analysis.hyperparameter)
-        panel.set_xlabel(f"{tuned}, moved to {texts.at(analysis.scale, scales[0])}")
-        texts.log2_axis(panel)
+        tuned = style.title(analysis.hyperparameter)
+        panel.set_xlabel(f"{tuned}, moved to {style.at(analysis.scale, scales[0])}")
+        style.log2_axis(panel)
     for panel in axes:
         panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
-        panel.yaxis.set_major_formatter(texts.PlainTicks())
+        panel.yaxis.set_major_formatter(style.PlainTicks())
     style.label_rows(axes, style.in_unit("loss above the best", analysis.columns))
     return style.with_key(axes, _lines_of(axes, analysis), ax=ax)

@@ -16,7 +16,7 @@ from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
 from mup_tpu.analysis.rows import of_status
 from mup_tpu.analysis.transfer import LearningCurve, TransferAnalysis, TransferResult
 from mup_tpu.config import columns
-from mup_tpu.plots import style, svg, texts
+from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, LOSS, figure_type
 from mup_tpu.words import names
 from mup_tpu.words.names import bound
@@ -53,7 +53,7 @@ def learning_curves_figure(
     for scale in scales:
         taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
         lacks = "; –: no curve" if None in taken else lacks
-        values = [texts.power(x) if x is not None else "–" for x in taken]
+        values = [style.power(x) if x is not None else "–" for x in taken]
         values = values[:1] if len(set(values)) == 1 else values
         text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
@@ -61,17 +61,17 @@ def learning_curves_figure(
         for curve in result.learning_curves:
             color, i = style.sequential(scales, curve.scale), scales.index(curve.scale)
             (line,) = panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
-            svg.describe(line, str(entries[i].get_label()), _curve_texts(curve, result, analysis, runs))
-        panel.set_title(texts.label(result.compared, analysis.compares))
+            style.describe(line, str(entries[i].get_label()), _curve_texts(curve, result, analysis, runs))
+        panel.set_title(style.label(result.compared, analysis.compares))
         panel.set_xlabel("step")
     shown = [loss for result in results for curve in result.learning_curves for loss in curve.losses]
     for panel in axes if ax is not None else axes[:1]:
-        texts.loss_axis(panel, shown)
+        style.loss_axis(panel, shown)
     style.label_rows(axes, style.in_unit("training loss", analysis.columns))
-    rules = ", ".join(texts.label(r.compared, analysis.compares) for r in results)
+    rules = ", ".join(style.label(r.compared, analysis.compares) for r in results)
     compared = f" ({rules})" if len(results) > 1 else ""
-    tuned = texts.column_label(analysis.hyperparameter)
-    title = f"{texts.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
+    tuned = style.column_label(analysis.hyperparameter)
+    title = f"{style.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
     return style.with_key(axes, entries, title, ax=ax)
 
 
@@ -84,9 +84,9 @@ def _curve_texts(
         runs = runs[is_same & ((runs["x"] - curve.x).abs() < 1e-6)]
     tuned = f"{columns.label(analysis.hyperparameter)} {bound(curve.x)}"
     at = f"{names.point(analysis.scale, curve.scale)}, {tuned}"
-    every, after = -(-len(curve.steps) // _POINTS), svg.run_lines(runs)
+    every, after = -(-len(curve.steps) // _POINTS), style.run_lines(runs)
     return [
-        "" if i % every else "\n".join([at, f"step {step:g}: {svg.loss_text(loss)}", *after])
+        "" if i % every else "\n".join([at, f"step {step:g}: {style.loss_text(loss)}", *after])
         for i, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True))
     ]
 
@@ -118,7 +118,7 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
     tooltips = {}
     for i, trial in trials.iterrows():
         name = f"trial {trial['trial_id']}" if isinstance(trial.get("trial_id"), str) else "trial"
-        loss = svg.loss_text(trial["loss"]) if np.isfinite(trial["loss"]) else "no loss"
+        loss = style.loss_text(trial["loss"]) if np.isfinite(trial["loss"]) else "no loss"
         loss += f", seed {trial['seed']:g}" if "seed" in trial else ""
         values = (f"{columns.label(c)} {columns.write(c, trial[c])}" for c in varied)
         ended = f"{trial['status']} after {trial['steps_done']:g} steps"
@@ -128,11 +128,11 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
         for some, marker, entry, look in marks:
             heights = np.full(len(some), rail) if marker == "x" else some["loss"]
             (line,) = ax.plot(x[some.index], heights, marker, **look)
-            svg.describe(line, entry, [tooltips[i] for i in some.index])
+            style.describe(line, entry, [tooltips[i] for i in some.index])
         if len(diverged):
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
-        ax.set_xlabel(texts.title(name))
-        ax.yaxis.set_major_formatter(texts.PlainTicks())
+        ax.set_xlabel(style.title(name))
+        ax.yaxis.set_major_formatter(style.PlainTicks())
     style.label_rows(axes, LOSS)
     entries = [style.mark(marker, text, **look) for _, marker, text, look in marks]
     return style.with_key(axes, entries)
@@ -144,7 +144,7 @@ def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
     if values.min() <= 0 or not (is_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())):
         return values
     if is_power:
-        texts.log2_axis(ax)
+        style.log2_axis(ax)
         logarithms: pd.Series = np.log2(values)
         return logarithms
     ax.set_xscale("log", base=2)
@@ -183,9 +183,9 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log", base=2)
             written = [columns.write(scale, p) for p in points]
-            ax.set_xticks(points, written, **texts.turned(written, _WIDTH))
+            ax.set_xticks(points, written, **style.turned(written, _WIDTH))
             ax.minorticks_off()
-            ax.set_title(f"{texts.label(parametrization)}: {title}")
+            ax.set_title(f"{style.label(parametrization)}: {title}")
             if ax in grid[:, 0]:
                 ax.set_ylabel(f"{size} after {last['step'].max()} steps")
             else:
@@ -193,7 +193,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
         low, high = row[0].get_ylim()
         row[0].set_ylim(low, max(high, 2 * low))  # an octave at least
     for ax in grid[-1]:
-        ax.set_xlabel(texts.title(scale))
+        ax.set_xlabel(style.title(scale))
     for i, row in enumerate(grid):
         below = 0.55 if i == rows - 1 else 0.15  # room for ticks and the name of the axis
         keys = [style.panel_key(ax, _WIDTH - 0.6, below, "slope") for ax in row]
@@ -235,7 +235,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
                     line = means[quantity, step, layer]
                     line = line[line > 0]
                     look = {"color": style.categorical(i), "marker": style.marker(i), "ms": 3, "lw": 1.2}
-                    ax.plot(line.index, line, label=texts.plain(layer), **look)
+                    ax.plot(line.index, line, label=style.plain(layer), **look)
             ax.set_xscale("log", base=2)
             ax.set_yscale("log", base=2)
             ax.set_xticks(points, [columns.write(scale, point) for point in points], fontsize=7)
@@ -245,7 +245,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
     for top, bottom, step in zip(grid[0], grid[-1], steps, strict=True):
         title = f"updates, {step} step{'s' * (step > 1)}" if step else "activations at init"
         top.set_title(title, fontsize=9)
-        bottom.set_xlabel(texts.title(scale))
+        bottom.set_xlabel(style.title(scale))
     return figure
 
 
@@ -262,7 +262,7 @@ def _draw_layers(
         fit = fits.get(layer, {"slope": np.nan, "low": np.nan})
         slope = round(fit["slope"], 2) + 0.0  # never -0.00
         (drawn,) = ax.plot(
-            line.index, line, label=f"{texts.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
+            line.index, line, label=f"{style.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
             marker=style.marker(i), ms=4, lw=1.2, ls=("-", "--", ":")[i // 8 % 3],
         )  # fmt: skip
         grows = f"grows as {columns.label(scale)}^{fit['slope']:.2f}" if np.isfinite(fit["slope"]) else ""
@@ -274,4 +274,4 @@ def _draw_layers(
             runs = [f"seed {seed:g}: {rms:.4g}" for seed, rms in seeds.itertuples(index=False)]
             lines = (f"{layer}, {names.point(scale, point)}", f"rms {mean:.4g}", grows, *runs)
             tooltips.append("\n".join(filter(None, lines)))
-        svg.describe(drawn, layer, tooltips)
+        style.describe(drawn, layer, tooltips)

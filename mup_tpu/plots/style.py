@@ -1,19 +1,27 @@
-"""Style of all figures: colours, panels, keys, and texts that fit their room."""
+"""Style of all figures: colours, panels, keys, texts and ticks, and SVG with tooltips for a page.
+
+For a page matplotlib draws the same figure as for a PNG file. Then everything that `describe` has named gets
+an attribute for the page's script, and transparent shapes with a `<title>` lie over points and key.
+"""
 
 from __future__ import annotations
 
 import functools
+import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import matplotlib
+import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
@@ -21,13 +29,17 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
+from matplotlib.ticker import EngFormatter, FixedLocator, Formatter, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
+from scipy.spatial import cKDTree
 
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.config import columns
 from mup_tpu.config.values import visible
 from mup_tpu.errors import ConfigError, raised_as
+from mup_tpu.words.names import name, point
 
 P = ParamSpec("P")
 
@@ -342,3 +354,226 @@ def broken(written: str, most: int) -> list[str]:
             line = ""
         line += piece
     return [*lines, line.rstrip()]
+
+
+def label(compared: str, column: str = "parametrization") -> str:
+    return raised(name(compared, column))
+
+
+def raised(text: str) -> str:
+    """Raise the exponents of a text: tokens^−0.32."""
+    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"$^{\1}$", plain(text))
+
+
+def plain(text: str) -> str:
+    return text.replace("$", r"\$")  # matplotlib reads text between two $ as a formula
+
+
+def title(column: str) -> str:
+    return plain(columns.title(column))
+
+
+def column_label(column: str) -> str:
+    return plain(columns.label(column))
+
+
+def at(scale: str, value: float) -> str:
+    return plain(point(scale, value))
+
+
+def power(x: float) -> str:
+    return f"$2^{{{x:g}}}$"
+
+
+class PlainTicks(Formatter):
+    """Ticks with as many digits as keep them apart, and no offset: 2.32581, or 1.04e−6."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """Write all ticks of an axis."""
+        gaps = np.diff(np.unique(values))
+        step = float(gaps.min()) if len(gaps) else max(map(abs, values), default=1.0)
+        largest = max(map(abs, values), default=0.0)
+        kind = "f" if largest == 0 or 1e-3 <= largest < 1e5 else "e"
+        written: list[str] = []
+        for digits in range(12):
+            written = [f"{value:.{digits}{kind}}" for value in values]
+            if all(abs(float(w) - v) <= 0.02 * step for w, v in zip(written, values, strict=True)):
+                break
+        return [_tidied(text) if value else "0" for text, value in zip(written, values, strict=True)]
+
+
+def _tidied(number: str) -> str:
+    # 1.04e−6 for 1.04e-06
+    return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", number).replace("-", "−")
+
+
+def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
+    """Format the vertical axis of losses: logarithmic where they differ by more than a factor of 3."""
+    known = np.array([value for value in losses if np.isfinite(value)])
+    if len(known) and known.min() > 0 and known.max() > 3 * known.min():
+        ax.set_yscale("log")
+        low, high = ax.get_ylim()
+        ax.yaxis.set_major_locator(FixedLocator(log_ticks(low, high, least=5)))
+        ax.yaxis.set_major_formatter(lambda value, _: _tidied(f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.minorticks_off()
+    else:
+        ax.yaxis.set_major_formatter(PlainTicks())
+
+
+def log_ticks(low: float, high: float, least: int) -> list[float]:
+    """Return round values on a logarithmic axis: at least `least`, or all."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
+        if len(ticks) >= least:
+            break
+    return ticks
+
+
+def size_axis(axis: Axis, low: float, high: float, is_compute: bool = False) -> None:
+    """Format a logarithmic axis of parameters or tokens (50k, 2M, 1B), or of FLOP (2M, 1G)."""
+    axis.set_major_locator(FixedLocator(log_ticks(low, high, least=3)))
+    axis.set_major_formatter(lambda value, _: write_size(value, is_compute))
+    axis.set_minor_locator(NullLocator())
+
+
+def write_size(value: float, is_compute: bool = False) -> str:
+    # A billion parameters are 1B, and 10⁹ FLOP are 1G.
+    written = EngFormatter(sep="", useOffset=False)(value)
+    return written if is_compute else written.replace("G", "B")
+
+
+def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> None:
+    """Format a logarithmic axis with a tick at each point of a scale; its panel has `width` inches."""
+    ax.set_xscale("log", base=2)
+    written = [columns.write_scale(scale, s) for s in scales]
+    ax.set_xticks(scales, written, **turned(written, width))
+    ax.minorticks_off()
+    ax.set_xlabel(title(scale))
+
+
+def turned(texts: Sequence[str], width: float) -> dict[str, Any]:
+    """Return text properties of ticks: upright where they would touch each other."""
+    is_crowded = max(map(len, texts), default=0) + 1 > 12 * (width - 1) / max(1, len(texts))
+    return {"rotation": 90} if is_crowded else {}
+
+
+def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
+    """Format an axis of log2 as powers of 2, with 0 at its edge where it is drawn."""
+
+    def tick(x: float, _: object) -> str:
+        return power(x) if zero_x is None or x > zero_x + 0.5 else ""
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    ax.xaxis.set_major_formatter(tick)
+    if zero_x is not None:
+        ax.set_xticks([zero_x], ["0"], minor=True)
+        ax.tick_params(axis="x", which="minor", length=3.5)
+
+
+def log2_heights(ax: Axes) -> None:
+    ax.yaxis.set_major_formatter(lambda x, _: power(x))
+
+
+# Least and largest reach of a tooltip around its point, in points of type: a marker alone is hard to hit
+_RADIUS = (2.0, 5.0)
+_MOST_RUNS = 6  # most runs that a tooltip lists one by one
+
+
+def describe(artist: Artist, entry: str, texts: Sequence[str] = ()) -> None:
+    artist.entry, artist.texts = entry, texts  # type: ignore[attr-defined]
+
+
+def loss_text(loss: float, error: float | None = None) -> str:
+    """Write a loss with its standard error, to the six digits that float32 carries."""
+    return f"loss {loss:.6g}" + ("" if error is None else f" ± {error:.2g}")
+
+
+def run_lines(runs: pd.DataFrame | None) -> list[str]:
+    """Write a line a run: seed, loss, and trial where known."""
+    lines = []
+    runs = pd.DataFrame() if runs is None else runs
+    for run in runs.sort_values("seed").head(_MOST_RUNS).to_dict("records") if len(runs) else []:
+        fate = "refused" if run.get("refused") else "stopped early" if run.get("stopped") else "diverged"
+        seed = run["seed"] if isinstance(run["seed"], str) else f"{run['seed']:g}"
+        trial = f", trial {run['trial_id']}" if pd.notna(run.get("trial_id")) and run["trial_id"] else ""
+        lines.append(f"seed {seed}: {loss_text(run['loss']) if np.isfinite(run['loss']) else fate}{trial}")
+    return [*lines, f"and {len(runs) - _MOST_RUNS} more"] if len(runs) > _MOST_RUNS else lines
+
+
+def svg(figure: Figure, prefix: str) -> str:
+    """Return a figure as an `<svg>` element; `prefix` keeps its ids apart from those of other figures."""
+    described = [artist for artist in figure.findobj() if hasattr(artist, "entry")]
+    entries = {name: i for i, name in enumerate(dict.fromkeys(artist.entry for artist in described))}
+    for artist in described:
+        artist.set_gid(f"entry-{entries[artist.entry]}")
+    with matplotlib.rc_context(STYLE):
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
+        figure.set_layout_engine(None)  # places of points stay those of the file
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = file.getvalue()
+    text = text[text.index("<svg") :].rstrip().removesuffix("</svg>")
+    text = re.sub(r'<g id="entry-(\d+)">', r'<g data-entry="\1">', text)
+    # Hundredths of a point are enough; without comments, ids of groups and indents half of the bytes is left.
+    text = re.sub(r"(?<!scale\(0)(\.\d\d)\d+", r"\1", text)
+    text = re.sub(r"\s+", " ", re.sub(r'<!--.*?-->|(?<=<g) id="[^"]*"', "", text))
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    overlay = [*_tooltips(figure, described, entries), *_buttons(figure, described, entries)]
+    return "\n".join([text, *overlay, "</svg>"]) if overlay else f"{text}</svg>"
+
+
+def _tooltips(figure: Figure, described: Sequence[Any], entries: dict[str, int]) -> Iterator[str]:
+    """Return a transparent circle a point that its panel shows."""
+    points: list[tuple[float, float, int, str]] = []
+    for artist in described:
+        if len(artist.texts):
+            places = artist.get_transform().transform(np.asarray(artist.get_xydata(), float))
+            for place, text in zip(places, artist.texts, strict=True):
+                if text and artist.axes.bbox.contains(*place):
+                    points.append((*_on_page(figure, *place), entries[artist.entry], text))
+    if not points:
+        return
+    places = np.array([point[:2] for point in points])
+    nearest = cKDTree(places).query(places, k=2)[0][:, 1]
+    # Of close points the pointer finds the nearest, so their circles may not overlap.
+    for (left, top, entry, text), radius in zip(points, np.clip(nearest / 2, *_RADIUS), strict=True):
+        yield (
+            f'<circle class="point" data-entry="{entry}" cx="{left:.1f}" cy="{top:.1f}" r="{radius:.1f}">'
+            f"{_title(text)}</circle>"
+        )
+
+
+def _buttons(figure: Figure, described: Sequence[Any], entries: dict[str, int]) -> Iterator[str]:
+    """Return a transparent button an entry of a key that hides something."""
+    of_label = {name: name for name in entries} | {a.get_label(): a.entry for a in described}
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    keys: list[Any] = keys_of(figure)
+    for key in keys:
+        for label, handle, text in zip(key.labels, key.legend_handles, key.get_texts(), strict=True):
+            if label not in of_label:
+                continue
+            entry = of_label[label]
+            plain = entry.replace(r"\$", "$")
+            box = matplotlib.transforms.Bbox.union(
+                [handle.get_window_extent(renderer), text.get_window_extent(renderer)]
+            ).padded(3)
+            (left, top), scale = _on_page(figure, box.x0, box.y1), 72 / figure.dpi
+            yield (
+                f'<rect class="button" data-key="{entries[entry]}" role="button" tabindex="0" '
+                f'aria-pressed="true" x="{left:.1f}" y="{top:.1f}" width="{box.width * scale:.1f}" '
+                f'height="{box.height * scale:.1f}">{_title(f"hide or show {plain}")}</rect>'
+            )
+
+
+def _on_page(figure: Figure, x: float, y: float) -> tuple[float, float]:
+    return x * 72 / figure.dpi, (figure.bbox.height - y) * 72 / figure.dpi
+
+
+def _title(text: str) -> str:
+    return f"<title>{html.escape(visible(text))}</title>"

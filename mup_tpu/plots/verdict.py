@@ -19,7 +19,7 @@ from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config import columns
-from mup_tpu.plots import style, texts
+from mup_tpu.plots import style
 from mup_tpu.plots.optima import is_tuned_at_scales
 from mup_tpu.plots.style import INK, figure_type
 from mup_tpu.words import names
@@ -76,16 +76,16 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             if below:
                 ax.text(j, i + 0.04, below, va="top", fontsize=6.5, **look)
         image = ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
-        ax.set_xticks(range(len(scales)), points, **texts.turned(points, width + 1))
+        ax.set_xticks(range(len(scales)), points, **style.turned(points, width + 1))
         ax.set_yticks(range(len(scales)), points)
-        ax.set_xlabel(f"trained at {texts.column_label(analysis.scale)}")
-        ax.set_title(texts.label(result.compared, analysis.compares))
+        ax.set_xlabel(f"trained at {style.column_label(analysis.scale)}")
+        ax.set_title(style.label(result.compared, analysis.compares))
         ax.grid(False)
-    style.label_rows(axes, f"tuned at {texts.column_label(analysis.scale)}")
+    style.label_rows(axes, f"tuned at {style.column_label(analysis.scale)}")
     share = 0.2 / figure.get_figwidth()
     bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
     bar.set_ticks([analysis.epsilon * step for step in _STEPS])
-    bar.ax.yaxis.set_major_formatter(texts.PlainTicks())
+    bar.ax.yaxis.set_major_formatter(style.PlainTicks())
     bar.ax.tick_params(labelsize=8)
     bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
     regret = style.in_unit("regret", analysis.columns)
@@ -144,10 +144,10 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
                     ax.plot(spent, bound, arrow, color=color, ms=5)
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.margins(y=0.15)
-        ax.set_title(f"{texts.label(result.compared, analysis.compares)}: {result.verdict.decision}")
+        ax.set_title(f"{style.label(result.compared, analysis.compares)}: {result.verdict.decision}")
     for ax in axes:
         ax.set_xlim(left=0)
-    style.label_rows(axes, f"α, exponent of {texts.column_label(analysis.scale)} (95 %)")
+    style.label_rows(axes, f"α, exponent of {style.column_label(analysis.scale)} (95 %)")
     settled = {look.decision != "INCONCLUSIVE" for result in shown for look, _ in known_looks(result)}
     marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))
     entries = [style.mark(m, text, mfc=f, color=color) for s, m, text, f in marks if s in settled]
@@ -174,7 +174,7 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     for way, of_way in groupby(sorted(rulings, key=place), lambda r: columns.label(r.columns.scale)):
         entries += [way, *of_way]
     written = [
-        "\n".join(style.broken(texts.plain(e) if isinstance(e, str) else _named(e), 60)) for e in entries
+        "\n".join(style.broken(style.plain(e) if isinstance(e, str) else _named(e), 60)) for e in entries
     ]
     lines = [text.count("\n") + 1 for text in written]
     rows = np.cumsum(lines[::-1])[::-1] - np.array(lines) / 2 - 0.5
@@ -233,5 +233,5 @@ def _draw_interval(
 def _named(ruling: Ruling) -> str:
     pairs = zip(map(columns.label, ruling.setting), map(columns.label, ("gpt2", "adamw", "lr")), strict=True)
     differs = ", ".join(dict.fromkeys(name for name, most in pairs if name != most))
-    rule = texts.label(ruling.rule, ruling.columns.parametrization) + (f" ({differs})" if differs else "")
-    return f"{rule}: {span(ruling)}, {texts.plain(ruling.sweep)}"
+    rule = style.label(ruling.rule, ruling.columns.parametrization) + (f" ({differs})" if differs else "")
+    return f"{rule}: {span(ruling)}, {style.plain(ruling.sweep)}"

@@ -8,7 +8,7 @@ from mup_tpu import plots
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.power_law import fit_power_laws
 from mup_tpu.analysis.scaling_law import fit_scaling_law
-from mup_tpu.plots.texts import write_size
+from mup_tpu.plots.style import write_size
 
 
 def test_scaling_law_is_drawn_over_the_parameters_that_it_is_a_function_of():

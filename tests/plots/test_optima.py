@@ -8,7 +8,7 @@ import pytest
 
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
-from mup_tpu.plots.svg import run_lines
+from mup_tpu.plots.style import run_lines
 from mup_tpu.store import Condition
 
 
