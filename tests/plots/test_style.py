@@ -1,29 +1,25 @@
 """No figure loses a text, a mark or a key, whatever the names, losses and scales of a table are."""
 
+import itertools
+import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree
+
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import font_manager, pyplot
 from matplotlib.text import Text
-from mup_tpu import plots
-from mup_tpu.analysis import Columns, analyze, check_table
-from mup_tpu.analysis.scaling_law import fit_scaling_law
-from mup_tpu.errors import ConfigError
-from mup_tpu.plots.style import PlainTicks, log_ticks
-import itertools
-import re
-from pathlib import Path
-from xml.etree import ElementTree
-import numpy as np
-import pandas as pd
+
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table, coord_check
 from mup_tpu.analysis.rows import ranked, varied
+from mup_tpu.analysis.scaling_law import fit_scaling_law
+from mup_tpu.errors import ConfigError
+from mup_tpu.plots.style import PlainTicks, log_ticks
 from mup_tpu.store import load_runs
-
 
 LONG = "completedp_of_ten_words_and_a_footnote_about_its_embeddings"
 
@@ -320,7 +316,7 @@ class Drawn:
         return [text for _, text, *_ in self.points if text.startswith(start)]
 
 
-def swept(**of):
+def two_widths(**of):
     """Runs of a sweep: parabolas of two widths."""
     given = {"status": lambda w, x: "finished", "grid": range(-9, -4), "seeds": 2} | of
     rows = [
@@ -375,7 +371,7 @@ def test_the_key_hides_what_belongs_to_a_curve_in_every_panel(quickstart):
 
 
 def test_a_table_without_trials_names_seeds_alone_and_many_runs_are_counted():
-    table = swept(seeds=9)
+    table = two_widths(seeds=9)
     drawn = Drawn(plots.transfer_figure(analyze(table), runs=table.runs))
     (text,) = drawn.of("width 64, learning rate 2^-7\n")
     assert "seed 0: loss 2.625" in text and "trial" not in text and text.endswith("and 3 more")
@@ -383,7 +379,7 @@ def test_a_table_without_trials_names_seeds_alone_and_many_runs_are_counted():
 
 def test_runs_without_a_place_say_what_became_of_them():
     fates = {-5: "diverged", -9: "stopped"}
-    table = swept(status=lambda w, x: fates.get(x, "finished"), grid=[-np.inf, *range(-9, -4)])
+    table = two_widths(status=lambda w, x: fates.get(x, "finished"), grid=[-np.inf, *range(-9, -4)])
     drawn = Drawn(plots.transfer_figure(analyze(table), runs=table.runs))
     for x, fate in ((-5, "diverged"), (-9, "stopped early")):
         assert f"seed 1: {fate}" in drawn.of(f"width 64, learning rate 2^{x}\n")[0]
