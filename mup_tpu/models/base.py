@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.rules.parameter import Parameter, Slice
-from mup_tpu.rules.parametrization import ForwardScaling
+from mup_tpu.rules.parametrization import ForwardScaling, Parameter, Slice
 
 if TYPE_CHECKING:
     from torch import nn

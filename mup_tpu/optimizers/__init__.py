@@ -11,7 +11,7 @@ from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
 from mup_tpu.optimizers.hyperball import Hyperball
 from mup_tpu.optimizers.muon import Muon
 from mup_tpu.optimizers.sgd import SGD
-from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import Parameter
 
 __all__ = ["UPDATE_RULES", "Group", "StackedParameter", "UpdateRule", "constants", "update_rule_of"]
 

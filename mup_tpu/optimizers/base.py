@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import OptimizerConfig
-from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import Scaling
+from mup_tpu.rules.parametrization import Parameter, Scaling
 
 if TYPE_CHECKING:
     from torch import Tensor

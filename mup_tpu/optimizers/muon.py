@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule, matrices_of
-from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import Parameter
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize.roles import BRANCH, BY_HAND, Built, is_linear, matches, own_power
-from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import ForwardScaling
+from mup_tpu.rules.parametrization import ForwardScaling, Parameter
 
 # Attributes of attention modules with their number of heads.
 _NUMBER_OF_HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads")

@@ -18,8 +18,7 @@ from mup_tpu.optimizers import update_rule_of
 from mup_tpu.parametrize import forward
 from mup_tpu.parametrize.forward import ForwardFactor
 from mup_tpu.parametrize.roles import by_name, config_for
-from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import Scaling
+from mup_tpu.rules.parametrization import Parameter, Scaling
 
 Module = TypeVar("Module", bound=nn.Module)
 

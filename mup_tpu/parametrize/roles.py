@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.rules.parameter import Parameter, Role
+from mup_tpu.rules.parametrization import Parameter, Role
 
 if TYPE_CHECKING:
     from mup.infshape import InfShape

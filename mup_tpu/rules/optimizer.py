@@ -14,8 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import Growth, Scaling
+from mup_tpu.rules.parametrization import Growth, Parameter, Scaling
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from mup_tpu.config.toml import (
 from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import UPDATE_RULES, update_rule_of
-from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import Scaling
+from mup_tpu.rules.parametrization import Parameter, Scaling
 
 HUGE, SWEEP = 10**40, 'experiment = "x"\n'
 FIVE = ("width", "depth", "batch_size", "steps", "beta1")

@@ -19,8 +19,14 @@ from mup_tpu.models import (
     parameter_scalings,
 )
 from mup_tpu.optimizers import UPDATE_RULES
-from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Growth, Scaling, infer_infshapes
+from mup_tpu.rules.parametrization import (
+    PARAMETRIZATIONS,
+    ForwardScaling,
+    Growth,
+    Parameter,
+    Scaling,
+    infer_infshapes,
+)
 from mup_tpu.rules.parametrization import scaling as rule_scaling
 
 VOCAB, T = 40, 16

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Growth, infer_infshapes, scaling
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Growth, Parameter, infer_infshapes, scaling
 
 VOCAB, WIDTH, DEPTH = 50, 32, 2
 
