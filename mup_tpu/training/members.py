@@ -29,7 +29,7 @@ from mup_tpu.devices import Device
 from mup_tpu.devices.base import BY_XLA
 from mup_tpu.internals.torch import compile_function, tree_flatten, tree_unflatten
 from mup_tpu.models import Parameter
-from mup_tpu.models.cross_entropy import AT_ONCE
+from mup_tpu.models.layers import AT_ONCE
 from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
 from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.trials import schedule_factor

@@ -19,7 +19,7 @@ from mup_tpu.devices.base import BY_XLA, ONE_DEVICE, MeshShape
 from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import declare
 from mup_tpu.models.attention import choose_form, has_kernel
-from mup_tpu.models.cross_entropy import rows_at_once
+from mup_tpu.models.layers import rows_at_once
 from mup_tpu.models.scans import SCANNED_FROM
 from mup_tpu.training.members import state_slots
 

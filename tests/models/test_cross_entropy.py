@@ -5,7 +5,7 @@ import torch
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
-from mup_tpu.models import cross_entropy
+from mup_tpu.models import layers
 from mup_tpu.training import members
 from mup_tpu.training.pack import Pack
 
