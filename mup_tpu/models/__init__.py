@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
+from mup_tpu.models.architectures import GPT2, Llama, MoE
 from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
-from mup_tpu.models.gpt2 import GPT2
-from mup_tpu.models.llama import Llama
-from mup_tpu.models.moe import MoE
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
 

@@ -161,11 +161,11 @@ class Architecture(ABC):
     ) -> nn.Module:
         """Build the module without weights (meta device), tokens_BT to logits_BTV; parameters as declared.
 
-        The file beside the architecture's, NAME_network.py, builds it. The module's second argument, a list,
-        takes terms that training adds to the loss.
+        `networks.py`, which needs torch, has it under the architecture's name. The module's second argument,
+        a list, takes terms that training adds to the loss.
         """
-        beside = importlib.import_module(f"{type(self).__module__}_network")
-        network: nn.Module = beside.build(config, vocab_size, sequence_length, forms)
+        build = getattr(importlib.import_module("mup_tpu.models.networks"), self.name)
+        network: nn.Module = build(config, vocab_size, sequence_length, forms)
         return network
 
     def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mup_tpu.models.llama import EPS
+from mup_tpu.models.architectures import EPS
 
 
 class Scale(nn.Module):

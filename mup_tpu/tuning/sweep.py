@@ -207,7 +207,7 @@ def forecast(
         )
         count, computed = sum(map(len, packs)), flops
         if execution == "vmap" and first.model.architecture == "moe":
-            # Stacked members compute each token by all experts (models/moe_network.py).
+            # Stacked members compute each token by all experts (models/networks.py).
             everywhere = first.replace(experts_per_token=first.model.num_experts)
             computed *= training_flops(everywhere, vocabulary) / training_flops(first, vocabulary)
         seconds = computed / (machine.flops * utilisation)

@@ -11,7 +11,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
 from mup_tpu.models import Forms, architecture_of, declare, forward_factors
-from mup_tpu.models.llama import mlp_width
+from mup_tpu.models.architectures import mlp_width
 from mup_tpu.models.weights import export_stock, folded
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.trials import schedule_factor

@@ -15,8 +15,8 @@ from mup_tpu.config import ModelConfig, TrainConfig, Trial
 from mup_tpu.config.fields import described, typed_fields
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
-from mup_tpu.models import ARCHITECTURES, llama_network
-from mup_tpu.models.llama import Llama
+from mup_tpu.models import ARCHITECTURES, networks
+from mup_tpu.models.architectures import Llama
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
@@ -162,7 +162,7 @@ class Sharpened(ModelConfig):
 
 class SharpenedLlama(Llama):
     def network(self, config, *sizes):
-        network = llama_network.build(config, *sizes)
+        network = networks.llama(config, *sizes)
         network.register_forward_hook(lambda module, inputs, logits: logits * config.sharpness)
         return network
 
