@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.valley import MODEL_ERROR
 
 _FIRST_LOOK = (-2, -1, 0, 1, 2)  # Octaves from a new scale's predicted optimum, a seed each: a pack

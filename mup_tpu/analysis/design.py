@@ -30,11 +30,11 @@ from mup_tpu.analysis.batch import (
     to_come,
     values_beside,
 )  # fmt: skip
-from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.valley import MODEL_ERROR
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
 

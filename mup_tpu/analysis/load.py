@@ -15,8 +15,7 @@ from mup_tpu.analysis.ingest.table_shapes import as_rows, with_settings
 from mup_tpu.analysis.ingest.table_values import AUTO, NO_STATES, LossUnit, States, with_errors
 from mup_tpu.analysis.optima_alone import read_optima
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.rows import DATA, STORED_FIXED, select, selected_scales
-from mup_tpu.analysis.run_table import HISTORY, RunTable
+from mup_tpu.analysis.run_table import DATA, HISTORY, STORED_FIXED, RunTable, select, selected_scales
 from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError

@@ -1,4 +1,4 @@
-"""A run table: one row a run, its hyperparameter on a log2 axis, lost runs as +inf.
+"""A run table: one row a run, its hyperparameter on a log2 axis, lost runs as +inf; its rows and their costs.
 
 `load.py` names the columns of a results folder, `ingest/` of anybody's table; `standard_form.py` does the
 rest.
@@ -6,15 +6,21 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, plain_name, short_name
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.config import on_one_line
+from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import TableError
+from mup_tpu.store import Condition
 
 # Ends of runs; unfinished ones say nothing of their trial
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
@@ -87,3 +93,145 @@ def require_above_zero(name: str, value: float) -> None:
 
 def power(x: float) -> str:
     return "0" if x == -np.inf else f"2^{x:.4g}"
+
+
+DATA = ("dataset", "data_fingerprint")  # columns that change with a field of the data
+# Columns of a results folder that have one value in all rows, except along the axes; `DATA` stands for the
+# corpus
+STORED_FIXED = (*(name for name in CONFIGURED if name not in ("seed", "data_seed", "corpus")), *DATA)
+
+
+def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
+    """Select the rows that meet all conditions.
+
+    Raises:
+        TableError: a column is missing or holds no numbers to compare, or no row meets a condition.
+    """
+    for condition in where:
+        chosen, column = meets(table, condition)
+        if not chosen.any():
+            values = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
+            wanted = f"{column} {condition.value}" if condition.relation == "=" else str(condition)
+            raise TableError(f"where: no row has {wanted}; there are {values}")
+        table = table[chosen]
+    return table.reset_index(drop=True)
+
+
+def meets(table: pd.DataFrame, condition: Condition) -> tuple[pd.Series, str]:
+    """Return the rows that meet a condition as a mask, and its column."""
+    column = condition.column
+    if column not in table and len(alike := [c for c in map(str, table) if short_name(c) == column]) == 1:
+        column = alike[0]
+    if column not in table:
+        raise TableError(f"where: {no_column(table, column)}")
+    return _meets(table[column], condition), column
+
+
+def selected_scales(scales: Iterable[float], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
+    """Scales that meet the conditions on their column."""
+    left = pd.Series(list(scales), dtype=float)
+    for condition in where:
+        if condition.column == column:
+            left = left[_meets(left, condition)]
+    return tuple(left)
+
+
+def _meets(values: pd.Series, condition: Condition) -> pd.Series:
+    try:
+        numbers, bound = values.astype(float), condition.bound()
+    except (ValueError, TypeError, TableError):
+        if condition.relation != "=":
+            raise TableError(
+                f"where {str(condition)!r}: column {condition.column!r} has no numbers"
+            ) from None
+        return values.astype(str).str.lower() == condition.value.lower()
+    relations = {"=": "eq", ">=": "ge", "<=": "le", ">": "gt", "<": "lt"}
+    return getattr(numbers, relations[condition.relation])(bound)
+
+
+def no_column(table: pd.DataFrame, *missing: str) -> str:
+    """Return a sentence about missing columns, with the nearest one of the table."""
+    known = {
+        plain_name(name).replace("_", ""): column
+        for column in map(str, table)
+        for name in (column, short_name(column))
+    }
+    near = [
+        known[name]
+        for column in missing
+        for name in get_close_matches(plain_name(column).replace("_", ""), known, n=1, cutoff=0.75)
+    ]
+    nearest = f"; the nearest is {', '.join(map(repr, near))}" if near else ""
+    has = list_of(table.columns, 20)
+    return f"table has no column {', '.join(map(repr, missing))}{nearest}; it has {has}"
+
+
+_PARTS = ("optimizer", "train", "model", "data")  # parts of a trial in the order of their columns
+
+
+def varied(runs: pd.DataFrame) -> list[str]:
+    """Return the columns of configured numbers that vary in a run table, without seeds."""
+    columns = sorted(CONFIGURED.values(), key=lambda column: _PARTS.index(column.part))
+    return [
+        c.name
+        for c in columns
+        if c.type in (int, float) and c.field not in ("seed", "data_seed") and runs[c.name].nunique() > 1
+    ]
+
+
+def ranked(runs: pd.DataFrame) -> pd.DataFrame:
+    """Sort trials of a search: finished ones by loss, then stopped ones by their steps, then the others."""
+    order = runs["status"].map({"finished": 0, "stopped": 1, "diverged": 2}).fillna(3)
+    ordered = runs.assign(order=order).sort_values(
+        ["order", "steps_done", "loss"], ascending=[True, False, True], ignore_index=True
+    )
+    return ordered.drop(columns="order")
+
+
+def of_status(trials: pd.DataFrame, status: str) -> pd.DataFrame:
+    return trials[(trials["status"] == status) & ((status == "diverged") | np.isfinite(trials["loss"]))]
+
+
+_MOST = math.log(sys.float_info.max)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a run as a power of its scale."""
+
+    exponent: float
+    at_one: float  # Cost at scale 1
+    unit: str  # "s", "FLOP", a column of the table, or "runs": of the smallest scale
+    scale: str = ""  # Column of the scale
+    smallest: float = math.nan
+    """Scale of one run of the unit "runs"; nan with another unit, or before anything was run."""
+
+    @property
+    def is_measured(self) -> bool:
+        return self.unit != "runs"
+
+    def of(self, scale: float) -> float:
+        return _exp(math.log(self.at_one) + self.exponent * math.log(scale))
+
+
+def run_cost(table: RunTable) -> Cost:
+    """Return the cost of a run by scale: measured where the table says, else ∝ width² or the scale itself.
+
+    Args:
+        table: checked runs; `cost` is measured.
+    """
+    exponent = 2.0 if means(table.columns.scale) == "width" else 1.0
+    smallest = float(table.runs["scale"].min())
+    known = table.runs[(table.runs["cost"] > 0) & np.isfinite(table.runs["loss"])]
+    mean_costs = known.groupby("scale")["cost"].mean()
+    if mean_costs.empty:
+        at_one = _exp(-exponent * math.log(smallest))
+        return Cost(exponent, at_one, "runs", table.columns.scale, smallest)
+    if len(mean_costs) > 1:
+        exponent = max(0.0, float(np.polyfit(np.log2(mean_costs.index), np.log2(mean_costs), 1)[0]))
+    at_one = _exp(float(np.mean(np.log(mean_costs) - exponent * np.log(mean_costs.index))))
+    return Cost(exponent, at_one, table.cost_unit, table.columns.scale)
+
+
+def _exp(x: float) -> float:
+    return math.inf if x > _MOST else max(math.exp(x), sys.float_info.min)

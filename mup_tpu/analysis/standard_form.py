@@ -25,7 +25,6 @@ from mup_tpu.analysis.ingest.table_values import (
     plain_sizes,
 )
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.rows import meets, no_column
 from mup_tpu.analysis.run_table import (
     ENDS,
     FINISHED,
@@ -34,6 +33,8 @@ from mup_tpu.analysis.run_table import (
     STOPPED,
     UNFINISHED,
     RunTable,
+    meets,
+    no_column,
     power,
     require_above_zero,
 )

@@ -39,8 +39,7 @@ from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.prediction import Predictions, predict_analysis
 from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.rows import no_column, select
-from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.run_table import RunTable, no_column, select
 from mup_tpu.analysis.targets import read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance, without_curves
 from mup_tpu.analysis.trend import Trend

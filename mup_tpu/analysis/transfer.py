@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, next_batch, why_stop
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_drift, wider_is_better
 from mup_tpu.analysis.ingest.table_columns import Columns
@@ -22,7 +21,7 @@ from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.optimum import EPSILON, Optimum, Status, estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret, regret
-from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import DELTA, Verdict

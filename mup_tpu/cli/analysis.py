@@ -97,7 +97,7 @@ def analyze(
 def _show_folder(
     console: Console, path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool
 ) -> None:
-    from mup_tpu.analysis.rows import select, varied
+    from mup_tpu.analysis.run_table import select, varied
     from mup_tpu.store import Store, StoredAxes, is_search, load_header, load_runs
 
     header, conditions = load_header(path), tuple(table.conditions or ())
@@ -308,7 +308,7 @@ def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) 
     from dataclasses import asdict
 
     from mup_tpu.analysis.load import read_rows
-    from mup_tpu.analysis.rows import no_column, select
+    from mup_tpu.analysis.run_table import no_column, select
     from mup_tpu.analysis.scaling_law import compute_optimal
     from mup_tpu.config.values import as_number
     from mup_tpu.words import predictions as words

@@ -19,7 +19,7 @@ from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.tools import TRACKERS
 from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
-from mup_tpu.analysis.rows import ranked, varied
+from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.table import TableOptions

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
-from mup_tpu.analysis.rows import of_status
+from mup_tpu.analysis.run_table import of_status
 from mup_tpu.analysis.transfer import LearningCurve, TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.plots import style
@@ -98,7 +98,7 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
     Trials that were stopped early are hollow, at their last loss; diverged ones lie on a line above.
 
     Args:
-        trials: from `mup_tpu.analysis.rows.ranked`.
+        trials: from `mup_tpu.analysis.run_table.ranked`.
         varied: columns of the hyperparameters.
     """
     finished, stopped, diverged = (of_status(trials, s) for s in ("finished", "stopped", "diverged"))

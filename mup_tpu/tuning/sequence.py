@@ -19,7 +19,6 @@ import pandas as pd
 from rich.console import Console
 
 from mup_tpu.analysis.batch import PACK, beyond, look_around
-from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
@@ -27,8 +26,7 @@ from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.planned import Planned
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.rows import selected_scales
-from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import Table, configured, label, write_scale
 from mup_tpu.config.sweep import Design

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table
-from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.run_table import run_cost
 from mup_tpu.errors import TableError
 
 OCTAVES = range(-12, -3)

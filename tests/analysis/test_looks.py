@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, check_table, load_table
-from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.looks import Question, take_look, take_looks
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.run_table import run_cost
 from mup_tpu.analysis.verdict import MOST_LOOKS, Verdict
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from mup_tpu.analysis.rows import ranked, varied
+from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.config.columns import CONFIGURED
 
 

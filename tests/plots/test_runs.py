@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis.rows import ranked, varied
+from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.store import load_runs
 
 RESULTS = Path(__file__).parents[2] / "results"

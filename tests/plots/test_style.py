@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table, coord_check
-from mup_tpu.analysis.rows import ranked, varied
+from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
 from mup_tpu.plots.style import PlainTicks, log_ticks

@@ -12,13 +12,13 @@ import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.batch import Batch, Cell
-from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.prediction import Cost as Regretted
 from mup_tpu.analysis.prediction import Predictions, RulePrediction
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.scaling_law import Prediction
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.verdict import Verdict

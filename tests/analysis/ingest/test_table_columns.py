@@ -6,7 +6,7 @@ import pytest
 
 from mup_tpu.analysis import Columns, check_table
 from mup_tpu.analysis.ingest.table_columns import means, plain_name, short_name
-from mup_tpu.analysis.rows import select
+from mup_tpu.analysis.run_table import select
 from mup_tpu.errors import TableError
 from mup_tpu.store import Condition
 from mup_tpu.words.reasons import notes as notes_of
