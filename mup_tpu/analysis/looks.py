@@ -15,8 +15,7 @@ import pandas as pd
 
 from mup_tpu.analysis.drift import Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
-from mup_tpu.analysis.noise import Noise, pooled_noise
+from mup_tpu.analysis.loss_curve import LossCurve, Noise, loss_curve, pooled_noise
 from mup_tpu.analysis.optimum import EPSILON, Estimate, estimates
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero

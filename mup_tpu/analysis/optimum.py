@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mup_tpu.analysis.loss_curve import LossCurve
-from mup_tpu.analysis.noise import Noise
+from mup_tpu.analysis.loss_curve import LossCurve, Noise
 from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
 
 EPSILON = 0.01  # Largest regret that does not matter, nat per token

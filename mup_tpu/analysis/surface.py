@@ -35,7 +35,7 @@ from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
 from mup_tpu.analysis.looks import Question
-from mup_tpu.analysis.noise import Noise
+from mup_tpu.analysis.loss_curve import Noise
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.prediction import Predictions, predict_analysis
 from mup_tpu.analysis.regret import Regret

@@ -16,8 +16,7 @@ from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
-from mup_tpu.analysis.noise import Noise
+from mup_tpu.analysis.loss_curve import LossCurve, Noise, loss_curve
 from mup_tpu.analysis.optimum import EPSILON, Optimum, Status, estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret, regret
