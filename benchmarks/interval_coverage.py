@@ -27,7 +27,7 @@ from mup_tpu.analysis import check_table
 from mup_tpu.analysis.drift import fit_drift
 from mup_tpu.analysis.loss_curve import loss_curve, pooled_noise
 from mup_tpu.analysis.optimum import estimates
-from mup_tpu.analysis.regret import regret
+from mup_tpu.analysis.verdict import regret
 
 FAMILIES = (
     "valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows", "near wall", "sharp",

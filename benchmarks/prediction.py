@@ -24,8 +24,8 @@ import tyro
 from scipy import optimize, stats
 
 from mup_tpu.analysis import Columns, RunTable, check_table, load_table
-from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.trend import Mixture, Pace, Priors, Trend, claims, kind_of, priors_of
+from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.errors import MupTpuError
 
 RANGES = (0.0, 1.25, 2.4, 3.6, 99.0)

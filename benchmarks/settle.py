@@ -29,10 +29,9 @@ from rich.progress import track
 
 from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
-from mup_tpu.analysis.looks import Question, take_look
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import run_cost
-from mup_tpu.analysis.verdict import DELTA, MOST_LOOKS
+from mup_tpu.analysis.verdict import DELTA, MOST_LOOKS, Question, take_look
 
 WIDTHS = (64, 128, 256, 512)
 SEQUENCE = "sequence"

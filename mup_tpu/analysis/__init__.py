@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.loss_curve import LossCurve, Noise
     from mup_tpu.analysis.optimum import Optimum
     from mup_tpu.analysis.prediction import Predictions, RulePrediction, predict
-    from mup_tpu.analysis.regret import Regret
     from mup_tpu.analysis.run_table import RunTable
     from mup_tpu.analysis.scaling_law import Prediction, ScalingLaw, fit_scaling_law
     from mup_tpu.analysis.surface import JointAnalysis, JointPredictions, analyze_jointly, predict_jointly
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
         TransferResult,
         analyze,
     )
-    from mup_tpu.analysis.verdict import Verdict
+    from mup_tpu.analysis.verdict import Regret, Verdict
     from mup_tpu.analysis.worth import Worth
 
 __all__ = [

@@ -31,12 +31,11 @@ from mup_tpu.analysis.batch import (
     values_beside,
 )  # fmt: skip
 from mup_tpu.analysis.drift import NEEDED
-from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.valley import MODEL_ERROR
-from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
+from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN, Evidence, LookTaken, Question
 
 _START, _START_SEEDS = 8, 3
 """Values at the smallest scale that a sequence starts with, an octave apart, and seeds of each: that optimum

@@ -12,10 +12,10 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table
-from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.prediction import costs
 from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of, priors_of
+from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.store import load_runs, results_folder
 from mup_tpu.store.header import read_file, write_file

@@ -23,11 +23,11 @@ import scipy
 
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, read_rows
-from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import select
 from mup_tpu.analysis.trend import Pace, Priors, Trend
+from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import TableError
 from mup_tpu.store import Condition

@@ -17,10 +17,10 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
+from mup_tpu.analysis.verdict import Regret
 from mup_tpu.analysis.worth import Worth
 from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError

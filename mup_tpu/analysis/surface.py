@@ -34,17 +34,15 @@ from mup_tpu.analysis.drift import fit_drift
 from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
-from mup_tpu.analysis.looks import Question
 from mup_tpu.analysis.loss_curve import Noise
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.prediction import Predictions, predict_analysis
-from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable, no_column, select
 from mup_tpu.analysis.targets import read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance, without_curves
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
-from mup_tpu.analysis.verdict import DELTA, PLAIN, Verdict, decide
+from mup_tpu.analysis.verdict import DELTA, PLAIN, Question, Regret, Verdict, decide
 from mup_tpu.errors import TableError
 from mup_tpu.store import Condition, load_header
 

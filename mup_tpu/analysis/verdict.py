@@ -1,14 +1,181 @@
-"""Verdict on transfer, by equivalence: TRANSFERS and DRIFTS both have to be shown, else INCONCLUSIVE."""
+"""Regret, and the verdict on transfer, after each look at one parametrization's runs.
+
+The verdict is by equivalence: TRANSFERS and DRIFTS both have to be shown, else it is INCONCLUSIVE. There is one
+look at all runs, or one after each purchase of a sequence. Each row of a run table holds the number of its
+purchase. So the rows alone tell which looks were taken, and a killed sequence goes on from them.
+
+Regret is the loss at one scale with the optimum of a smaller one, over the loss at its own. Loss rises away
+from the optimum on either side. So a draw's loss at x is at least that of the runs between its optimum and x,
+and at most that of the runs beyond x; between, the draw's valley says it. At the grid's edge and beside lost
+runs the first bound is what is left.
+
+Shapes: G grid points, R draws.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from mup_tpu.analysis.drift import Drift
-from mup_tpu.analysis.optimum import EPSILON, Optimum
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.drift import Drift, fit_drift
+from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.loss_curve import LossCurve, Noise, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import EPSILON, Estimate, Optimum, estimates
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.run_table import RunTable, require_above_zero
+from mup_tpu.analysis.trend import Trend
+
+_SLACK = 2.0  # Standard errors by which a valley may leave the range of the runs on either side of a value
+AT_LEAST = "at least"
+"""Status of a lower bound: the larger scale's optimum or the smaller one's value lies beyond the larger's
+grid."""
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Loss at one scale with the optimum of a smaller one, over the loss at its own."""
+
+    source: float
+    target: float
+    value: float
+    """nat per token, median of the draws; +inf if the smaller scale's optimum is lost there."""
+    low: float
+    high: float
+    """95 % interval of the same draws."""
+    status: str
+    """"estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"."""
+    relative: float
+    """Regret as a share of the larger scale's gain at its own optimum; nan without a gain."""
+    is_run: bool = True
+    """Whether the smaller scale's optimum lies inside the larger one's grid."""
+    compute_share: float = math.nan
+    """Share of the compute with which a tuned model reaches the same loss; nan without a scaling law."""
+    compute_low: float = math.nan
+    compute_high: float = math.nan
+    """95 % interval of compute_share."""
+
+
+def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Regret:
+    """Return the regret at the target scale of the source's optimum.
+
+    Args:
+        source: of the smaller scale.
+        target: of the larger one.
+        trend: of all scales, which weighs the draws of both optima by the other scales' optima.
+    """
+    ends = (source.curve.scale, target.curve.scale)
+    is_open = target.optimum.status in ("at lower edge", "at upper edge")
+    if not source.optimum.is_bracketed or not (is_open or target.optimum.is_bracketed):
+        nan = math.nan
+        return Regret(*ends, nan, nan, nan, "not bracketed", nan)
+    assert source.valley is not None and target.valley is not None, "both have finite runs"
+    source_x_R = source.valley.x_R
+    if trend is not None and {source.optimum.scale, target.optimum.scale} <= {*trend.sizes}:
+        number_R = trend.together(*ends, np.stack([source_x_R, target.valley.x_R]))
+        source_x_R = source_x_R[number_R]
+        target = replace(target, valley=target.valley.part(number_R))
+    assert target.valley is not None, "it has finite runs"
+    losses_R = _losses(source_x_R, target)
+    best_R = target.valley.loss_R
+    if is_open:  # the loss of the best run: how much less it falls beyond the grid is not measured
+        edge = np.full(len(best_R), target.optimum.best_x)
+        best_R = best_R + target.valley.rise(edge - target.valley.x_R)
+    regret_R = np.maximum(losses_R - best_R, 0.0)
+    quantiles = np.quantile(regret_R, [0.025, 0.5, 0.975], method="nearest")
+    low, value, high = (float(q) for q in quantiles)
+    x, x_G = source.optimum.x, target.curve.x_G
+    is_run = bool(x_G[0] <= x <= x_G[-1])
+    gain = source.optimum.loss - target.optimum.loss
+    relative = value / gain if gain > 0 else math.nan
+    status = "estimated"
+    if not math.isfinite(value):
+        beyond = x_G >= x if x > target.optimum.x else x_G <= x
+        beside = np.flatnonzero(
+            ~np.isfinite(target.curve.mean_G) & (beyond | (np.abs(x_G - x) <= target.curve.step))
+        )
+        status = target.curve.fate(beside)
+    elif is_open or not is_run:
+        status, high = AT_LEAST, math.inf
+    return Regret(*ends, value, low, high, status, relative, is_run)
+
+
+def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:
+    """Return the loss at the target of each draw's x, nat."""
+    curve, valley, fit = target.curve, target.valley, target.fit
+    assert valley is not None and fit is not None
+    generator = np.random.default_rng(0)
+    x_G, mean_G, error_G = curve.x_G, curve.mean_G, target.error_G
+    above_R = x_R >= valley.x_R
+    right_R = np.searchsorted(x_G, x_R, side="left")
+    inner_R = np.where(above_R, np.searchsorted(x_G, x_R, side="right") - 1, right_R)
+    outer_R = np.where(above_R, right_R, np.searchsorted(x_G, x_R, side="right") - 1)
+    has_inner_R, has_outer_R = (((i >= 0) & (i < len(x_G))) for i in (inner_R, outer_R))
+    inner_R, outer_R = (np.clip(i, 0, len(x_G) - 1) for i in (inner_R, outer_R))
+    # A run between the optimum and x counts as inner only if it does not lie beyond the optimum.
+    has_inner_R &= np.where(above_R, x_G[inner_R] > valley.x_R, x_G[inner_R] < valley.x_R)
+    loss_R = valley.loss_R + valley.rise(x_R - valley.x_R)
+    span_R = x_G[outer_R] - x_G[inner_R]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share_R = np.where(span_R != 0, (x_R - x_G[inner_R]) / span_R, 0.0)
+    # Far from the optimum the valley is only a trend: straight lines between the runs.
+    first, last = x_G[fit.window[0]], x_G[fit.window[-1]]
+    far_R = ((x_R < first) | (x_R > last)) & has_inner_R & has_outer_R
+    with np.errstate(invalid="ignore"):
+        straight_R = mean_G[inner_R] + share_R * (mean_G[outer_R] - mean_G[inner_R])
+    loss_R = np.where(far_R & np.isfinite(straight_R), straight_R, loss_R)
+    # Behind a wall that the valley misses, and behind lost runs, losses jump at a random place between two
+    # runs.
+    jumps_R = generator.uniform(size=len(x_R)) < share_R
+    is_wall_R = (
+        has_outer_R & ((x_G[outer_R] == fit.high) | (x_G[outer_R] == fit.low)) & (fit.is_missed_G[outer_R])
+    )
+    loss_R = np.where(is_wall_R & jumps_R & np.isfinite(mean_G[outer_R]), mean_G[outer_R], loss_R)
+    top_R = np.where(has_outer_R, mean_G[outer_R] + _SLACK * error_G[outer_R], np.inf)
+    # The nearest finite run on the way to x.
+    floor_G = np.where(np.isfinite(mean_G), mean_G - _SLACK * error_G, -np.inf)
+    best = int(np.argmin(mean_G))
+    up_G = np.maximum.accumulate(np.where(np.arange(len(x_G)) >= best, floor_G, -np.inf))
+    down_G = np.maximum.accumulate(np.where(np.arange(len(x_G)) <= best, floor_G, -np.inf)[::-1])[::-1]
+    floor_R = np.where(has_inner_R, np.where(above_R, up_G[inner_R], down_G[inner_R]), -np.inf)
+    loss_R = np.clip(loss_R, floor_R, np.maximum(top_R, floor_R))
+    return np.where(_is_lost(x_R, above_R, target, generator), np.inf, loss_R)
+
+
+def _is_lost(
+    x_R: np.ndarray, above_R: np.ndarray, target: Estimate, generator: np.random.Generator
+) -> np.ndarray:
+    """Return whether at least half of the runs at x are lost, in each draw.
+
+    Runs begin to be lost somewhere between the last finite point and the first lost one; the share lost there
+    and beyond has the posterior of the lost and other runs on the way to x (Jeffreys' prior).
+    """
+    curve = target.curve
+    lost_G = ~np.isfinite(curve.mean_G)
+    is_lost_R = np.zeros(len(x_R), bool)
+    best = int(np.argmin(curve.mean_G))
+    for side, cells in ((True, range(best + 1, len(lost_G))), (False, range(best - 1, -1, -1))):
+        lost = [i for i in cells if lost_G[i]]
+        if not lost:
+            continue
+        first, before = lost[0], lost[0] + (-1 if side else 1)
+        edge_R = curve.x_G[before] + (curve.x_G[first] - curve.x_G[before]) * generator.uniform(size=len(x_R))
+        beyond_R = (above_R == side) & ((x_R > edge_R) if side else (x_R < edge_R))
+        for k in range(1, len(lost) + 1):
+            passed = lost[:k]
+            number = int((curve.diverged_G[passed] + curve.stopped_G[passed]).sum())
+            runs = int(curve.count_G[passed].sum())
+            share_R = generator.beta(number + 0.5, max(runs - number, 0) + 0.5, len(x_R))
+            at = curve.x_G[lost[k]] if k < len(lost) else (math.inf if side else -math.inf)
+            here_R = beyond_R & ((x_R < at) if side else (x_R > at))
+            is_lost_R |= here_R & (share_R >= 0.5)
+            beyond_R &= ~here_R
+    return is_lost_R
+
 
 DELTA = 0.2  # Largest drift exponent that does not matter, up or down
 PLAIN = 2.0  # Multiple of epsilon above which a regret alone shows drift, without a power law
@@ -67,3 +234,126 @@ def decide(
     is_cheap = regret.status == "estimated" and regret.high < epsilon
     is_never = to_come <= 0 and all_known and moves and is_cheap
     return Verdict("INCONCLUSIVE", look, Reason.of("moves at no cost") if is_never else None)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Columns, tolerances and plan by which a run table is judged."""
+
+    columns: Columns = Columns()
+    epsilon: float = EPSILON  # Regret that does not matter, nat per token
+    delta: float = DELTA  # Drift exponent that does not matter
+    planned: tuple[float, ...] = ()  # Scales of a sequence; empty for a single look
+    rounding: float = 0.0  # Step to which losses are rounded, nat per token; 0 for none
+    seed: int = 0  # Seed of the draws
+
+    @classmethod
+    def of(cls, table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0) -> Question:
+        """Return the question of a checked table: its columns, rounding and planned scales.
+
+        Raises:
+            TableError: epsilon or delta is not a finite number above 0.
+        """
+        require_above_zero("epsilon", epsilon)
+        require_above_zero("delta", delta)
+        losses = table.runs["loss"].to_numpy()
+        rounding = _rounding(losses[np.isfinite(losses)])
+        return cls(table.columns, epsilon, delta, table.planned, rounding, seed)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Curves, noise, optima, drift and regret of one parametrization's runs."""
+
+    curves: tuple[LossCurve, ...]
+    noise: Noise
+    estimates: tuple[Estimate, ...]
+    drift: Drift
+    headline: Regret | None
+    """Regret from the smallest bracketed scale to the largest that was run; None if they are the same."""
+
+    @property
+    def is_enough(self) -> bool:
+        return self.drift.is_known and self.headline is not None
+
+
+def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None) -> Evidence:
+    """Return the optima, drift and headline regret of one parametrization's runs.
+
+    Curves that have no more runs than `before`, the evidence of some of the runs, are taken from there.
+    """
+    old = {} if before is None else {(curve.scale, curve.runs): curve for curve in before.curves}
+    groups = [(float(group["scale"].iloc[0]), group) for _, group in runs.groupby("scale")]
+    curves = [old.get((scale, len(group))) or loss_curve(group) for scale, group in groups]
+    noise = pooled_noise(curves, question.rounding)
+    generator = np.random.default_rng(question.seed)
+    made = estimates(curves, noise, generator, question.epsilon)
+    optima, valleys = [e.optimum for e in made], [e.valley for e in made]
+    drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
+    bracketed = [e for e in made if e.optimum.is_bracketed]
+    headline = (
+        regret(bracketed[0], made[-1], drift.trend) if bracketed and bracketed[0] is not made[-1] else None
+    )
+    return Evidence(tuple(curves), noise, tuple(made), drift, headline)
+
+
+@dataclass(frozen=True)
+class LookTaken:
+    """Evidence and verdict after a purchase."""
+
+    number: int  # Number of the look; 0 while drift or regret was unknown
+    purchase: int  # Purchase that this look followed; 0 for none
+    runs: int
+    evidence: Evidence
+    verdict: Verdict
+
+    @property
+    def decision(self) -> str:
+        return self.verdict.decision
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without the evidence."""
+        drift, headline = self.evidence.drift, self.evidence.headline
+        numbers = {"alpha": drift.alpha, "low": drift.low, "high": drift.high}
+        if headline is not None:
+            numbers |= {"regret": headline.value, "regret_low": headline.low, "regret_high": headline.high}
+        return {"look": self.number, "runs": self.runs, "verdict": self.decision} | numbers
+
+
+def take_look(runs: pd.DataFrame, question: Question, before: LookTaken | None = None) -> LookTaken:
+    """Look at one parametrization's runs.
+
+    Args:
+        runs: rows of a checked table.
+        question: with planned scales, this is one look of a sequence.
+        before: previous look; None for the first.
+    """
+    evidence = weigh(runs, question, None if before is None else before.evidence)
+    number = (before.number if before else 0) + evidence.is_enough
+    verdict = decide(
+        [e.optimum for e in evidence.estimates],
+        evidence.drift,
+        evidence.headline,
+        question.epsilon,
+        question.delta,
+        max(number, 1) if question.planned else None,
+        to_come=len(set(question.planned) - {c.scale for c in evidence.curves}),
+    )
+    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, verdict)
+
+
+def take_looks(runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
+    """Return looks at one parametrization's runs: one after each purchase of a sequence, else one at all."""
+    purchases = sorted(runs["purchase"].unique()) if question.planned else [np.inf]
+    taken = None
+    for purchase in purchases:
+        taken = take_look(runs[runs["purchase"] <= purchase], question, taken)
+        yield taken
+
+
+def _rounding(losses: np.ndarray) -> float:
+    """Return the power of ten that all losses are multiples of, or 0."""
+    for digits in range(1, 6):
+        if len(losses) and np.allclose(losses, np.round(losses, digits), atol=1e-9):
+            return 10.0**-digits
+    return 0.0

@@ -26,8 +26,8 @@ import numpy as np
 
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.valley import CURVATURE_SCATTER
+from mup_tpu.analysis.verdict import Regret
 
 NEEDED = 4  # Scales with a known optimum that a limit and an exponent need
 _EXPONENTS = np.geomspace(0.02, 5.0, 400)

@@ -12,12 +12,10 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
 from mup_tpu.analysis.drift import is_told
-from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.referee import Ruling
-from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import DELTA
+from mup_tpu.analysis.verdict import AT_LEAST, DELTA, LookTaken, Regret
 from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.optima import is_tuned_at_scales

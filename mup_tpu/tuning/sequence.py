@@ -23,10 +23,10 @@ from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_st
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
-from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.planned import Planned
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
+from mup_tpu.analysis.verdict import LookTaken, Question, take_looks
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import Table, configured, label, write_scale
 from mup_tpu.config.sweep import Design

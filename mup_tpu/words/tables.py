@@ -12,9 +12,9 @@ import pandas as pd
 
 from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, Conclusion, slopes
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.regret import AT_LEAST
 from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.verdict import AT_LEAST
 from mup_tpu.analysis.worth import Interval
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale

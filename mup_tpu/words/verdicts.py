@@ -10,12 +10,10 @@ from typing import Any
 from mup_tpu.analysis.batch import Batch
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.ingest.table_columns import Columns, means
-from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.optimum import Optimum, Status
-from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import MOST_LOOKS, Verdict
+from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, LookTaken, Regret, Verdict
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.words import names
 from mup_tpu.words.names import amount, exponent, plain, point, power

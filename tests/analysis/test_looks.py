@@ -9,10 +9,9 @@ import pytest
 
 from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
-from mup_tpu.analysis.looks import Question, take_look, take_looks
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import run_cost
-from mup_tpu.analysis.verdict import MOST_LOOKS, Verdict
+from mup_tpu.analysis.verdict import MOST_LOOKS, Question, Verdict, take_look, take_looks
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (64.0, 128.0, 256.0, 512.0)

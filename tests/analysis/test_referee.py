@@ -8,7 +8,7 @@ import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.referee import Comparison, Ruling, parabola_slope
-from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.verdict import Regret
 from mup_tpu.cli import main
 from mup_tpu.store import Store
 from mup_tpu.words.referee import _code, ruling_tables

@@ -12,8 +12,7 @@ from mup_tpu.analysis.drift import Drift, collapse_exponent, wider_is_better
 from mup_tpu.analysis.loss_curve import loss_curve
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.verdict import decide
+from mup_tpu.analysis.verdict import Regret, decide
 from mup_tpu.errors import TableError
 from mup_tpu.words.tables import optima_table
 from mup_tpu.words.verdicts import details

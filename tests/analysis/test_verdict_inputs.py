@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, check_table, load_table, predict
-from mup_tpu.analysis.looks import Question, weigh
-from mup_tpu.analysis.regret import regret
+from mup_tpu.analysis.verdict import Question, regret, weigh
 
 DATA = Path(__file__).parent / "data"
 

@@ -6,7 +6,7 @@ import pytest
 
 from mup_tpu.analysis import Columns, analyze, load_table
 from mup_tpu.analysis.referee import Ruling
-from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.verdict import Regret
 
 RESULTS = Path(__file__).parents[2] / "results"
 REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
