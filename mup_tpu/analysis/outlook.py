@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mup_tpu.analysis.batch import REACH, Cell
+from mup_tpu.analysis.design import REACH, Cell
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, claims, fit_trend, kind_of, priors_of

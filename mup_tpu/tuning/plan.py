@@ -18,9 +18,8 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
-from mup_tpu.analysis.batch import PACK, look_around
+from mup_tpu.analysis.design import PACK, first_batch, look_around
 from mup_tpu.analysis.design import Cell as Look
-from mup_tpu.analysis.design import first_batch
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.outlook import Assumed, runs_within_reach

@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from mup_tpu.analysis.batch import PACK, beyond, look_around
-from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
+from mup_tpu.analysis.design import PACK, Batch, Cell, beyond, first_batch, look_around, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table

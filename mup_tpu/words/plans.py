@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mup_tpu.analysis.batch import Cell
+from mup_tpu.analysis.design import Cell
 from mup_tpu.analysis.planned import PlannedOptimum
 from mup_tpu.config import columns
 from mup_tpu.config.columns import write

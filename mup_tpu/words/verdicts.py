@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mup_tpu.analysis.batch import Batch
+from mup_tpu.analysis.design import Batch
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.ingest.table_columns import Columns, means
 from mup_tpu.analysis.optimum import Optimum, Status

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, check_table
-from mup_tpu.analysis.batch import REACH
+from mup_tpu.analysis.design import REACH
 from mup_tpu.analysis.outlook import Assumed
 
 CURVATURE = 0.08

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table
-from mup_tpu.analysis.batch import Batch, Cell
+from mup_tpu.analysis.design import Batch, Cell
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.prediction import Cost as Regretted
