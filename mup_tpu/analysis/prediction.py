@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from mup_tpu.analysis.expected_loss import expected_loss
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
+from mup_tpu.analysis.scaling_law import expected_loss
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.trend import LEAST, Mixture, Priors, Trend, claims, fit_trend, kind_of, priors_of

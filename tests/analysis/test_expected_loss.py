@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from mup_tpu.analysis.expected_loss import _ALPHA, _BEND, _SCATTER, expected_loss
+from mup_tpu.analysis.scaling_law import _ALPHA, _BEND, _SCATTER, expected_loss
 
 
 @pytest.mark.parametrize(
