@@ -22,8 +22,7 @@ from mup_tpu.analysis.design import PACK, first_batch, look_around
 from mup_tpu.analysis.design import Cell as Look
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.outlook import Assumed, runs_within_reach
-from mup_tpu.analysis.planned import Planned
+from mup_tpu.analysis.planned import Assumed, Planned, runs_within_reach
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of
 from mup_tpu.config import Axis, Ladder, Sweep, Trial, field_column

@@ -8,7 +8,7 @@ import pytest
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.design import REACH
-from mup_tpu.analysis.outlook import Assumed
+from mup_tpu.analysis.planned import Assumed
 
 CURVATURE = 0.08
 
