@@ -1,4 +1,4 @@
-"""Plans: what they assume of runs before they are made, and a folder's plan: target, sizes, the optimum there."""
+"""Plans: what they assume of runs before these are made; targets in a folder, and the optimum there."""
 
 from __future__ import annotations
 

@@ -1,12 +1,20 @@
-"""Scaling laws: loss against parameters, L = E + A·N^-α, and against parameters and tokens.
+"""Scaling laws: loss against parameters, L = E + A·N^-α, parameters and tokens, and against any scale.
 
 L(N, D) = E + A·N^-α + B·D^-β is approach 3 of Hoffmann et al. 2022 (arXiv:2203.15556, section 3.3 and
 appendix D.3): the Huber loss (δ = 1e-3) of residuals in log L, least from many starts. The original fit
 stopped early (Besiroglu et al. 2024, arXiv:2404.10102), so that each fit is polished from several starts, and
 not moving is an error.
 
-Shapes: P points, S starts, V variables (1: N; 2: N and D), R bootstrap draws, T parameters
-θ = (log E, then log coefficient and exponent of each variable).
+`expected_loss` extrapolates along any scale. With r octaves from the largest one and L(0) the loss there,
+
+L(r) / L(0) = β₀ + β·h(r) + W(r) + scatter,  h(r) = (1 − e^−αr) / α.
+
+A power law E + A·scale^−a is a straight line in h. W is its model error: its slope changes by N(0, bend²) an
+octave. α, bend and scatter are weighed on a grid; all else is normal. A law without W is too sure; along a
+batch size none holds (benchmarks/prediction.md).
+
+Shapes: P points, S starts (or scales), K combinations of the grid, V variables (1: N; 2: N and D), R
+bootstrap draws, T parameters θ = (log E, then log coefficient and exponent of each variable).
 """
 
 from __future__ import annotations

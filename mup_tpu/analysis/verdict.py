@@ -1,8 +1,8 @@
 """Regret, and the verdict on transfer, after each look at one parametrization's runs.
 
-The verdict is by equivalence: TRANSFERS and DRIFTS both have to be shown, else it is INCONCLUSIVE. There is one
-look at all runs, or one after each purchase of a sequence. Each row of a run table holds the number of its
-purchase. So the rows alone tell which looks were taken, and a killed sequence goes on from them.
+The verdict is by equivalence: TRANSFERS and DRIFTS both have to be shown, else it is INCONCLUSIVE. A table
+has one look, a sequence one after each purchase. Each row holds the number of its purchase. So the rows alone
+tell which looks were taken, and a killed sequence goes on from them.
 
 Regret is the loss at one scale with the optimum of a smaller one, over the loss at its own. Loss rises away
 from the optimum on either side. So a draw's loss at x is at least that of the runs between its optimum and x,
