@@ -19,7 +19,7 @@ from mup_tpu.store import load_curves, load_runs
 from mup_tpu.store.header import load_predictions
 from mup_tpu.study import Trial as StudyTrial
 from mup_tpu.words import names
-from mup_tpu.words.referee import page
+from mup_tpu.words.tables import referee_page
 from mup_tpu.words.verdicts import to_dict
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -225,7 +225,7 @@ def test_the_table_of_all_sweeps_says_what_their_analyses_say():
 def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows():
     numbers = r"−?\d+\.\d+"
     made, stored = (
-        page(
+        referee_page(
             "results",
             compare({p.name: p for p in STORES if p.parent == RESULTS}),
             "sweeps.png",

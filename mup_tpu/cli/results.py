@@ -30,7 +30,7 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.header import keep_predictions, load_predictions
-from mup_tpu.words import referee, tables, verdicts
+from mup_tpu.words import tables, verdicts
 from mup_tpu.words.names import name, power
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.reasons import because, notes
@@ -238,10 +238,10 @@ class SeveralSweeps(Results):
         return compare(folders, lambda path: self.options.load(str(path)), judge)
 
     def show(self, console: Console) -> None:
-        for note in referee.left_out(self.comparison):
+        for note in tables.left_out(self.comparison):
             console.print(f"note: left out: {note}", style="yellow")
-        console.print(f"{self.name}: {referee.verdict_counts(self.comparison)}")
-        for table in referee.ruling_tables(self.comparison, referee.IN_A_TERMINAL):
+        console.print(f"{self.name}: {tables.verdict_counts(self.comparison)}")
+        for table in tables.ruling_tables(self.comparison, tables.IN_A_TERMINAL):
             console.print(table)
 
     def figures(self) -> Mapping[str, Figure]:
@@ -258,7 +258,7 @@ class SeveralSweeps(Results):
         if out is None or out.suffix != ".md":
             return super().write_report(out)
         inside = predictions_inside(Path(self.path))
-        write_file(f"page {out}", out, referee.page(self.name, self.comparison, "sweeps.png", inside))
+        write_file(f"page {out}", out, tables.referee_page(self.name, self.comparison, "sweeps.png", inside))
         write_figures(self.figures(), out.parent)
         return str(out)
 

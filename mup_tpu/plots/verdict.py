@@ -21,7 +21,7 @@ from mup_tpu.plots import style
 from mup_tpu.plots.optima import is_tuned_at_scales
 from mup_tpu.plots.style import INK, figure_type
 from mup_tpu.words import names
-from mup_tpu.words.referee import span
+from mup_tpu.words.tables import span
 
 # Largest exponent drawn; intervals that go on beyond end in an arrow, or they would squeeze the others
 _REACH = 1.5

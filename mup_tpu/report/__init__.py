@@ -27,14 +27,16 @@ from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible
 from mup_tpu.words.names import name, ordered, powers_in_html, results_of
 from mup_tpu.words.reasons import notes
-from mup_tpu.words.referee import left_out, ruling_tables, verdict_counts
 from mup_tpu.words.tables import (
     conclusion,
     how_made,
+    left_out,
     optima_table,
     regret_table,
+    ruling_tables,
     slopes_table,
     trials_table,
+    verdict_counts,
     worth_table,
 )
 from mup_tpu.words.verdicts import details, remedy, score, verdict

@@ -11,7 +11,7 @@ from mup_tpu.analysis.referee import Comparison, Ruling, parabola_slope
 from mup_tpu.analysis.verdict import Regret
 from mup_tpu.cli import main
 from mup_tpu.store import Store
-from mup_tpu.words.referee import _code, ruling_tables
+from mup_tpu.words.tables import _code, ruling_tables
 
 
 def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
