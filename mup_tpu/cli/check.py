@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mup_tpu.cli.console import Console, progress_bar, to_json
-from mup_tpu.cli.table import Repeated
+from mup_tpu.cli.results import Repeated
 from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.options import Folder

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import tyro
 
 from mup_tpu.cli.console import Console, to_json, write_new
+from mup_tpu.cli.results import Repeated
 from mup_tpu.cli.sweep import show_and_judge
-from mup_tpu.cli.table import Repeated
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.options import File, Folder, TransferOptions, Where
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml
