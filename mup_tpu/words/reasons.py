@@ -43,47 +43,11 @@ def notes(of: RunTable | TransferAnalysis) -> list[str]:
     return [because(note, of.columns) for note in of.notes]
 
 
-def _another_scale(values: Mapping[str, Any]) -> str:
-    another = _ORDINALS.get(values["count"], f"the {values['count']}th")
-    helps = "would settle the verdict" if values["settles"] else "is the next step"
-    return f"seeds alone do not make the interval of α narrow enough: {another} {values['scale']} {helps}"
-
-
-def _over_budget(values: Mapping[str, Any]) -> str:
-    cost, left = (amount(values["costs"], values[name]) for name in ("cost", "left"))
-    return f"a verdict is expected to cost {cost} more, and {left} of the budget is left"
-
-
-def _usual_sweeps(values: Mapping[str, Any]) -> str:
-    along = f"stored and public sweeps along {values['kind'] or 'any scale'}"
-    return (
-        f"{along}, under rules that keep the optimum, such as {values['keeps']}" if values["keeps"] else along
-    )
-
-
-def _losses_in_columns(values: Mapping[str, Any]) -> str:
-    return f"columns {list_of(values['names'])} are read as losses, one column for each {values['column']}"
-
-
-def _columns_guessed(values: Mapping[str, Any]) -> str:
-    meanings = ", ".join(f"{name} ({meaning})" for name, meaning in values["meanings"].items())
-    return f"columns recognized by their names: {meanings}; to choose others: {', '.join(values['flags'])}"
-
-
 def _states_left_out(values: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in values["counts"].items())
     left_out = f"{counts} runs left out, since they have no result"
     lost = next((s for s in values["counts"] if s.lower() in ("crashed", "failed", "failure", "fail")), "")
     return left_out + (f"; --states {lost}=diverged if they diverged" if lost else "")
-
-
-def _varies(values: Mapping[str, Any]) -> str:
-    name, (first, *others) = values["name"], values["listed"]
-    listed_values = ", ".join(map(repr, [first, *others][:4]))
-    return (
-        f"{name} varies inside cells ({listed_values}: --compare {name} compares them, "
-        f"--where {name}={first} takes one)"
-    )
 
 
 _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProxyType(
@@ -92,19 +56,21 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "start": "start at the smallest scale",
         "extend grids": "no optimum inside the grid at {scale} {scales}: extend it there first",
         "extend grids and add a scale": "no optimum inside the grid at {scale} {scales}: extend it there, "
-        "and "
-        "add a {scale}, since a verdict needs {needed} and there are {known}",
+        "and add a {scale}, since a verdict needs {needed} and there are {known}",
         "few scales": "a verdict needs {needed} {scale}s, and there are {known}",
         "planned scale": "the verdict is open, and {scale} {at} is planned: take a first look at it",
-        "source not run": (
-            "{scale} {at} was not run at the optimum of {scales}: its loss there is extrapolated"
-        ),
+        "source not run": "{scale} {at} was not run at the optimum of {scales}: its loss there is "
+        "extrapolated",
         "holes": "runs beside the optimum at {scale} {scales} diverged or are missing: run a value in "
         "between",
-        "another scale": _another_scale,
+        "another scale": lambda v: (
+            "seeds alone do not make the interval of α narrow enough: "
+            + _ORDINALS.get(v["count"], f"the {v['count']}th")
+            + f" {v['scale']} "
+            + ("would settle the verdict" if v["settles"] else "is the next step")
+        ),
         "wide interval": "the interval of {quantity} is too wide: runs beside the optimum at {scale} "
-        "{scales} "
-        "narrow it most",
+        "{scales} narrow it most",
         # Ends of a sequence without a verdict.
         "moves at no cost": "the best {tuned} moves with the {scale}, at a regret that does not matter: "
         "further runs would show neither verdict",
@@ -113,7 +79,10 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "purchases used up": "{purchases} batches of runs were bought without a verdict",
         "no optimum in a wide grid": "the grid at {scale} {at} spans {octaves:.0f} octaves and holds no "
         "optimum",
-        "over budget": _over_budget,
+        "over budget": lambda v: (
+            f"a verdict is expected to cost {amount(v['costs'], v['cost'])} more, and "
+            f"{amount(v['costs'], v['left'])} of the budget is left"
+        ),
         "first looks taken": "every scale has had its first look; without first_looks more seeds are bought",
         "not allowed": "{purpose}, but {error}",
         # Why a law, a loss or a rate is unknown.
@@ -130,18 +99,22 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "parameters unknown": "the table does not give the number of parameters of a run",
         "parameters differ": "runs of one scale differ in their number of parameters",
         "no prediction": "{compared}: no prediction, since {known} of {scales} {scale}s have an optimum "
-        "inside "
-        "their grid, and {needed} are needed",
+        "inside their grid, and {needed} are needed",
         # Why a folder is in no table of all sweeps.
         "a search": "a search",
         "one scale": "of one {column}",
         "one value": "of one {tuned_column} at each {column}",
         # What a plan assumes.
-        "usual sweeps": _usual_sweeps,
+        "usual sweeps": lambda v: (
+            f"stored and public sweeps along {v['kind'] or 'any scale'}"
+            + (f", under rules that keep the optimum, such as {v['keeps']}" if v["keeps"] else "")
+        ),
         "this sweep": "{name}, {compared}",
         "only rates": "{assumed}; {name} is along {column}, so only its rates are used",
         # Notes on a table, in the order of reading it.
-        "losses in columns": _losses_in_columns,
+        "losses in columns": lambda v: (
+            f"columns {list_of(v['names'])} are read as losses, one column for each {v['column']}"
+        ),
         "empty cells": "{count} empty cells left out: write inf where a run diverged",
         "curves in columns": "{count} columns are read as curves of {metric}, with the settings in their "
         "names",
@@ -149,7 +122,11 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"read from the names of the runs: {list_of(v['settings'])} (column "
             f"{on_one_line(v['name'])}, such as {on_one_line(v['example'])})"
         ),
-        "columns guessed": _columns_guessed,
+        "columns guessed": lambda v: (
+            "columns recognized by their names: "
+            f"{', '.join(f'{name} ({meaning})' for name, meaning in v['meanings'].items())}; "
+            f"to choose others: {', '.join(v['flags'])}"
+        ),
         "column chosen": lambda v: (
             f"the {v['meaning']} is {on_one_line(v['name'])}, not "
             f"{list_of(v['others'])} ({v['flag']} chooses another)"
@@ -159,10 +136,10 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "learning rate from its logarithm": lambda v: (
             f"the learning rate is {v['base']:g}^{on_one_line(v['name'])}"
         ),
-        "optima with intervals": "the table has optima ({name}) with 95 % intervals ({low} to {high}) "
-        "and no runs",
-        "optima of a grid": "the table has optima ({name}) and no runs; each is known to one step of "
-        "a grid of factor {factor:.3g}",
+        "optima with intervals": "the table has optima ({name}) with 95 % intervals ({low} to {high}) and "
+        "no runs",
+        "optima of a grid": "the table has optima ({name}) and no runs; each is known to one step of a grid "
+        "of factor {factor:.3g}",
         "no losses": "the table has no losses",
         "errors behind ±": "numbers after ± in {name} are read as standard errors of its means",
         "errors in a column": "{name} is read as the standard error of {loss}",
@@ -176,8 +153,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "maximized": "more is better of {name}: regrets and ε are in its unit",
         "epsilon by share": "ε is {epsilon:.3g} {unit}, {share:.0%} of what the scales differ by at their "
         "best; --epsilon gives another",
-        "confounded": "{name} changes with {scale} ({pairs}), so a drift may be of either; "
-        "--along {name} says that it is meant",
+        "confounded": "{name} changes with {scale} ({pairs}), so a drift may be of either; --along {name} "
+        "says that it is meant",
         "mixed": lambda v: (
             f"{v['name']} differs among the runs of one {v['scale']} ({v['listed']}): compare runs of one, "
             f"by --where {v['name']}={v['first']}"
@@ -193,26 +170,26 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"{len(v['runs'])} runs left out, since they do not end at step "
             f"{v['step']:g} as most do: {list_of(v['runs'])}; write inf as the last loss of a diverged run"
         ),
-        "varies inside cells": _varies,
+        "varies inside cells": lambda v: (
+            f"{v['name']} varies inside cells ({', '.join(map(repr, v['listed'][:4]))}: --compare "
+            f"{v['name']} compares them, --where {v['name']}={v['listed'][0]} takes one)"
+        ),
         "runs stopped early": "{count} runs stopped early are kept, as +inf: they bound the optimum, and no "
-        "fit "
-        "uses their loss",
+        "fit uses their loss",
         "runs diverged": "{count} diverged runs are kept, as +inf",
         "runs at 0": "{count} runs at {column} 0 are reported apart: 0 has no logarithm, and no fit uses "
         "them",
         "runs at scale 0": "{count} runs at {column} 0 have an optimum of their own: 0 has no logarithm, so "
         "drift, regrets and figures leave it out",
         "unequal seeds": "unequal seeds: cells have {least} to {most} runs, so means come from a model with "
-        "an "
-        "effect of each seed",
+        "an effect of each seed",
         "rows of the folder's question": lambda v: (
             "rows that the results folder selects: "
             + ", ".join(condition.words for condition in v["conditions"])
         ),
         "scales not planned": "{scale} {scales} left out, since the sequence does not plan it",
         "sequence": "{name} numbers the {purchases} purchases of a sequence: its looks are counted, and it "
-        "is "
-        "assumed to have planned the {scale}s of the table",
+        "is assumed to have planned the {scale}s of the table",
         # Notes on an analysis.
         "rounded losses": "losses are rounded to {step:g}, so the noise is taken to be at least that large",
         "no replicates": "{compared}: one run in each cell, so intervals come from the residuals of the fits",
