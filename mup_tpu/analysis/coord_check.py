@@ -29,14 +29,11 @@ GROWS = 0.2  # exponent from which a layer grows: one that lacks a factor of μP
 LAZY = -0.25
 
 
-def setting_name(optimizer: str, tied: bool) -> str:
-    return f"{optimizer}_{'tied' if tied else 'untied'}"
-
-
 def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     if not {"optimizer", "tied"} <= set(table):
         return {"coord_check": table}
-    names = [setting_name(*key) for key in zip(table["optimizer"], table["tied"], strict=True)]
+    settings = zip(table["optimizer"], table["tied"], strict=True)
+    names = [f"{optimizer}_{'tied' if tied else 'untied'}" for optimizer, tied in settings]
     return {str(name): part for name, part in table.groupby(names)}
 
 

@@ -257,7 +257,9 @@ class Question:
         require_above_zero("epsilon", epsilon)
         require_above_zero("delta", delta)
         losses = table.runs["loss"].to_numpy()
-        rounding = _rounding(losses[np.isfinite(losses)])
+        losses = losses[np.isfinite(losses)]
+        powers = (10.0**-n for n in range(1, 6) if np.allclose(losses, np.round(losses, n), atol=1e-9))
+        rounding = next(powers, 0.0) if len(losses) else 0.0
         return cls(table.columns, epsilon, delta, table.planned, rounding, seed)
 
 
@@ -349,11 +351,3 @@ def take_looks(runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
     for purchase in purchases:
         taken = take_look(runs[runs["purchase"] <= purchase], question, taken)
         yield taken
-
-
-def _rounding(losses: np.ndarray) -> float:
-    """Return the power of ten that all losses are multiples of, or 0."""
-    for digits in range(1, 6):
-        if len(losses) and np.allclose(losses, np.round(losses, digits), atol=1e-9):
-            return 10.0**-digits
-    return 0.0

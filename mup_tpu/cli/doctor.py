@@ -72,14 +72,19 @@ def examine(results: str = "results") -> Iterator[Finding]:
         optional = name in ("torch_tpu", "torch_xla", "libtpu", "torchvision")
         yield Finding(name, version or "none", "" if version or optional else missing)
     yield from check_fit(versions["torch"], versions["torch_xla"])
-    yield _machine()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    state = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"
+    if (units := cpu_bfloat16_units()) is not None:
+        how = f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
+        state = f"{state}, {how}"
+    yield Finding("machine", state)
     yield _cuda()
     yield from check_tpu(tpu_device_files(), dict(os.environ))
-    yield _ray(Path("/tmp/ray/ray_current_cluster"), os.environ.get("RAY_ADDRESS"))
+    yield _ray()
     yield _hub()
-    yield check_url(results) if "://" in results else check_folder("results folder", Path(results))
+    yield check_folder("results folder", results)
     try:
-        yield check_folder("cache folder", cache_root())
+        yield check_folder("cache folder", str(cache_root()))
     except ConfigError as error:
         yield Finding("cache folder", "none", str(error))
 
@@ -149,36 +154,23 @@ def process_that_has_open(device: Path) -> int | None:
     return None
 
 
-def check_folder(subject: str, folder: Path) -> Finding:
-    """Report whether a folder can be written or created."""
-    place = folder.absolute()
+def check_folder(subject: str, folder: str) -> Finding:
+    """Report whether a folder can be written or created, or whether its URL answers."""
+    if "://" in folder:
+        try:
+            bucket = Folder(folder)
+            bucket.require_bucket()
+            return Finding(subject, f"{folder} answers, with {len(bucket.names())} entries")
+        except OSError as error:
+            return Finding(subject, folder, f"{subject} {folder} cannot be read: {reason(error)}")
+    place = Path(folder).absolute()
     while not place.exists():
         place = place.parent
     if place.is_dir() and os.access(place, os.W_OK):
         free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize / 2**30
         full = f"{subject} {folder} has no room left; free some, or give another" if free < 0.1 else ""
         return Finding(subject, f"{folder}, {free:.0f} GiB free", full)
-    return Finding(subject, str(folder), f"{subject} {folder} cannot be written; give one that can")
-
-
-def check_url(results: str) -> Finding:
-    """Report whether a results folder at an fsspec URL answers."""
-    try:
-        folder = Folder(results)
-        folder.require_bucket()
-        entries = len(folder.names())
-    except OSError as error:
-        return Finding("results folder", results, f"results folder {results} cannot be read: {reason(error)}")
-    return Finding("results folder", f"{results} answers, with {entries} entries")
-
-
-def _machine() -> Finding:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    state = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"
-    if (units := cpu_bfloat16_units()) is not None:
-        how = f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
-        state = f"{state}, {how}"
-    return Finding("machine", state)
+    return Finding(subject, folder, f"{subject} {folder} cannot be written; give one that can")
 
 
 def _cuda() -> Finding:
@@ -205,9 +197,9 @@ def _cuda() -> Finding:
     return Finding("CUDA", ", ".join(names), slow if lacking else "")
 
 
-def _ray(note: Path, address: str | None) -> Finding:
-    address = address or own_note(note) or None
-    if address is None:
+def _ray() -> Finding:
+    address = os.environ.get("RAY_ADDRESS") or own_note(Path("/tmp/ray/ray_current_cluster"))
+    if not address:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")
     try:
         check_answers(address)

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.cli.console import Console, to_json, write_file
@@ -148,7 +147,10 @@ class Watched:
         """Return the seconds until the grid is complete, at the pace of the last rows; nan if unknown."""
         if self.runs is None or not self.total:
             return math.nan
-        times = sorted(filter(None, map(_seconds, self.runs["finished_at"].dropna())))[-_RECENT:]
+        import pandas as pd
+
+        ends = pd.to_datetime(self.runs["finished_at"], errors="coerce", format="ISO8601", utc=True).dropna()
+        times = [end.timestamp() for end in ends.sort_values()[-_RECENT:]]
         left = self.total - int(self.runs["status"].ne("failed").sum())
         if len(times) < 2 or times[-1] <= times[0]:
             return math.nan
@@ -215,13 +217,6 @@ class Watched:
         headings = (*table.headings[:1], "runs", "best run", *table.headings[1:4], "width, octaves")
         rule, tuned = name(result.compared, self.analysis.compares), label(self.analysis.hyperparameter)
         return Table(headings, rows, f"{rule}: best {tuned}")
-
-
-def _seconds(text: Any) -> float | None:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _page(folder: str, parts: Sequence[str | Table], pause: float) -> str:

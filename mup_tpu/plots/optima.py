@@ -126,7 +126,9 @@ def transfer_figure(
     for panel, result, shown in zip(axes, results, ranges, strict=True):
         of_result = None if runs is None else runs[runs["compared"] == result.compared]
         used |= _draw_valleys(panel, result, shown, analysis, zero_x, of_result)
-        panel.set_title(style.raised(names.verdict_title(result, analysis)))
+        rule = names.name(result.compared, analysis.compares)
+        texts = (f"{rule}: {result.verdict.decision}", names.alpha(result))
+        panel.set_title(style.raised(", ".join(filter(None, texts))))
         panel.set_xlabel(style.title(analysis.hyperparameter))
         panel.set_ylim(*shown.limits)
         panel.yaxis.set_major_formatter(style.PlainTicks())

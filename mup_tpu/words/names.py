@@ -125,11 +125,6 @@ def alpha(result: TransferResult) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def verdict_title(result: TransferResult, analysis: TransferAnalysis) -> str:
-    text = f"{name(result.compared, analysis.compares)}: {result.verdict.decision}"
-    return ", ".join(filter(None, (text, alpha(result))))
-
-
 def scales_of(results: Iterable[TransferResult]) -> list[float]:
     return sorted({curve.scale for result in results for curve in result.curves})
 

@@ -245,12 +245,12 @@ def referee_page(
     if figure:
         lines += ["", f"![Drift exponent and regret of each rule, by the way of growing]({figure})"]
     for table in ruling_tables(comparison, _ON_A_PAGE):
-        links = [(_marked(rule), *middle, _link(sweep)) for rule, *middle, sweep in table.rows]
-        lines += [
-            "",
-            f"## {table.title[:1].upper()}{table.title[1:]}",
-            *_markdown(("rule", *table.headings[1:]), links),
-        ]
+        rows = []
+        for rule, *middle, sweep in table.rows:
+            rule_name, comma, differs = rule.partition(", ")
+            rows.append((f"{_code(rule_name)}{comma}{_safe(differs)}", *middle, _link(sweep)))
+        heading = f"## {table.title[:1].upper()}{table.title[1:]}"
+        lines += ["", heading, *_markdown(("rule", *table.headings[1:]), rows)]
     if known := [r for r in comparison.rulings if r.worth.tells]:
         lines += ["", *_worths(known)]
     if predictions:
@@ -335,11 +335,6 @@ def _safe(text: str) -> str:
     """Escape a text from somebody's rows, which may end a cell or a code span, or begin HTML."""
     one_line = visible(" ".join(text.split()))
     return re.sub(r"[`|\[\]\\]", lambda mark: f"&#{ord(mark[0])};", html.escape(one_line, quote=False))
-
-
-def _marked(rule: str) -> str:
-    name, comma, differs = rule.partition(", ")
-    return f"{_code(name)}{comma}{_safe(differs)}"
 
 
 def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mup_tpu.cli.doctor import (
-    check_fit,
-    check_folder,
-    check_tpu,
-    check_url,
-    examine,
-    process_that_has_open,
-)
+from mup_tpu.cli.doctor import check_fit, check_folder, check_tpu, examine, process_that_has_open
 from mup_tpu.files import Folder
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -70,15 +63,16 @@ def test_a_chip_held_by_another_process_is_named(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    assert "cannot be written" in check_folder("results folder", tmp_path / "file").problem
-    assert not check_folder("results folder", tmp_path / "new" / "deep").problem
+    assert "cannot be written" in check_folder("results folder", str(tmp_path / "file")).problem
+    assert not check_folder("results folder", str(tmp_path / "new" / "deep")).problem
     assert not Path(tmp_path / "new").exists()
 
 
 def test_a_results_url_is_asked_not_taken_for_a_folder_here():
     Folder("memory://doctor/results").write("store.json", b"{}")
-    assert check_url("memory://doctor/results").state == "memory://doctor/results answers, with 1 entries"
-    assert "Protocol not known" in check_url("nothing://x").problem
+    answers = check_folder("results folder", "memory://doctor/results").state
+    assert answers == "memory://doctor/results answers, with 1 entries"
+    assert "Protocol not known" in check_folder("results folder", "nothing://x").problem
 
 
 @pytest.mark.parametrize(
