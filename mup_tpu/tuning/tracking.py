@@ -114,7 +114,7 @@ class MLflow:
     def __init__(self, folder: Folder, experiment: str) -> None:
         import mlflow
 
-        from mup_tpu.analysis.ingest.tools import hush_mlflow
+        from mup_tpu.analysis.ingest.readers import hush_mlflow
 
         hush_mlflow()
         self._client = mlflow.MlflowClient()

@@ -1,25 +1,461 @@
-"""Readers of other tools' runs: one entry each in `READERS`, with the files that it reads.
+"""Readers of other tools' runs, from their files or with their packages: one entry each in `READERS`.
 
-A reader returns a row a run, or a row a step of a run, under the tool's names of columns. What these mean is
-told by `table_columns.find_columns`; `Reader.columns` names the ones that it could not tell. Settings that a
-tool keeps in names of folders are found by `run_names`, from the column `run`.
+A reader returns a row a run, or a row a step of a run, under the tool's names of columns; settings become
+columns `config/NAME`. What the names mean is told by `table_columns.find_columns`; `Reader.columns` names the
+ones that it could not tell. Settings that a tool keeps in names of folders are found by `table_shapes`, from
+the column `run`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import sqlite3
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest import tools
+from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.table_files import is_file, read_file
-from mup_tpu.errors import TableError
+from mup_tpu.analysis.ingest.table_shapes import settings
+from mup_tpu.errors import TableError, reason
+from mup_tpu.files import read_regular
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.runs import LOG_FILE
+
+# Columns of Ray Tune that say nothing of a trial
+_BOOKKEEPING = (
+    "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore", "timestamp", "date",
+    "pid", "hostname", "node_ip", "done", "trial_id", "experiment_tag", "checkpoint_dir_name",
+    "should_checkpoint",
+)  # fmt: skip
+_MOST_BYTES = 2**30
+# Lines of training logs, as train.py of nanoGPT, modded-nanogpt and build-nanogpt write them
+_LINES = (
+    re.compile(r"step (?P<step>\d+): train loss (?P<train_loss>\S+), val loss (?P<val_loss>\S+)"),
+    re.compile(r"step[: ](?P<step>\d+)(?:/\d+)?,? val[_ ]loss[: ](?P<val_loss>\S+)"),
+    re.compile(r"(?P<step>\d+) val (?P<val_loss>\S+)"),
+    re.compile(r"iter (?P<step>\d+): loss (?P<train_loss>[^\s,]+)"),
+    re.compile(r"(?P<step>\d+) train (?P<train_loss>\S+)"),
+)
+
+
+def tune_result(file: Path) -> pd.DataFrame:
+    lines = [line for line in _text(file).splitlines() if line.strip()]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise ValueError(f"line {number} is no JSON") from None
+            warnings.warn(f"the last line of {file} is torn, as by a kill: left out", stacklevel=2)
+    if not rows:
+        warnings.warn(f"{file} holds no report: its trial is left out", stacklevel=2)
+    return pd.json_normalize(rows, sep="/").drop(columns=[*_BOOKKEEPING], errors="ignore")
+
+
+def tune_progress(file: Path) -> pd.DataFrame:
+    """Read Ray Tune's progress.csv, or any logger's; settings that it lacks are in params.json."""
+    rows = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
+    params = file.parent / "params.json"
+    if params.exists() and not any(str(name).startswith("config/") for name in rows):
+        known = pd.json_normalize({"config": json.loads(_text(params))}, sep="/").iloc[0]
+        rows = rows.assign(**{str(name): value for name, value in known.items()})
+    return rows.drop(columns=[*_BOOKKEEPING], errors="ignore")
+
+
+def lightning(file: Path) -> pd.DataFrame:
+    """Read Lightning's metrics.csv: held-out losses have rows of their own; settings are in hparams.yaml."""
+    rows = pd.read_csv(file)
+    held_out = [name for name in rows if re.search(r"val|eval|test", str(name)) and "loss" in str(name)]
+    if held_out:
+        rows = rows.dropna(subset=held_out[:1])
+    config = pd.json_normalize({"config": _yaml(file.parent / "hparams.yaml")}, sep="/").iloc[0].items()
+    return rows.assign(**{str(name): v for name, v in config if pd.api.types.is_scalar(v) and pd.notna(v)})
+
+
+def trainer(file: Path) -> pd.DataFrame:
+    """Read Trainer's trainer_state.json; the newest one of a run has its whole history."""
+    run = file.parent.parent if file.parent.name.startswith("checkpoint-") else file.parent
+    states = [*run.glob("trainer_state.json"), *run.glob("checkpoint-*/trainer_state.json")]
+    newest = max(states, key=lambda state: (json.loads(_text(state))["global_step"], state == file))
+    if newest != file:
+        return pd.DataFrame()
+    rows = pd.DataFrame(json.loads(_text(file))["log_history"])
+    losses = [name for name in ("eval_loss", "loss") if name in rows]
+    if not losses:
+        return pd.DataFrame()
+    # The model's configuration lies beside the weights; of the learning rate only the schedule is text.
+    configs = [folder / "config.json" for folder in (file.parent, run) if (folder / "config.json").exists()]
+    config = json.loads(_text(configs[0])) if configs else {}
+    sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
+    peak = {"learning_rate": rows["learning_rate"].max()} if "learning_rate" in rows else {}
+    return rows.dropna(subset=losses[:1])[["step", *losses[:1]]].assign(**sizes, **peak)
+
+
+def training_log(file: Path) -> pd.DataFrame:
+    """Read a log of training, a line a step; held-out losses if it has any."""
+    rows = []
+    for line in _text(file).splitlines():
+        if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
+            rows.append({name: float(value) for name, value in match.groupdict().items()})
+    table = pd.DataFrame(rows)
+    return table.dropna(subset=["val_loss"]) if "val_loss" in table else table
+
+
+def wandb_dump(file: Path) -> pd.DataFrame:
+    """Read a run of W&B as JSON: `config`, and `summary` (whose numbers are no settings) or `history`."""
+    run = json.loads(_text(file))
+    if not isinstance(run, dict) or not isinstance(run.get("config"), dict):
+        return pd.DataFrame()
+    history, summary = run.get("history"), run.get("summary") or {}
+    metrics = history if isinstance(history, list) and history else [summary]
+    if summary.get("_step", 0) > metrics[-1].get("_step", math.inf):  # a sampled history lacks the end
+        metrics = [*metrics, summary]
+    state = {"State": run["state"]} if "state" in run else {}
+    return pd.json_normalize(
+        [{"config": _wandb_config(run["config"]), **state, **row} for row in metrics], sep="/"
+    )
+
+
+def is_tune_result(head: bytes) -> bool:
+    """Return whether result.json begins with a line of Tune, whole or torn, or is empty as after a kill."""
+    return not head.strip() or (head.startswith(b"{") and head.strip() != b"{")
+
+
+def is_optuna_journal(head: bytes) -> bool:
+    return head.startswith(b"{") and b'"op_code"' in head
+
+
+def wandb_run(file: Path) -> pd.DataFrame:
+    """Read a local run of W&B: wandb-summary.json with config.yaml beside it."""
+    config = _wandb_config(_yaml(file.parent / "config.yaml"))
+    return pd.json_normalize([{"config": config, **json.loads(_text(file))}], sep="/")
+
+
+def _wandb_config(config: dict[str, Any]) -> dict[str, Any]:
+    # A value may be alone, or stand beside its description.
+    plain = {k: v["value"] if isinstance(v, dict) and "value" in v else v for k, v in config.items()}
+    return {name: value for name, value in plain.items() if name not in ("_wandb", "wandb_version")}
+
+
+def hydra_run(file: Path) -> pd.DataFrame:
+    """Read metrics.json of a job of Hydra's multirun, with the configuration in .hydra beside it."""
+    metrics = json.loads(_text(file))
+    rows = metrics if isinstance(metrics, list) else [metrics]
+    config = _yaml(file.parent / ".hydra" / "config.yaml")
+    return pd.json_normalize([{"config": config, **row} for row in rows], sep="/")
+
+
+def is_mlflow_run(head: bytes) -> bool:
+    # An experiment's meta.yaml begins with its artifact_location.
+    return head.startswith(b"artifact_uri")
+
+
+def mlflow_run(file: Path) -> pd.DataFrame:
+    """Read a run in MLflow's folder: a file for each parameter, and one with all values for each metric."""
+    folder, meta = file.parent, _yaml(file)
+    # MLflow's numbers of states, in its RunStatus.
+    states = {1: "running", 2: "scheduled", 3: "finished", 4: "failed", 5: "killed"}
+    row = {f"params.{param.name}": _text(param).strip() for param in sorted(folder.glob("params/*"))}
+    for metric in sorted(path for path in folder.glob("metrics/**/*") if path.is_file()):
+        lines = _text(metric).split("\n")
+        values = [line.split() for line in lines if line.strip()]  # time, value, step
+        if values:
+            name = metric.relative_to(folder / "metrics").as_posix()
+            row[f"metrics.{name}"] = float(values[-1][1])  # type: ignore[assignment]
+    return pd.DataFrame([{"status": states.get(int(meta.get("status", 0)), "unknown"), **row}])
+
+
+def _text(file: Path) -> str:
+    """Read a file of a run, or one beside it: a named pipe would make us wait, a device would never end."""
+    try:
+        return read_regular(file, _MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise TableError(f"{file} cannot be read: {reason(error)}") from None
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    import yaml
+
+    def plain(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.ScalarNode):
+            return loader.construct_scalar(node)
+        is_list = isinstance(node, yaml.SequenceNode)
+        return loader.construct_sequence(node) if is_list else loader.construct_mapping(node)
+
+    # Lightning writes tuples and objects under tags of Python: their contents are read, nothing is called.
+    tolerant = type("Tolerant", (yaml.SafeLoader,), {})
+    tolerant.add_multi_constructor("", plain)  # type: ignore[attr-defined]
+    content = yaml.load(_text(file), tolerant) if file.exists() else None
+    return content if isinstance(content, dict) else {}
+
+
+def is_aim_export(head: bytes) -> bool:
+    return b"run.hash" in head
+
+
+def aim_export(file: Path) -> pd.DataFrame:
+    # A context stands behind the metric: loss subset="val" is val/loss.
+    return read_file(file).rename(columns=lambda name: _CONTEXT.sub(r"\2/\1", str(name)))
+
+
+_CONTEXT = re.compile(r"^(\S+) \{?\"?subset\"?\s*[=:]\s*\"?(\w+)\"?\}?$")
+
+_EVENTS = "events.out.tfevents"
+
+
+def read_project(path: str | Path) -> pd.DataFrame:
+    """Read the runs of a tracker, a row a run.
+
+    Args:
+        path: `wandb:ENTITY/PROJECT`; or `mlflow:EXPERIMENT`, of the tracking server or database that
+            MLFLOW_TRACKING_URI names.
+
+    Raises:
+        TableError: the tracker's package is not installed, it cannot be reached, or it knows no such runs.
+    """
+    tracker, _, name = str(path).partition(":")
+    table = TRACKERS[tracker](name)
+    if table.empty:
+        raise TableError(f"{path} holds no runs")
+    return table
+
+
+def package(path: str, name: str, module: str, extra: str = "") -> Any:
+    """Import a module of a package that an extra of this one installs, by default one of its name."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise TableError(
+            f"{path} needs the package {name} ({reason(error)}): pip install '.[{extra or name}]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def errors_in_a_sentence(path: str) -> Iterator[None]:
+    """Raise errors of a tracker's package, of any kind, as one sentence."""
+    try:
+        yield
+    except TableError:
+        raise
+    except Exception as error:
+        raise TableError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def _wandb(project: str) -> pd.DataFrame:
+    path = f"wandb:{project}"
+    if len(project.split("/")) != 2 or not all(project.split("/")):
+        raise TableError(f"{path} is not wandb:ENTITY/PROJECT")
+    wandb = package(path, "wandb", "wandb")
+    with errors_in_a_sentence(path):
+        runs = wandb.Api().runs(project, per_page=500, lazy=False)
+        rows = [
+            {"Name": run.name, "State": run.state, "config": run.config, **run.summary_metrics}
+            for run in runs
+        ]
+        return pd.json_normalize(rows, sep="/")
+
+
+def hush_mlflow() -> None:
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _mlflow(experiment: str) -> pd.DataFrame:
+    path = f"mlflow:{experiment}"
+    mlflow = package(path, "mlflow", "mlflow")
+    hush_mlflow()
+    with errors_in_a_sentence(path):
+        if mlflow.get_experiment_by_name(experiment) is None:
+            known = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
+            raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {known}")
+        return mlflow.search_runs(experiment_names=[experiment])
+
+
+TRACKERS = {"wandb": _wandb, "mlflow": _mlflow}  # readers of trackers whose runs are named `TRACKER:…`
+
+
+def tensorboard(folder: Path) -> pd.DataFrame:
+    """Read scalars by run and step, with the run's hyperparameters as `hparams/…`.
+
+    `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
+    """
+    path = str(folder)
+    accumulators = package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
+    hparams = package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
+    with errors_in_a_sentence(path):
+        for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
+            events = accumulators.EventAccumulator(os.fspath(inside), size_guidance={"scalars": 0})
+            if all(file.is_file() for file in inside.glob(f"*{_EVENTS}*")):  # a pipe would never end
+                events.Reload()
+            hyperparameters = _settings(events, hparams)
+            scalars = []
+            for tag in events.Tags()[
+                "scalars"
+            ]:  # of a step that was logged twice, as after a restart, the last
+                values = {event.step: event.value for event in events.Scalars(tag)}
+                scalars.append(pd.Series(values, name=tag, dtype="float64"))
+            parent = runs.get(inside.parent)
+            if hyperparameters and parent and not parent[0]:
+                parent[0].update(hyperparameters)
+                parent[1].extend(scalars)
+            else:
+                runs[inside] = hyperparameters, scalars
+    if lost := [run for run, (_, scalars) in runs.items() if not _is_whole(run, scalars)]:
+        warnings.warn(
+            f"{len(lost)} of {len(runs)} runs in {path} are left out, the first {lost[0].name}: their event "
+            "files are empty, cut or damaged",
+            stacklevel=2,
+        )
+    tables = [
+        pd.concat(scalars, axis=1)
+        .rename_axis("step")
+        .reset_index()
+        .assign(run=os.fspath(run.relative_to(folder)), **{f"hparams/{k}": v for k, v in known.items()})
+        for run, (known, scalars) in runs.items()
+        if run not in lost
+    ]
+    if not tables:
+        raise TableError(f"{path} holds no runs")
+    return pd.concat(tables, ignore_index=True)
+
+
+def offline_wandb(folder: Path) -> pd.DataFrame:
+    """Refuse offline runs of Weights & Biases: its package has no reader for their files."""
+    raise TableError(
+        f"{folder} holds offline runs of Weights & Biases, which has no reader for their files: send them "
+        "with `wandb sync` and give wandb:ENTITY/PROJECT"
+    )
+
+
+def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
+    """Check a run for damage, at which TensorBoard's reader stops without a word.
+
+    Of the runs that `--track tensorboard` writes, in folders named by trial_id, `loss` is the last value.
+    """
+    is_ours = re.fullmatch("[0-9a-f]{16}", run.name) is not None
+    return any(scalar.name == "loss" for scalar in scalars) if is_ours else bool(scalars)
+
+
+def _settings(events: Any, hparams: Any) -> dict[str, Any]:
+    try:
+        content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    except KeyError:
+        return {}
+    stored = hparams.HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: getattr(value, str(value.WhichOneof("kind"))) for name, value in stored.items()}
+
+
+def database(file: Path) -> pd.DataFrame:
+    """Read the runs in a SQLite database of MLflow or Optuna."""
+    with sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        # A view may compute for ever; the two packages make none.
+        views = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='view'")}
+        if views:
+            raise TableError(f"{file} has views ({_some(views)}), which neither MLflow nor Optuna makes")
+        if {"trials", "studies", "trial_values"} <= tables:
+            return _optuna(file, *_optuna_rows(connection))
+    if {"experiments", "runs"} <= tables:
+        return _mlflow_database(file)
+    raise TableError(f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}")
+
+
+def _optuna_rows(connection: sqlite3.Connection) -> tuple[list[str], dict[int, dict[str, Any]]]:
+    studies = [name for (name,) in connection.execute("SELECT study_name FROM studies")]
+    trials: dict[int, dict[str, Any]] = {
+        key: {"number": number, "state": state, "run": study}
+        for key, number, state, study in connection.execute(
+            "SELECT trial_id, number, state, study_name FROM trials JOIN studies USING (study_id)"
+        )
+    }
+    for key, value in connection.execute("SELECT trial_id, value FROM trial_values WHERE objective = 0"):
+        trials[key]["value"] = value
+    for key, name, value, kind in connection.execute(
+        "SELECT trial_id, param_name, param_value, distribution_json FROM trial_params"
+    ):
+        trials[key][f"params_{name}"] = _optuna_value(value, kind)
+    return studies, trials
+
+
+def _optuna_value(value: float, distribution: str) -> Any:
+    # Of a choice its number is stored.
+    choices = json.loads(distribution)["attributes"].get("choices")
+    return value if choices is None else choices[int(value)]
+
+
+def optuna_journal(file: Path) -> pd.DataFrame:
+    """Read the trials in Optuna's journal, a line an operation."""
+    states = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")  # numbers of Optuna's TrialState
+    studies, trials = list[str](), dict[int, dict[str, Any]]()
+    for line in _text(file).splitlines():
+        entry = json.loads(line)
+        trial = trials.get(entry.get("trial_id"), {})
+        match entry["op_code"]:  # numbers of Optuna's JournalOperation
+            case 0:
+                studies.append(entry["study_name"])
+            case 4:
+                study = studies[entry["study_id"]]
+                number = sum(one["run"] == study for one in trials.values())
+                trials[len(trials)] = {"number": number, "state": "RUNNING", "run": study}
+            case 5:
+                value = _optuna_value(entry["param_value_internal"], entry["distribution"])
+                trial[f"params_{entry['param_name']}"] = value
+            case 6:
+                trial["state"] = states[entry["state"]]
+                trial |= {"value": entry["values"][0]} if entry.get("values") else {}
+    return _optuna(file, studies, trials)
+
+
+def _optuna(file: Path, studies: list[str], trials: dict[int, dict[str, Any]]) -> pd.DataFrame:
+    """Return the trials of the only study, or of several whose names hold their size."""
+    if len(studies) != 1 and not all(
+        {"width", "depth", "size"} & {*settings(name)} for name in studies or [""]
+    ):
+        raise TableError(
+            f"{file} holds {len(studies)} studies ({_some(studies)}), not one, and their names "
+            "hold no width; write one as a table with study.trials_dataframe().to_csv(...)"
+        )
+    rows = pd.DataFrame([*trials.values()])
+    return rows if len(studies) > 1 else rows.drop(columns="run")
+
+
+def _mlflow_database(file: Path) -> pd.DataFrame:
+    mlflow = package(str(file), "mlflow", "mlflow")
+    hush_mlflow()
+    before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
+    mlflow.set_tracking_uri(uri)
+    try:
+        runs = mlflow.search_runs(search_all_experiments=True)
+        names = {e.experiment_id: e.name for e in mlflow.search_experiments()}
+    finally:
+        mlflow.set_tracking_uri(before)
+    if len(runs) and runs["experiment_id"].nunique() > 1:
+        known = _some(names[number] for number in runs["experiment_id"].unique())
+        raise TableError(
+            f"{file} holds several experiments ({known}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
+        )
+    return runs
+
+
+def _some(names: Iterable[Any]) -> str:
+    return ", ".join(sorted(map(str, names))[:8])
+
 
 _OURS = (STORE, LOG_FILE)
 
@@ -60,29 +496,29 @@ class Reader:
 
 # All readers; of several that match, the first one reads. `tools.TRACKERS` reads places as `wandb:…`.
 READERS = (
-    Reader("Ray Tune", "result.json", tools.tune_result, tools.is_tune_result),
+    Reader("Ray Tune", "result.json", tune_result, is_tune_result),
     # Tune writes progress.csv beside result.json, so this is for folders that have lost the latter.
-    Reader("Ray Tune", "progress.csv", tools.tune_progress, of_file=False),
-    Reader("Lightning", "metrics.csv", tools.lightning, of_file=False),
-    Reader("Trainer", "trainer_state.json", tools.trainer),
-    Reader("W&B", "wandb-summary.json", tools.wandb_run),
-    Reader("Hydra", "metrics.json", tools.hydra_run, of_file=False),
-    Reader("MLflow", "meta.yaml", tools.mlflow_run, tools.is_mlflow_run, of_file=False),
-    Reader("nanoGPT", "log.txt", tools.training_log),
-    Reader("nanoGPT", "*.out", tools.training_log),
-    Reader("W&B", "*.json", tools.wandb_dump, of_file=False),
-    Reader("TensorBoard", "*events.out.tfevents*", tools.tensorboard, of_folder=True, of_file=False),
-    Reader("W&B", "run-*.wandb", tools.offline_wandb, of_folder=True, of_file=False),
-    Reader("Aim", "*.csv", tools.aim_export, tools.is_aim_export),
-    *(Reader("Optuna or MLflow", pattern, tools.database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
-    Reader("Optuna", "*", tools.optuna_journal, tools.is_optuna_journal),
+    Reader("Ray Tune", "progress.csv", tune_progress, of_file=False),
+    Reader("Lightning", "metrics.csv", lightning, of_file=False),
+    Reader("Trainer", "trainer_state.json", trainer),
+    Reader("W&B", "wandb-summary.json", wandb_run),
+    Reader("Hydra", "metrics.json", hydra_run, of_file=False),
+    Reader("MLflow", "meta.yaml", mlflow_run, is_mlflow_run, of_file=False),
+    Reader("nanoGPT", "log.txt", training_log),
+    Reader("nanoGPT", "*.out", training_log),
+    Reader("W&B", "*.json", wandb_dump, of_file=False),
+    Reader("TensorBoard", "*events.out.tfevents*", tensorboard, of_folder=True, of_file=False),
+    Reader("W&B", "run-*.wandb", offline_wandb, of_folder=True, of_file=False),
+    Reader("Aim", "*.csv", aim_export, is_aim_export),
+    *(Reader("Optuna or MLflow", pattern, database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
+    Reader("Optuna", "*", optuna_journal, is_optuna_journal),
 )
 
 
 def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None:
     """Return the function that reads somebody's runs at a place; None for a results folder of ours."""
-    if str(path).startswith(tuple(f"{tracker}:" for tracker in tools.TRACKERS)):
-        return tools.read_project
+    if str(path).startswith(tuple(f"{tracker}:" for tracker in TRACKERS)):
+        return read_project
     place = Path(str(path))
     if place.is_file() and any(reader.of_file and reader.matches(place) for reader in READERS):
         return read_tool
@@ -103,7 +539,7 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         TableError: it cannot be read, holds several studies or experiments, or no loss.
     """
     place = Path(str(path))
-    with tools.errors_in_a_sentence(str(path)):
+    with errors_in_a_sentence(str(path)):
         if place.is_file():
             reader = next(r for r in READERS if r.of_file and r.matches(place))
             return reader.read(place).rename(columns=dict(reader.columns))
@@ -130,7 +566,7 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         for file in matching:
             folder = file.parent.relative_to(place).as_posix()
             name = file.stem if "*" in reader.files else place.name if folder == "." else folder
-            with tools.errors_in_a_sentence(str(file)):
+            with errors_in_a_sentence(str(file)):
                 rows.append(reader.read(file).assign(run=name))
         table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
