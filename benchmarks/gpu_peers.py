@@ -6,7 +6,7 @@
 GPT-2 of 2 layers, batches of 16 × 512 tokens, AdamW, clipping at 1, bf16 autocast in all of them. Each case
 is measured in a process of its own after a warm-up, batches sampled on the host included:
 
-- `stacked`: a pack of K trials, its step compiled and replayed as one CUDA graph (`mup_tpu.devices.graphs`);
+- `stacked`: a pack of K trials, its step compiled and replayed as one CUDA graph (`mup_tpu.devices.cuda`);
 - `graph`: the same without the compiler;
 - `in turns`: a pack whose members take turns, eager;
 - `nanogpt`: K trials one after another in the loop that nanoGPT-mup's users run (compiled, flash attention,

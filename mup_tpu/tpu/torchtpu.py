@@ -1,6 +1,6 @@
 """TPUs through TorchTPU (the package torch_tpu): one process a chip, and a chunk of steps as one program.
 
-A pack's step is traced to plain operations (`devices/graphs.py`), so that torch's compiler meets neither vmap
+A pack's step is traced to plain operations (`devices/cuda.py`), so that torch's compiler meets neither vmap
 nor gradients, and repeated by `scan`, which TorchTPU writes as one loop of XLA. The number of steps is data:
 chunks of any length are one program. On XLA's CPU plugin (`tools/tpu_on_cpu`) the same programs have values.
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mup_tpu.devices.base import Device, Execution, Repeated, Step, padded
 from mup_tpu.devices.cpu import CpuDevice
-from mup_tpu.devices.graphs import trace
+from mup_tpu.devices.cuda import trace
 from mup_tpu.devices.peak import GENERATIONS
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.internals.torch import tree_leaves

@@ -21,7 +21,7 @@ import torch
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, get_device
-from mup_tpu.devices.graphs import CudaRecorder, GraphSteps
+from mup_tpu.devices.cuda import CudaRecorder, GraphSteps
 from mup_tpu.training.pack import Pack
 
 BATCHES, VOCAB = 3, 64

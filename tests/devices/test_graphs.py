@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mup_tpu.devices.base import one_by_one
-from mup_tpu.devices.graphs import GraphSteps, compiled
+from mup_tpu.devices.cuda import GraphSteps, compiled
 
 
 class Recorder:
