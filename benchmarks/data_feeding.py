@@ -35,8 +35,7 @@ from slow_server import SlowServer
 from mup_tpu.config import DataConfig
 from mup_tpu.data import load, prefetch
 from mup_tpu.data.batches import ShardDataset
-from mup_tpu.data.prepare import prepare
-from mup_tpu.data.shards import ShardFolder
+from mup_tpu.data.shards import ShardFolder, prepare
 
 BATCH = 16
 FILES = 2000

@@ -24,7 +24,7 @@ def prepare(out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4
         data: Text, tokenizer and sequence length; batch size and data seed are not used.
         shard_samples: Largest number of sequences in a shard.
     """
-    from mup_tpu.data.prepare import prepare as prepare_shards
+    from mup_tpu.data.shards import prepare as prepare_shards
 
     index = prepare_shards(data, out, shard_samples)
     console = Console()

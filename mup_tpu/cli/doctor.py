@@ -16,7 +16,7 @@ from mup_tpu.config.options import Folder as FolderName
 from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files, tpu_type
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
-from mup_tpu.internals.control_groups import cores
+from mup_tpu.internals.processes import cores
 from mup_tpu.jobs.address import check_answers, own_note
 from mup_tpu.jobs.this_machine import gpus_of_the_machine
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import TokenCache
+from mup_tpu.data.corpus import Tokenizer
 from mup_tpu.data.shards import ShardFolder
-from mup_tpu.data.tokenizer import Tokenizer
 from mup_tpu.errors import DataError
 
 T = TypeVar("T")

@@ -19,12 +19,15 @@ from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import (
     DOCUMENT_CHARACTERS,
     Document,
+    Tokenizer,
     grouped,
+    identity,
     is_held_out,
+    load_tokenizer,
+    make_tokenizer,
     read_documents,
     source_files,
 )
-from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError, raised_as
 from mup_tpu.files import Folder, cache_root, checksum, short_hash
 from mup_tpu.files.local import partial, remove_partial

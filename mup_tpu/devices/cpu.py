@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from mup_tpu.devices.base import Device, Execution
-from mup_tpu.internals.control_groups import cores, memory_left
+from mup_tpu.internals.processes import cores, memory_left
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 

@@ -20,8 +20,7 @@ import psutil
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, reason
-from mup_tpu.internals.control_groups import cores, memory_left
-from mup_tpu.internals.multiprocessing import ensure_server, fork
+from mup_tpu.internals.processes import cores, ensure_server, fork, memory_left
 
 # Modules that the server imports for packs
 PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.process")

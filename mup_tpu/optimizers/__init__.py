@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mup_tpu.config import OptimizerConfig, Trial
-from mup_tpu.optimizers.adamw import AdamW
+from mup_tpu.optimizers.adamw import SGD, AdamW
 from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
 from mup_tpu.optimizers.hyperball import Hyperball
 from mup_tpu.optimizers.muon import Muon
-from mup_tpu.optimizers.sgd import SGD
 from mup_tpu.rules.parametrization import Parameter
 
 __all__ = ["UPDATE_RULES", "Group", "StackedParameter", "UpdateRule", "constants", "update_rule_of"]

@@ -1,14 +1,21 @@
-"""AdamW (Loshchilov & Hutter 2019, algorithm 2), in torch's form: p -= lr·(update + λ·p)."""
+"""AdamW and SGD, in torch's form.
+
+AdamW: Loshchilov & Hutter 2019, algorithm 2, p -= lr·(update + λ·p). SGD with momentum: decay is added to the
+gradient, and the first buffer is that sum.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
 from mup_tpu.rules.parametrization import Scaling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Betas(NamedTuple):
@@ -73,3 +80,33 @@ def _scaled(config: OptimizerConfig, name: str, factor: float) -> float:
             f"take {name} {math.ceil(1e4 * (1 - 1 / factor)) / 1e4:g} or more, or a base nearer to the trial"
         )
     return scaled
+
+
+class SGD(UpdateRule):
+    """SGD; reads learning_rate, weight_decay and momentum."""
+
+    name = "sgd"
+
+    def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
+        return ("momentum_buffer",) if config.momentum else ()
+
+    def constants(self, config: OptimizerConfig, moments: float) -> float:
+        return config.momentum
+
+    def update_member(self, group: Group, constants: float, learning_rate: float) -> None:
+        from torch.optim.sgd import sgd
+
+        gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
+        buffers: list[Tensor | None] = [*group.slots.get("momentum_buffer", [None] * len(gradients))]
+        sgd(
+            group.leaves, gradients, buffers, fused=True, nesterov=False, maximize=False, dampening=0.0,
+            momentum=constants, lr=learning_rate * group.lr_factor, weight_decay=group.weight_decay,
+        )  # fmt: skip
+
+    def update_stack(self, stack: StackedParameter, constants: float) -> None:
+        """Update in torch.optim.SGD's order of operations."""
+        (lr,) = stack.numbers
+        gradient = stack.gradient + stack.weight_decay * stack.values
+        if constants:  # the buffer starts at 0: the first update is the gradient
+            gradient = stack.slots["momentum_buffer"].mul_(constants).add_(gradient)
+        stack.values.sub_(lr * stack.lr_factor * gradient)

@@ -30,7 +30,7 @@ from torch import Tensor, distributed, nn
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import Device
 from mup_tpu.errors import ConfigError, DeviceFailed, reason
-from mup_tpu.internals.multiprocessing import ensure_server, fork
+from mup_tpu.internals.processes import ensure_server, fork
 from mup_tpu.models import Forms, forward_factors
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule

@@ -77,7 +77,7 @@ def train_one(
     trial = with_precision(trial, kept.results, run, console)
     with console.status("importing torch"):
         from mup_tpu import data
-        from mup_tpu.data.tokenizer import save_stock
+        from mup_tpu.data.corpus import save_stock
         from mup_tpu.files import Folder
         from mup_tpu.jobs.this_machine import unused_gpus
         from mup_tpu.models.weights import export_stock

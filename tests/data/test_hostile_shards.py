@@ -13,8 +13,7 @@ import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.batches import ShardDataset
-from mup_tpu.data.prepare import prepare
-from mup_tpu.data.shards import ShardFolder, ShardIndex, unpack
+from mup_tpu.data.shards import ShardFolder, ShardIndex, prepare, unpack
 from mup_tpu.errors import DataError
 
 LENGTH, SAMPLES, VOCABULARY = 32, 400, 600

@@ -10,8 +10,7 @@ import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import load_cache
-from mup_tpu.data.prepare import prepare
-from mup_tpu.data.shards import ShardFolder
+from mup_tpu.data.shards import ShardFolder, prepare
 from mup_tpu.errors import ConfigError, DataError
 from mup_tpu.files import Folder
 
@@ -96,10 +95,10 @@ def test_an_interrupted_call_goes_on_and_ends_with_the_same_bytes(prepared, conf
 
 def test_tokenising_goes_on_after_a_kill(config, tmp_path, monkeypatch):
     """Chunks that are done are not tokenised again, and chunks leave no trace in the tokens."""
-    from mup_tpu.data import cache, tokenizer
+    from mup_tpu.data import cache, corpus
 
     whole = load_cache(config)
-    encode = tokenizer.ByteTokenizer.encode
+    encode = corpus.ByteTokenizer.encode
     calls = []
 
     def counted(self, texts):
@@ -108,7 +107,7 @@ def test_tokenising_goes_on_after_a_kill(config, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return encode(self, texts)
 
-    monkeypatch.setattr(tokenizer.ByteTokenizer, "encode", counted)
+    monkeypatch.setattr(corpus.ByteTokenizer, "encode", counted)
     monkeypatch.setenv("MUP_TPU_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "CHUNK_CHARACTERS", 20_000)
     with pytest.raises(KeyboardInterrupt):

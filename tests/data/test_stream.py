@@ -14,8 +14,7 @@ from mup_tpu.config import DataConfig, RunOptions
 from mup_tpu.data import batches, load
 from mup_tpu.data import shards as reader
 from mup_tpu.data.batches import ShardDataset
-from mup_tpu.data.prepare import prepare
-from mup_tpu.data.shards import ShardFolder
+from mup_tpu.data.shards import ShardFolder, prepare
 from mup_tpu.errors import DataError
 
 

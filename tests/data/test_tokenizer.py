@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import fingerprint, load_cache
-from mup_tpu.data.corpus import is_held_out, read_documents
-from mup_tpu.data.tokenizer import ByteTokenizer, SubwordTokenizer, save_stock
+from mup_tpu.data.corpus import ByteTokenizer, SubwordTokenizer, is_held_out, read_documents, save_stock
 from mup_tpu.errors import DataError
 
 

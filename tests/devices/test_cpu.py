@@ -8,8 +8,8 @@ import torch
 
 from mup_tpu.devices import cpu, get_device
 from mup_tpu.errors import ConfigError
-from mup_tpu.internals import control_groups
-from mup_tpu.internals.control_groups import cores, memory_left
+from mup_tpu.internals import processes
+from mup_tpu.internals.processes import cores, memory_left
 from mup_tpu.jobs import this_machine
 from mup_tpu.store import load_runs
 
@@ -128,7 +128,7 @@ def quota(microseconds, period=100_000):
     ],
 )
 def test_a_quota_of_cores_counts_where_it_is_smaller(tmp_path, mounts, own, groups, expected, monkeypatch):
-    monkeypatch.setattr(control_groups.os, "sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda process: range(8), raising=False)
     assert cores(process_in(tmp_path, mounts.replace("{root}", "/"), own, groups)) == expected
 
 

@@ -40,7 +40,7 @@ from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.data import load
-from mup_tpu.data.prepare import prepare
+from mup_tpu.data.shards import prepare
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder, patiently
 from mup_tpu.files import folder as files

@@ -1,15 +1,37 @@
-"""Limits of Linux's control groups on memory and cores: containers, batch systems and systemd set them there.
+"""Processes: limits of Linux's control groups, and multiprocessing's fork server, started early.
 
-A process is in a group of each hierarchy, and every group from it up to the root may have a limit. Both
-versions are read: version 2, and version 1's controllers `memory` and `cpu`.
+Containers, batch systems and systemd set limits on memory and cores. A process is in a group of each
+hierarchy, and every group from it up to the root may have a limit. Both versions are read: version 2, and
+version 1's controllers `memory` and `cpu`.
+
+The fork server starts without the caller's script, by undocumented parts of `multiprocessing`, as they are in
+Python 3.11 to 3.14:
+
+- `forkserver.ensure_running` and `resource_tracker.ensure_running`: the server must import torch before the
+  first process is needed, and `set_forkserver_preload` starts nothing.
+- `util.get_temp_dir`: the folder of the socket of the server gets a mark by which leftovers are found.
+- `current_process()._config`: a process that ends with its parent may start none by `multiprocessing`; a
+  process that is killed with its group may.
+- `sys.modules["__main__"]`: a new process would run the script of the caller, which may lack the guard
+  `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import multiprocessing
 import os
-from collections.abc import Iterator
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mup_tpu.files.local import for_sockets, mark, safe_path
 
 SELF = Path("/proc/self")
 
@@ -83,3 +105,45 @@ def _text(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
+
+
+def ensure_server(preload: Sequence[str]) -> None:
+    """Start the server, unless it runs, without waiting for its imports of the modules `preload`."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
+    with safe_path():
+        resource_tracker.ensure_running()  # otherwise the server starts it; it unblocks SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:  # Ctrl-C reaches the server too, and is ignored there only after the imports
+            with for_sockets():
+                mark(Path(util.get_temp_dir()))
+            with _without_main():
+                forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
+    """Start a process forked from the server; it ends when this process does.
+
+    Raises:
+        EOFError, OSError: the server died before it forked.
+    """
+    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments, daemon=True)
+    with _without_main():
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def allow_children() -> None:
+    # Loaders of data do.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
