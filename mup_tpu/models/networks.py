@@ -33,8 +33,8 @@ from mup_tpu.models.layers import (
     Scale,
     ScaledNetwork,
     embedding,
+    through_blocks,
 )
-from mup_tpu.models.scans import through_blocks
 
 
 class _GPT2Attention(nn.Module):

@@ -19,8 +19,7 @@ from mup_tpu.devices.base import BY_XLA, ONE_DEVICE, MeshShape
 from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import declare
 from mup_tpu.models.attention import choose_form, has_kernel
-from mup_tpu.models.layers import rows_at_once
-from mup_tpu.models.scans import SCANNED_FROM
+from mup_tpu.models.layers import SCANNED_FROM, rows_at_once
 from mup_tpu.training.members import state_slots
 
 _IN_PIECES = 1.1  # Malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)

@@ -26,7 +26,7 @@ from mup_tpu.devices.base import BY_XLA
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import Declaration, Forms, architecture_of, declare, forward_factors, parameter_scalings
 from mup_tpu.models.attention import choose_form
-from mup_tpu.models.scans import SCANNED_FROM
+from mup_tpu.models.layers import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.members import InTurns, Members, Stacked, State, member_loss, state_slots
 from mup_tpu.training.trials import pack_key
