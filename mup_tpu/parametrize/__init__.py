@@ -18,10 +18,8 @@ if missing := [name for name in ("torch", "mup") if importlib.util.find_spec(nam
     raise ModuleNotFoundError(f"mup_tpu.parametrize {not_installed(missing[0])}", name=missing[0])
 
 from mup_tpu.parametrize.check import CoordinateCheck, Report, assert_mup, coord_check, lint
-from mup_tpu.parametrize.configs import GrownModel, from_config
-from mup_tpu.parametrize.forward import ForwardFactor
-from mup_tpu.parametrize.module import ModuleParametrization
-from mup_tpu.parametrize.rules import parametrize
+from mup_tpu.parametrize.module import ForwardFactor, ModuleParametrization
+from mup_tpu.parametrize.rules import GrownModel, from_config, parametrize
 
 __all__ = [
     "CoordinateCheck", "ForwardFactor", "GrownModel", "ModuleParametrization", "Report", "assert_mup",
