@@ -332,8 +332,9 @@ class ModuleParametrization:
             if any(isinstance(hook, _Scale) for hook in hooks) and (other := _tied_to(module, part)):
                 raise ConfigError(
                     f"the module {factor.module!r} is tied to {other!r} and has a factor × "
-                    f"{factor.factor:g}: baked, '{factor.module}.weight' is another matrix, which a module that ties both drops "
-                    "without a word; call bake_(module, untie=True), and load it where they are not tied"
+                    f"{factor.factor:g}: baked, '{factor.module}.weight' is another matrix, which a module "
+                    "that ties both drops without a word; call bake_(module, untie=True), and load it where "
+                    "they are not tied"
                 )
         for factor in self.forward:
             if factor.place == "by hand":

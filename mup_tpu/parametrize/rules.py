@@ -113,7 +113,17 @@ def parametrize(
     """
     from mup.infshape import InfDim, InfShape
 
-    growth = _growth(width, base_width, depth, base_depth, rule, optimizer)
+    if (depth is None) != (base_depth is None):
+        raise ConfigError("depth and base_depth go together: give both, or none to leave depth as it is")
+    sizes = {"width": width, "base_width": base_width, "depth": depth, "base_depth": base_depth}
+    for name, size in sizes.items():
+        if size is not None:
+            require_above_zero(name, size)
+    require_one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    require_one_of("rule", rule, tuple(PARAMETRIZATIONS))
+    if depth is None and "depth" in PARAMETRIZATIONS[rule].follows:
+        raise ConfigError(f"rule {rule!r} follows depth: give depth and base_depth, and build(width, depth)")
+    growth = Growth(width / base_width, depth=depth / base_depth if depth and base_depth else 1.0)
     base, twice, target = (build_on_meta(build, w, depth) for w in (base_width, 2 * base_width, width))
     built = parameters_of(target)
     require_used(roles, target, built)
@@ -153,23 +163,6 @@ def parametrize(
     )
     ratios = functools.partial(_init_ratios, build, width, base_width, depth, rule, scalings)
     return ModuleParametrization(rule, optimizer, width, parameters, multipliers, scalings, factors, ratios)
-
-
-def _growth(
-    width: int, base_width: int, depth: int | None, base_depth: int | None, rule: str, optimizer: str
-) -> Growth:
-    """Check the arguments of `parametrize`, and return the growth from the base."""
-    if (depth is None) != (base_depth is None):
-        raise ConfigError("depth and base_depth go together: give both, or none to leave depth as it is")
-    sizes = {"width": width, "base_width": base_width, "depth": depth, "base_depth": base_depth}
-    for name, size in sizes.items():
-        if size is not None:
-            require_above_zero(name, size)
-    require_one_of("optimizer", optimizer, tuple(OPTIMIZERS))
-    require_one_of("rule", rule, tuple(PARAMETRIZATIONS))
-    if depth is None and "depth" in PARAMETRIZATIONS[rule].follows:
-        raise ConfigError(f"rule {rule!r} follows depth: give depth and base_depth, and build(width, depth)")
-    return Growth(width / base_width, depth=depth / base_depth if depth and base_depth else 1.0)
 
 
 def _axes(modules: Mapping[int, nn.Module], base_width: int, width: int) -> dict[str, InfShape]:
