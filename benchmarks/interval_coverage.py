@@ -25,8 +25,7 @@ from rich.progress import track
 
 from mup_tpu.analysis import check_table
 from mup_tpu.analysis.drift import fit_drift
-from mup_tpu.analysis.loss_curve import loss_curve, pooled_noise
-from mup_tpu.analysis.optimum import estimates
+from mup_tpu.analysis.optimum import estimates, loss_curve, pooled_noise
 from mup_tpu.analysis.verdict import regret
 
 FAMILIES = (

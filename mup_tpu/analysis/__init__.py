@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.drift import Drift, WiderIsBetter
     from mup_tpu.analysis.ingest.table_columns import Columns
     from mup_tpu.analysis.load import check_table, load_table
-    from mup_tpu.analysis.loss_curve import LossCurve, Noise
-    from mup_tpu.analysis.optimum import Optimum
+    from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
     from mup_tpu.analysis.prediction import Predictions, RulePrediction, predict
     from mup_tpu.analysis.run_table import RunTable
     from mup_tpu.analysis.scaling_law import Prediction, ScalingLaw, fit_scaling_law

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from mup_tpu.analysis.loss_curve import LossCurve
-from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.trend import Trend, fit_trend, priors_of
 from mup_tpu.analysis.valley import Valley
 

@@ -1,10 +1,10 @@
-"""The optimum of a loss curve over log2 of a hyperparameter, with an interval.
+"""Loss curves over log2 of a hyperparameter, the scatter of runs, and the optimum with its interval.
 
 Optimum and interval are those of draws of the curve's valley (valley.py). An optimum that nothing bounds has
 draws beyond the grid: its interval is open and its standard error is octaves.
 benchmarks/interval_coverage.py measures the coverage.
 
-Shapes: R draws, G grid points.
+Shapes: G grid points, N runs, S seeds, C points of several curves, W points of a fit's window, R draws.
 """
 
 from __future__ import annotations
@@ -16,9 +16,279 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import scipy
 
-from mup_tpu.analysis.loss_curve import LossCurve, Noise
 from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
+
+_STABLE = 2.0  # octaves, or grid steps, from the best cell within which cells say the effects of seeds
+# Cells beyond which no effects are taken out: their covariance is a matrix of all of them
+_MOST_CELLS = 2000
+_DENSE = 1e5  # seeds times cells below which a dense matrix is faster than a sparse one
+# Usual deviations of a run from its cell and seed, beyond which it counts less for its seed's effect
+_CLIPPED = 2.5
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Mean loss of each grid point at one scale; +inf where half of its runs diverged or were stopped."""
+
+    scale: float
+    x_G: np.ndarray
+    """log2 of the hyperparameter, ascending."""
+    mean_G: np.ndarray
+    count_G: np.ndarray
+    diverged_G: np.ndarray
+    """Diverged runs of each point."""
+    stopped_G: np.ndarray
+    """Runs of each point that were stopped early, for being far behind the best, or refused."""
+    refused_G: np.ndarray
+    """Runs of each point that a condition on an optimum refuses."""
+    error_G: np.ndarray
+    """Standard error of each mean where the table gives one, else nan."""
+    squares_G: np.ndarray
+    """Sum of squared deviations of each point's finite runs from their mean, effects of seeds aside."""
+    df_G: np.ndarray
+    """Degrees of freedom of those squares: finite runs less one, less the seeds' share."""
+    weight_G: np.ndarray
+    """Runs that count of each point beside the others: fewer where its seeds are not theirs."""
+    effect_S: np.ndarray
+    """Effect of each seed on all losses, nat."""
+
+    @property
+    def step(self) -> float:
+        # Median distance of grid points, octaves
+        return float(np.median(np.diff(self.x_G))) if len(self.x_G) > 1 else 1.0
+
+    @property
+    def runs(self) -> int:
+        lost_G = np.where(np.isfinite(self.mean_G), self.diverged_G + self.stopped_G, 0)
+        return int((self.count_G + lost_G).sum())
+
+    def fate(self, points: Sequence[int] | np.ndarray) -> str:
+        """Return what became of the lost runs of some points: diverged, stopped early or refused."""
+        if self.diverged_G[points].any():
+            return "diverged"
+        is_refused = self.refused_G[points].any() and (self.stopped_G == self.refused_G)[points].all()
+        return "refused" if is_refused else "stopped early"
+
+    @property
+    def near_G(self) -> np.ndarray:
+        # Within an octave, or a grid step, of the best point
+        return np.abs(self.x_G - self.x_G[int(np.argmin(self.mean_G))]) <= max(1.0, self.step) + 1e-9
+
+
+def loss_curve(runs: pd.DataFrame) -> LossCurve:
+    """Average checked runs of one scale (and parametrization) to a curve.
+
+    A cell counts as lost if at least half its runs are; else its mean is over the finite ones. Runs of one
+    seed share initial weights and data, and so an effect on the loss that moves no optimum: it is taken out.
+    """
+    effect_S, seed_N, share_G, left = _seed_effects(runs)
+    x_G, cell_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
+    loss_N = runs["loss"].to_numpy() - effect_S[seed_N]
+
+    def sums(values_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
+        return np.bincount(cell_N[used_N], values_N[used_N], len(x_G))
+
+    finite_N, error_N = np.isfinite(loss_N), runs["loss_error"].to_numpy()
+    known_N, one_N = ~np.isnan(error_N), np.ones(len(runs))
+    finite_G, all_G = sums(one_N, finite_N), sums(one_N, one_N > 0)
+    stopped_G = sums(runs["stopped"].to_numpy(float), one_N > 0)
+    alive_G = 2 * finite_G > all_G
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_G = sums(loss_N, finite_N) / finite_G
+        error_G = sums(error_N, known_N) / sums(one_N, known_N) / np.sqrt(all_G)
+    squares_G = sums((loss_N - mean_G[cell_N]) ** 2, finite_N)
+    count_G = np.where(alive_G, finite_G, all_G).astype(int)
+    return LossCurve(
+        scale=float(runs["scale"].iloc[0]),
+        x_G=x_G,
+        mean_G=np.where(alive_G, mean_G, np.inf),
+        count_G=count_G,
+        diverged_G=(all_G - finite_G - stopped_G).astype(int),
+        stopped_G=stopped_G.astype(int),
+        refused_G=sums(runs["refused"].to_numpy(float), one_N > 0).astype(int),
+        error_G=error_G,
+        squares_G=np.where(alive_G, squares_G, 0.0),
+        df_G=np.where(alive_G, left * (finite_G - 1), 0.0),
+        weight_G=np.maximum(count_G, 1) * share_G,
+        effect_S=effect_S,
+    )
+
+
+def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Estimate the effects of one scale's seeds from the cells near the best, where training is stable.
+
+    Runs far from their cell and seed count less (Huber's weights): one that nearly diverged is no sign of a
+    bad seed.
+
+    Returns:
+        The effect of each seed, nat; each run's seed; the share of each cell's runs that counts beside other
+        cells; the share of the degrees of freedom within cells that the seeds leave.
+    """
+    losses, finite = runs["loss"].to_numpy(), np.isfinite(runs["loss"].to_numpy())
+    seed_N, names = pd.factorize(runs["seed"].to_numpy())
+    values, number_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
+    finite_G = np.bincount(number_N[finite], minlength=len(values))
+    with np.errstate(invalid="ignore"):
+        mean_G = np.bincount(number_N[finite], losses[finite], len(values)) / finite_G
+    step = float(np.median(np.diff(values))) if len(values) > 1 else 1.0
+    best = values[int(np.argmin(np.where(finite_G > 0, mean_G, np.inf)))]
+    stable_G = (finite_G > 0) & (np.abs(values - best) <= _STABLE * max(1.0, step) + 1e-9)
+    used = finite & stable_G[number_N]
+    y_N, cell_N, own_N = losses[used], (np.cumsum(stable_G) - 1)[number_N[used]], seed_N[used]
+    share_G, cells = np.ones(len(values)), int(stable_G.sum())
+    if len(names) < 2 or len(y_N) == cells or cells > _MOST_CELLS:
+        return np.zeros(len(names)), seed_N, share_G, 1.0
+    weight_N = np.ones(len(y_N))
+    effect_S, share_G[stable_G], left = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
+    for _ in range(5):
+        left_N = _centred(y_N - effect_S[own_N], cell_N, weight_N)
+        deviation = 1.48 * float(np.median(np.abs(left_N)))
+        weight_N = 1 / np.maximum(1.0, np.abs(left_N) / max(_CLIPPED * deviation, 1e-12))
+        effect_S, *_ = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
+    return effect_S, seed_N, share_G, left
+
+
+def _centred(y_N: np.ndarray, cell_N: np.ndarray, weight_N: np.ndarray) -> np.ndarray:
+    return y_N - (np.bincount(cell_N, weight_N * y_N) / np.bincount(cell_N, weight_N))[cell_N]
+
+
+def _ridge_effects(
+    y_N: np.ndarray, cell_N: np.ndarray, seed_N: np.ndarray, seeds: int, weight_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Seed effects of loss = cell + seed + noise with a penalty of 1 on the seeds, nat; one a seed.
+
+    That is the mixed model of a seed variance equal to the noise's. Cells are eliminated, which leaves
+    (D − L Lᵀ + 1) s = v, D the weight of each seed; Woodbury's identity solves it with matrices of
+    cells × cells, however many seeds there are.
+
+    Returns:
+        The effects; the share of each cell's runs that counts beside the other cells, 1 where all have the
+        same seeds; the share of the squares within cells that the effects leave.
+    """
+    total_C = np.bincount(cell_N, weight_N)
+    inverse_S = 1 / (1 + np.bincount(seed_N, weight_N, seeds))
+    joint_SC = scipy.sparse.csr_array((weight_N, (seed_N, cell_N)), (seeds, len(total_C)))
+    if seeds * len(total_C) < _DENSE:
+        joint_SC = joint_SC.toarray()
+    joint_SC = joint_SC / np.sqrt(total_C)
+    shrunk_SC = joint_SC * inverse_S[:, None]
+    inner_CC = np.linalg.inv(np.eye(len(total_C)) - _dense(joint_SC.T @ shrunk_SC))
+    v_S = inverse_S * np.bincount(seed_N, weight_N * _centred(y_N, cell_N, weight_N), seeds)
+    effect_S = v_S + shrunk_SC @ (inner_CC @ (joint_SC.T @ v_S))
+    covariance_CC = inner_CC / np.sqrt(np.outer(total_C, total_C))
+    own_C = np.diag(covariance_CC)
+    common_C = (covariance_CC.sum(axis=1) - own_C) / max(len(total_C) - 1, 1)
+    share_C = np.minimum(1 / ((own_C - common_C) * np.bincount(cell_N)), 1.0)
+    shrinkage = float(inverse_S.sum() + (_dense(shrunk_SC.T @ shrunk_SC) * inner_CC).sum())
+    within = len(y_N) - len(total_C)
+    return effect_S, share_C, (within - seeds + shrinkage) / within
+
+
+def _dense(matrix: np.ndarray | scipy.sparse.sparray) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+
+
+_PRIOR_DF = 4
+_PARAMETERS = 4  # Numbers that a valley's fit takes from a window's points
+_NOISES = np.geomspace(0.003, 2.0, 14)
+"""Noises that are weighed, as shares of the fourth lowest point's rise; squared step of their logarithm over
+12."""
+_BETWEEN = math.log(2.0 / 0.003) ** 2 / 13**2 / 12
+_CLIP = 0.8  # Squared residuals of a point are clipped at this quantile
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Scatter of a single run's loss near the optimum, pooled over curves."""
+
+    sigma: float
+    """Standard deviation of one run beside others of its seed, nat per token."""
+    df: int
+    source: str
+    """"seeds", "given errors", or "lack of fit" (no replicates: the fits' residuals stand in)."""
+
+    @property
+    def freedom(self) -> float:
+        # Degrees of freedom; infinite for given errors, which are taken as they are
+        return math.inf if self.source == "given errors" else float(self.df)
+
+    def errors_G(self, curve: LossCurve) -> np.ndarray:
+        """Return the standard error of each mean of a curve.
+
+        Runs scatter more where training is unstable, and one sigma for all would drown the optimum in the
+        noise of far too high learning rates. So each point's own variance counts, shrunk towards sigma's (as
+        in Smyth 2004, with _PRIOR_DF degrees of freedom for sigma).
+        """
+        if self.source == "given errors":
+            return np.where(np.isfinite(curve.error_G), curve.error_G, self.sigma)
+        variance_G = (_PRIOR_DF * self.sigma**2 + curve.squares_G) / (_PRIOR_DF + curve.df_G)
+        return np.sqrt(variance_G / curve.weight_G)
+
+
+def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
+    """Return the noise of single runs from replicates, else from given errors, else from the fits' residuals.
+
+    Args:
+        curves: curves of one parametrization.
+        rounding: smallest difference of losses in the table; its uniform error is a floor.
+    """
+    floor = rounding / np.sqrt(12)
+    df_C = np.concatenate([c.df_G[c.near_G] for c in curves])
+    squares_C = np.concatenate([c.squares_G[c.near_G] for c in curves])
+    others_C = np.concatenate([c.count_G[c.near_G] for c in curves]) - 1
+    known = df_C > 0
+    if known.any():
+        scaled_C = squares_C[known] * others_C[known] / df_C[known]
+        sigma = math.sqrt(_clipped_variance(scaled_C, others_C[known]))
+        return Noise(max(sigma, floor), max(round(df_C.sum()), 1), "seeds")
+    if any(np.isfinite(c.error_G).any() for c in curves):
+        return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")
+    sigma, left = _lack_of_fit(curves)
+    return Noise(max(sigma, floor), left, "lack of fit")
+
+
+def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
+    """Return the variance from points' sums of squares, each held to a quantile of what it may be.
+
+    One unstable point must not widen all others' intervals, and a median would waste most of what they tell.
+    """
+    most_C = scipy.special.chdtri(df_C, 1 - _CLIP)
+    expected_C = df_C * scipy.special.chdtr(df_C + 2, most_C) + most_C * (1 - _CLIP)
+    variance = float(np.median(squares_C / scipy.special.chdtri(df_C, 0.5)))
+    for _ in range(30):
+        variance = float(np.minimum(squares_C, variance * most_C).sum() / expected_C.sum())
+    return variance
+
+
+def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
+    """Return the noise by what the valleys' shapes leave, nat, and its degrees of freedom.
+
+    The posterior over a grid of noises, log-uniform at first: all shapes are weighed for each, and a point's
+    rise has its model error, so that walls say little.
+    """
+    finite = [c for c in curves if np.isfinite(c.mean_G).sum() >= _PARAMETERS]
+    rises = [np.sort(c.mean_G[np.isfinite(c.mean_G)] - c.mean_G.min())[_PARAMETERS - 1] for c in finite]
+    typical = float(np.median(rises)) if rises else 0.0
+    if typical <= 0:
+        return 0.0, 1
+    sigma_N = typical * _NOISES
+    log_N = np.zeros(len(sigma_N))
+    for curve in finite:
+        for n, sigma in enumerate(sigma_N):
+            fit = fit_valley(
+                curve.x_G, curve.mean_G, np.full(len(curve.x_G), sigma), curve.step, may_miss=False
+            )
+            assert fit is not None, "it has finite points"
+            log_N[n] += fit.log_evidence
+    weight_N = np.exp(log_N - log_N.max())
+    weight_N /= weight_N.sum()
+    mean = float(weight_N @ np.log(sigma_N))
+    variance = float(weight_N @ (np.log(sigma_N) - mean) ** 2) + _BETWEEN
+    return math.exp(mean), max(round(0.5 / variance), 1)
+
 
 EPSILON = 0.01  # Largest regret that does not matter, nat per token
 DRAWS = 8000

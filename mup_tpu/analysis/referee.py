@@ -15,7 +15,7 @@ import pandas as pd
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
-from mup_tpu.analysis.loss_curve import LossCurve
+from mup_tpu.analysis.optimum import LossCurve
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import score

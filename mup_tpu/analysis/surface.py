@@ -34,8 +34,7 @@ from mup_tpu.analysis.drift import fit_drift
 from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
-from mup_tpu.analysis.loss_curve import Noise
-from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.optimum import Noise, Optimum, Status
 from mup_tpu.analysis.prediction import Predictions, predict_analysis
 from mup_tpu.analysis.run_table import RunTable, no_column, select
 from mup_tpu.analysis.targets import read_targets

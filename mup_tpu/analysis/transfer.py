@@ -15,8 +15,7 @@ from mup_tpu.analysis.design import Batch, next_batch, why_stop
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_drift, wider_is_better
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
-from mup_tpu.analysis.loss_curve import LossCurve, Noise, loss_curve
-from mup_tpu.analysis.optimum import EPSILON, Optimum, Status, estimate
+from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum, Status, estimate, loss_curve
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law

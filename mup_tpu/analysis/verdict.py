@@ -24,8 +24,16 @@ import pandas as pd
 
 from mup_tpu.analysis.drift import Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.loss_curve import LossCurve, Noise, loss_curve, pooled_noise
-from mup_tpu.analysis.optimum import EPSILON, Estimate, Optimum, estimates
+from mup_tpu.analysis.optimum import (
+    EPSILON,
+    Estimate,
+    LossCurve,
+    Noise,
+    Optimum,
+    estimates,
+    loss_curve,
+    pooled_noise,
+)
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
 from mup_tpu.analysis.trend import Trend

@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from mup_tpu.analysis.drift import WIDEST_COLLAPSE, bends
-from mup_tpu.analysis.loss_curve import LossCurve
-from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.optimum import LossCurve, Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.plots import style

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, check_table, load_table
-from mup_tpu.analysis.loss_curve import Noise, _ridge_effects, loss_curve, pooled_noise
-from mup_tpu.analysis.optimum import estimate
+from mup_tpu.analysis.optimum import Noise, _ridge_effects, estimate, loss_curve, pooled_noise
 from mup_tpu.store import Condition
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,7 @@ import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.drift import Drift, collapse_exponent, wider_is_better
-from mup_tpu.analysis.loss_curve import loss_curve
-from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.optimum import Optimum, loss_curve
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import Regret, decide
 from mup_tpu.errors import TableError
