@@ -263,17 +263,15 @@ def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
         return f"{(row['to'] / row['from']) ** -row['alpha']:.1f}"
 
     return (
-        "- **Tokens, at fixed size and batch.** Step Law's rate stays,\n"
-        f"  {of('tokens', 'SP', 'steplaw')}; their law's 0.307 is along a batch that grows too. Over longer\n"
-        "  spans Muon's and MuonH's fall; AdamH's is open.\n"
-        "- **Batch, at fixed tokens.** It rises, by less than a root, in both sources:\n"
-        f"  {of('batch size', 'SP', 'steplaw')} and {of('batch size', 'SP', 'martin-marek')}.\n"
-        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's and MuonH's fall,\n"
-        "  within intervals that hold 0.\n"
-        "- **Depth**, 4 layers to 512: Adam's falls, Muon's most; intervals of AdamH and MuonH hold 0.\n"
-        "- **Hyperball**, without a factor. From width 128 to 2048 the best rate falls\n"
-        f"  {falls('AdamH')} times for AdamH and {falls('MuonH')} for MuonH (the authors say 1.4), within\n"
-        f"  intervals that hold 0; {falls('Adam')} times for Adam and {falls('Muon')} for Muon.\n"
+        f"- **Tokens, at fixed size and batch.** Step Law's rate stays,\n  {of('tokens', 'SP', 'steplaw')}; "
+        "their law's 0.307 is along a batch that grows too. Over longer\n  spans Muon's and MuonH's fall; "
+        "AdamH's is open.\n- **Batch, at fixed tokens.** It rises, by less than a root, in both sources:\n  "
+        f"{of('batch size', 'SP', 'steplaw')} and {of('batch size', 'SP', 'martin-marek')}.\n- **Parameters, "
+        "tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's and MuonH's fall,\n  within intervals "
+        "that hold 0.\n- **Depth**, 4 layers to 512: Adam's falls, Muon's most; intervals of AdamH and MuonH "
+        "hold 0.\n- **Hyperball**, without a factor. From width 128 to 2048 the best rate falls\n  "
+        f"{falls('AdamH')} times for AdamH and {falls('MuonH')} for MuonH (the authors say 1.4), within\n  "
+        f"intervals that hold 0; {falls('Adam')} times for Adam and {falls('Muon')} for Muon.\n"
     )
 
 

@@ -179,10 +179,9 @@ def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatc
         (tmp_path / "mup_tpu" / f"{name}.py").touch()
     (room / "__init__.py").touch()
     (room / "optimum.py").write_text(
-        "from .. import store\n"
-        "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    import mup_tpu.tuning\n"
-        "def f():\n    from mup_tpu.plots import figure\n    from . import fit\n    import mup_tpu.config\n"
+        "from .. import store\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import "
+        "mup_tpu.tuning\ndef f():\n    from mup_tpu.plots import figure\n    from . import fit\n    import "
+        "mup_tpu.config\n"
     )
     assert imported_rooms(room / "optimum.py") == {"store", "plots", "config", "tuning", "analysis"}
 
@@ -205,13 +204,12 @@ def test_a_driver_leaves_torch_to_its_workers(module, heavy_modules_after):
 def test_training_starts_without_transformers_and_torchs_compiler(heavy_modules_after):
     """Each takes longer to import than torch. Torch's optimizers and layers import its compiler."""
     code = (
-        "import torch\nfrom mup_tpu.config import Trial\nfrom mup_tpu.devices import get_device\n"
-        "from mup_tpu.training.pack import Pack\nimport mup_tpu.training.loop\n"
-        "trials = [Trial().replace(width=32, tied=tied, optimizer=optimizer)\n"
-        "          for tied in (True, False) for optimizer in ('adamw', 'sgd', 'muon')]\n"
-        "for trial in trials:\n"
-        "    Pack([trial], 16, get_device('cpu')).step(torch.zeros(2, 9, dtype=torch.int64))\n"
-        "assert 'torch._dynamo' not in sys.modules"
+        "import torch\nfrom mup_tpu.config import Trial\nfrom mup_tpu.devices import get_device\nfrom "
+        "mup_tpu.training.pack import Pack\nimport mup_tpu.training.loop\ntrials = "
+        "[Trial().replace(width=32, tied=tied, optimizer=optimizer)\n          for tied in (True, False) for "
+        "optimizer in ('adamw', 'sgd', 'muon')]\nfor trial in trials:\n    Pack([trial], 16, "
+        "get_device('cpu')).step(torch.zeros(2, 9, dtype=torch.int64))\nassert 'torch._dynamo' not in "
+        "sys.modules"
     )
     assert heavy_modules_after(code) == ["torch", "mup"]
 
@@ -219,9 +217,8 @@ def test_training_starts_without_transformers_and_torchs_compiler(heavy_modules_
 @pytest.mark.parametrize("command", [[], ["analyze"], ["predict"]], ids=str)
 def test_command_line_help_imports_no_training_library(command, heavy_modules_after):
     code = (
-        "from mup_tpu.cli import main\n"
-        f"sys.argv = ['mup-tpu', *{command!r}, '--help']\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
+        f"from mup_tpu.cli import main\nsys.argv = ['mup-tpu', *{command!r}, '--help']\ntry:\n    "
+        "main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
     )
     assert heavy_modules_after(code) == []
 

@@ -255,10 +255,9 @@ def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
                 if not compiled.exists() and installed.with_name("__pycache__").is_dir():
                     compiled.symlink_to(installed.with_name("__pycache__"))
     code = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path / 'site')!r}]\n"
-        "from mup_tpu.cli import main\n"
-        "main(['train', '--width', '32', '--base-width', '32', '--depth', '1', '--steps', '4',\n"
-        "      '--device', 'cpu', '--results', 'out'])"
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path / 'site')!r}]\nfrom mup_tpu.cli import "
+        "main\nmain(['train', '--width', '32', '--base-width', '32', '--depth', '1', '--steps', '4',\n      "
+        "'--device', 'cpu', '--results', 'out'])"
     )
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

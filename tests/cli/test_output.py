@@ -61,9 +61,8 @@ def test_a_package_of_the_extra_train_that_is_missing_is_named_and_others_are_er
 def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
     """In `mup-tpu ... | tee log` it ends both, and what was not yet written has nowhere to go."""
     program = (
-        "import os\nfrom mup_tpu.cli.console import guard\n"
-        "def call():\n    print('unread', end='')\n    raise KeyboardInterrupt\n"
-        "read, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nguard(call)\n"
+        "import os\nfrom mup_tpu.cli.console import guard\ndef call():\n    print('unread', end='')\n    "
+        "raise KeyboardInterrupt\nread, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nguard(call)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
@@ -210,11 +209,10 @@ def test_names_that_are_too_long_for_the_system_are_one_sentence(outcome, tmp_pa
 def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path, forked):
     """What it is asked for by absolute paths works all the same."""
     program = (
-        "import os, sys\nfrom mup_tpu.cli import main\n"
-        "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\n"
-        "for words in (['analyze', '--runs', 'x'], ['init'], ['init', '--out', sys.argv[2]]):\n"
-        "    try:\n        main(words)\n        print(0)\n"
-        "    except SystemExit as end:\n        print(end.code)\n"
+        "import os, sys\nfrom mup_tpu.cli import "
+        "main\nos.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\nfor words in "
+        "(['analyze', '--runs', 'x'], ['init'], ['init', '--out', sys.argv[2]]):\n    try:\n        "
+        "main(words)\n        print(0)\n    except SystemExit as end:\n        print(end.code)\n"
     )
     done = forked(tmp_path / "gone", tmp_path / "x.toml", program=program)
     assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["2", "2", "0"], done.stderr

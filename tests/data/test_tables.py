@@ -106,9 +106,8 @@ def test_without_the_hub_a_name_is_one_sentence_after_one_connection(corpus, mon
     commands = [["data", "inspect", *options] for options in cases.values()]
     # In a process of its own, since HF_ENDPOINT and HF_HOME are read when the libraries are imported.
     code = (
-        "import json, sys\nfrom mup_tpu.cli import main\n"
-        "for command in json.loads(sys.argv[1]):\n"
-        "    try:\n        main(command)\n    except SystemExit as end:\n        print(end.code)"
+        "import json, sys\nfrom mup_tpu.cli import main\nfor command in json.loads(sys.argv[1]):\n    "
+        "try:\n        main(command)\n    except SystemExit as end:\n        print(end.code)"
     )
     with closed_hub(monkeypatch, tmp_path) as connections:
         run = [sys.executable, "-c", code, json.dumps(commands)]

@@ -32,14 +32,11 @@ def test_a_gpu_that_torch_cannot_use_is_explained_once(hollow_gpu, monkeypatch, 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     program = (
-        "from mup_tpu.config import RunOptions\n"
-        "from mup_tpu.cli.doctor import _cuda\n"
-        "from mup_tpu.devices import get_device\n"
-        "from mup_tpu.errors import ConfigError\n"
-        "from mup_tpu.jobs.this_machine import unused_gpus\n"
-        "try: get_device('cuda')\n"
-        "except ConfigError as error: print(error)\n"
-        "print(get_device('auto').name, unused_gpus(RunOptions()), _cuda().problem, sep='\\n')\n"
+        "from mup_tpu.config import RunOptions\nfrom mup_tpu.cli.doctor import _cuda\nfrom mup_tpu.devices "
+        "import get_device\nfrom mup_tpu.errors import ConfigError\nfrom mup_tpu.jobs.this_machine import "
+        "unused_gpus\ntry: get_device('cuda')\nexcept ConfigError as error: "
+        "print(error)\nprint(get_device('auto').name, unused_gpus(RunOptions()), _cuda().problem, "
+        "sep='\\n')\n"
     )
     refused, device, note, problem = hollow_gpu("-c", program, **settings).splitlines()
     assert why in refused and refused.endswith("; use --device cpu")
@@ -53,15 +50,10 @@ def test_packs_of_a_process_hold_no_memory_after_their_end(hollow_gpu, monkeypat
     """Each pack used to leave a workspace of cuBLAS for its own stream: 32 MiB on an H100, up to 1 GiB."""
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     program = TRAIN + (
-        "for seed in range(2):\n"
-        "    train(seed)\n"
-        "    print('held', torch.cuda.memory_allocated())\n"
-        "gc.collect()\n"
-        "torch.cuda.empty_cache()\n"
-        "free = torch.cuda.mem_get_info()[0]\n"
-        "others = torch.empty(free, dtype=torch.uint8, device='cuda')\n"
-        "try: train(2)\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
+        "for seed in range(2):\n    train(seed)\n    print('held', "
+        "torch.cuda.memory_allocated())\ngc.collect()\ntorch.cuda.empty_cache()\nfree = "
+        "torch.cuda.mem_get_info()[0]\nothers = torch.empty(free, dtype=torch.uint8, device='cuda')\ntry: "
+        "train(2)\nexcept Exception as error: print(type(error).__name__, error)\n"
     )
     lines = hollow_gpu("-c", program, "bf16", mib=300, major=7).splitlines()
     held = {int(line.split()[1]) for line in lines if line.startswith("held")}
@@ -80,12 +72,9 @@ def test_a_compiler_or_a_cache_folder_that_is_missing_is_named(hollow_gpu, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     program = TRAIN + (
-        "import os\n"
-        "folder = os.environ.pop('TORCHINDUCTOR_CACHE_DIR')\n"
-        "for name in ('/proc/none', folder):\n"
-        "    os.environ['TORCHINDUCTOR_CACHE_DIR'] = name\n"
-        "    try: train(0)\n"
-        "    except Exception as error: print(type(error).__name__, error)\n"
+        "import os\nfolder = os.environ.pop('TORCHINDUCTOR_CACHE_DIR')\nfor name in ('/proc/none', "
+        "folder):\n    os.environ['TORCHINDUCTOR_CACHE_DIR'] = name\n    try: train(0)\n    except Exception "
+        "as error: print(type(error).__name__, error)\n"
     )
     said = hollow_gpu("-c", program, "float32", "compiled")
     assert "ConfigError torch needs a cache folder (TORCHINDUCTOR_CACHE_DIR) that can be written:" in said
@@ -122,10 +111,8 @@ def test_the_time_of_runs_on_a_gpu_of_unknown_speed_is_not_told(hollow_gpu, tmp_
         '[base.model]\nbase_width = 64\n[base.train]\nsteps = 10\nprecision = "float64"\n'
     )
     program = (
-        "import sys\n"
-        "from mup_tpu.cli import main\n"
-        "main(['sweep', sys.argv[1], '--results', sys.argv[2], '--dry-run'])\n"
-        "main(['plan', sys.argv[1], '--at', 'width=512', '--budget', '2h'])\n"
+        "import sys\nfrom mup_tpu.cli import main\nmain(['sweep', sys.argv[1], '--results', sys.argv[2], "
+        "'--dry-run'])\nmain(['plan', sys.argv[1], '--at', 'width=512', '--budget', '2h'])\n"
     )
     said = " ".join(hollow_gpu("-c", program, file, tmp_path / "none", code=2).split())
     assert "the peak of NVIDIA H100 80GB HBM3 in float64 is not known, so no time is given" in said

@@ -215,11 +215,10 @@ def sweep_file(sweep, tmp_path_factory):
     """The same sweep for the command line."""
     file = tmp_path_factory.mktemp("sweep") / "sweep.py"
     file.write_text(
-        "import json, sys\nfrom mup_tpu.cli.experiments import run_experiment\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config.toml import from_dict\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
-        "run_experiment(Sweep('small', base, widths=(32, 64), learning_rates=(0.01, 1e30),\n"
-        "                     parametrizations=('mup',)), None)\n"
+        "import json, sys\nfrom mup_tpu.cli.experiments import run_experiment\nfrom mup_tpu.config import "
+        "*\nfrom mup_tpu.config.toml import from_dict\nbase = from_dict(Trial, "
+        f"json.loads({json.dumps(sweep.base.to_dict())!r}))\nrun_experiment(Sweep('small', base, widths=(32, "
+        "64), learning_rates=(0.01, 1e30),\n                     parametrizations=('mup',)), None)\n"
     )
     return file
 

@@ -36,10 +36,9 @@ def kill(process):
 def writer(tmp_path):
     """A process in the middle of writing two files of a results folder."""
     code = (
-        "import sys, time; from mup_tpu.files import Folder\n"
-        "folder = Folder(sys.argv[1])\n"
-        "with folder.writing('runs/a') as one, folder.writing('checkpoints/b/step-1/t') as other:\n"
-        "    one.write_bytes(b'half'), other.write_bytes(b'half'), print(flush=True), time.sleep(600)\n"
+        "import sys, time; from mup_tpu.files import Folder\nfolder = Folder(sys.argv[1])\nwith "
+        "folder.writing('runs/a') as one, folder.writing('checkpoints/b/step-1/t') as other:\n    "
+        "one.write_bytes(b'half'), other.write_bytes(b'half'), print(flush=True), time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
     process.stdout.readline()
@@ -87,12 +86,11 @@ def script(tmp_path, base, ray):
     """A driver of a sweep of four trials."""
     path = tmp_path / "sweep.py"
     path.write_text(
-        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(base.to_dict())!r}))\n"
-        "sweep = Sweep('small', base, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1)\n"
-        f"options = SweepOptions(ray={ray}, pack_size=4)\n"
-        "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console(quiet=True))\n"
+        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\nfrom "
+        "mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nbase = "
+        f"from_dict(Trial, json.loads({json.dumps(base.to_dict())!r}))\nsweep = Sweep('small', base, "
+        f"widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1)\noptions = SweepOptions(ray={ray}, "
+        "pack_size=4)\nrun_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console(quiet=True))\n"
     )
     return path
 

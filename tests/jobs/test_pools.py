@@ -200,16 +200,12 @@ def _go(folder):
 def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu):
     """And a machine whose GPUs are hidden trains on its cores."""
     program = (
-        "import os, sys\n"
-        "from mup_tpu.config import RunOptions\n"
-        "from mup_tpu.jobs import this_machine\n"
-        "for visible in sys.argv[1:]:\n"
-        "    os.environ.pop('CUDA_VISIBLE_DEVICES', None)\n"
-        "    if visible != 'all':\n"
-        "        os.environ['CUDA_VISIBLE_DEVICES'] = visible\n"
-        "    options = RunOptions(threads=1)\n"
-        "    names = [part['CUDA_VISIBLE_DEVICES'] for part in this_machine.gpus(options)]\n"
-        "    print(*names, this_machine.is_cpu(options), this_machine.room(8, options)[0])\n"
+        "import os, sys\nfrom mup_tpu.config import RunOptions\nfrom mup_tpu.jobs import this_machine\nfor "
+        "visible in sys.argv[1:]:\n    os.environ.pop('CUDA_VISIBLE_DEVICES', None)\n    if visible != "
+        "'all':\n        os.environ['CUDA_VISIBLE_DEVICES'] = visible\n    options = "
+        "RunOptions(threads=1)\n    names = [part['CUDA_VISIBLE_DEVICES'] for part in "
+        "this_machine.gpus(options)]\n    print(*names, this_machine.is_cpu(options), this_machine.room(8, "
+        "options)[0])\n"
     )
     found = hollow_gpu("-c", program, "all", "2, 0", "GPU-8a", "1,7,2", gpus=3).splitlines()
     assert found == ["0 1 2 False 3", "2 0 False 2", "GPU-8a False 1", "1 False 1"]
@@ -221,10 +217,9 @@ def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu):
 @LINUX
 def test_a_driver_that_is_killed_leaves_no_worker(tmp_path):
     script = (
-        "import sys\nfrom light_jobs import Count\n"
-        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.pools import Forked\n"
-        "with Forked(2, None, preload=()) as pool:\n"
-        "    list(run_jobs([Count(sys.argv[1], name, then='wait') for name in 'ab'], pool, 600.0))\n"
+        "import sys\nfrom light_jobs import Count\nfrom mup_tpu.jobs.driver import run_jobs\nfrom "
+        "mup_tpu.jobs.pools import Forked\nwith Forked(2, None, preload=()) as pool:\n    "
+        "list(run_jobs([Count(sys.argv[1], name, then='wait') for name in 'ab'], pool, 600.0))\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
     jobs = [Count(tmp_path, name) for name in "ab"]

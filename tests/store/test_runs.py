@@ -178,11 +178,9 @@ def test_two_writers_at_once_lose_and_double_nothing(tmp_path):
 
 def test_a_kill_while_writing_leaves_a_readable_table(tmp_path):
     code = (
-        "import sys; from mup_tpu.store import Store\n"
-        "store = Store(sys.argv[1], 'x'); i = 0\n"
-        "while True:\n"
-        "    store.append([{'trial_id': f't{i:05d}', 'status': 'finished', 'loss': float(i)}]); i += 1\n"
-        "    print(i, flush=True)"
+        "import sys; from mup_tpu.store import Store\nstore = Store(sys.argv[1], 'x'); i = 0\nwhile "
+        "True:\n    store.append([{'trial_id': f't{i:05d}', 'status': 'finished', 'loss': float(i)}]); i += "
+        "1\n    print(i, flush=True)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -74,13 +74,11 @@ def test_threads_that_the_caller_has_set_stay(tmp_path):
     """MKL takes OMP_NUM_THREADS where MKL_NUM_THREADS is not set, and torch takes MKL's."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os\nfrom rich.console import Console\nfrom mup_tpu import Study\n"
-        "def train(trial, report):\n"
-        "    return 10.0 * int(os.environ['OMP_NUM_THREADS']) + int(os.environ.get('MKL_NUM_THREADS', 0))\n"
-        "if __name__ == '__main__':\n"
-        "    study = Study('r', scale={'width': [64]}, tune={'lr': [0.5]})\n"
-        "    study.run(train, workers=1, console=Console(quiet=True))\n"
-        "    print(study.to_frame()['loss'].tolist())\n"
+        "import os\nfrom rich.console import Console\nfrom mup_tpu import Study\ndef train(trial, "
+        "report):\n    return 10.0 * int(os.environ['OMP_NUM_THREADS']) + "
+        "int(os.environ.get('MKL_NUM_THREADS', 0))\nif __name__ == '__main__':\n    study = Study('r', "
+        "scale={'width': [64]}, tune={'lr': [0.5]})\n    study.run(train, workers=1, "
+        "console=Console(quiet=True))\n    print(study.to_frame()['loss'].tolist())\n"
     )
     # A fork server that other tests have started would keep their environment.
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
@@ -393,9 +391,8 @@ def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
 def test_a_function_has_time_to_save_once_more_when_its_machine_is_taken_away(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, trainers\nfrom mup_tpu import Study\n"
-        "study = Study(sys.argv[1], scale={'width': [64]}, tune={'lr': [0.5]})\n"
-        "study.run(trainers.sleepy, workers=1)"
+        "import sys, trainers\nfrom mup_tpu import Study\nstudy = Study(sys.argv[1], scale={'width': [64]}, "
+        "tune={'lr': [0.5]})\nstudy.run(trainers.sleepy, workers=1)"
     )
     driver = subprocess.Popen(
         [sys.executable, script, tmp_path / "one"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT

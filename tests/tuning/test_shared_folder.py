@@ -19,13 +19,12 @@ def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     results = tmp_path / "results"
     base = json.dumps(tiny.replace(steps=12).to_dict())
     script = (
-        "import json, os\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
-        f"base = from_dict(Trial, json.loads({base!r}))\n"
-        "sweep = Sweep('shared', base, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1 + n % 3,\n"
-        "              parametrizations=('mup',))\n"
-        "run = RunOptions(checkpoint_every=3, threads=max(2, os.cpu_count()))\n"
-        "run_sweep(sweep, results, SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"
+        "import json, os\nfrom rich.console import Console\nfrom mup_tpu.config import *\nfrom "
+        "mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nbase = "
+        f"from_dict(Trial, json.loads({base!r}))\nsweep = Sweep('shared', base, widths=(32,), "
+        "learning_rates=(0.003, 0.01), num_seeds=1 + n % 3,\n              parametrizations=('mup',))\nrun = "
+        "RunOptions(checkpoint_every=3, threads=max(2, os.cpu_count()))\nrun_sweep(sweep, results, "
+        "SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"
     )
     # Forked from a process that has imported torch.
     drivers = [start_process(exec, (script, {"results": str(results), "n": n})) for n in range(DRIVERS)]

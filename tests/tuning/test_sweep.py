@@ -113,15 +113,14 @@ def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tm
     script = tmp_path / "sweep.py"
     wide = json.dumps(tiny.replace(width=1024, base_width=1024, steps=2, eval_batches=1).to_dict())
     script.write_text(
-        "import json, os, resource, sys\nimport torch\nfrom rich.console import Console\n"
-        "from mup_tpu.config import *\nfrom mup_tpu.config.toml import from_dict\n"
-        "from mup_tpu.training.loop import PackRun\nfrom mup_tpu.tuning.sweep import run_sweep\n"
-        f"sweep = Sweep('wide', from_dict(Trial, json.loads({wide!r})), widths=(1024,),\n"
-        "              learning_rates=(0.001, 0.002, 0.003), parametrizations=('mup',))\n"
-        "used = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmData'))\n"
-        "resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + 980 * 2**20,) * 2)\n"
-        "options = SweepOptions(pack_size=3)\n"
-        "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=os.cpu_count()), Console(width=300))\n"
+        "import json, os, resource, sys\nimport torch\nfrom rich.console import Console\nfrom mup_tpu.config "
+        "import *\nfrom mup_tpu.config.toml import from_dict\nfrom mup_tpu.training.loop import "
+        "PackRun\nfrom mup_tpu.tuning.sweep import run_sweep\nsweep = Sweep('wide', from_dict(Trial, "
+        f"json.loads({wide!r})), widths=(1024,),\n              learning_rates=(0.001, 0.002, 0.003), "
+        "parametrizations=('mup',))\nused = next(int(l.split()[1]) for l in open('/proc/self/status') if "
+        "l.startswith('VmData'))\nresource.setrlimit(resource.RLIMIT_DATA, (1024 * used + 980 * 2**20,) * "
+        "2)\noptions = SweepOptions(pack_size=3)\nrun_sweep(sweep, sys.argv[1], options, "
+        "RunOptions(threads=os.cpu_count()), Console(width=300))\n"
     )
     command = [sys.executable, str(script), str(tmp_path / "results")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)

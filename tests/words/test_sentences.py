@@ -121,9 +121,8 @@ KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
     [
         (
             "TRANSFERS", None, (0.02, -0.1, 0.14), "estimated",
-            "best learning rate ∝ width^0.02 (95 % -0.10 to 0.14); the optimum of width 64 costs 0.036 "
-            "nat at "
-            "width 256 (95 % 0.020 to 0.050).",
+            "best learning rate ∝ width^0.02 (95 % -0.10 to 0.14); the optimum of width 64 costs 0.036 nat "
+            "at width 256 (95 % 0.020 to 0.050).",
         ),
         (
             "DRIFTS", 3, (-0.2, -0.6, 0.2), "at least",
@@ -136,9 +135,8 @@ KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
         ),
         (
             "DRIFTS", None, (-0.001, -0.05, 0.05), "stopped early",
-            "best learning rate ∝ width^0.00 (95 % -0.05 to 0.05), not a power law; the optimum of width "
-            "64 was "
-            "stopped early at width 256, far behind the best.",
+            "best learning rate ∝ width^0.00 (95 % -0.05 to 0.05), not a power law; the optimum of width 64 "
+            "was stopped early at width 256, far behind the best.",
         ),
         (
             "DRIFTS", None, (0.4, 0.1, 0.7), "refused",
@@ -272,12 +270,10 @@ KEPT = KeptPrediction(
 @pytest.mark.parametrize(
     ("x", "loss", "ending"),
     [
-        (-6.1, 2.31, "measured 2^-6.10 = 0.0146, inside the interval; loss predicted 2.300 nat (95 % "
-        "2.200 to "
-         "2.400); measured 2.310, inside the interval"),
-        (-8.0, 2.5, "measured 2^-8.00 = 0.00391, outside the interval; loss predicted 2.300 nat (95 % "
-        "2.200 to "
-         "2.400); measured 2.500, outside the interval"),
+        (-6.1, 2.31, "measured 2^-6.10 = 0.0146, inside the interval; loss predicted 2.300 nat (95 % 2.200 "
+        "to 2.400); measured 2.310, inside the interval"),
+        (-8.0, 2.5, "measured 2^-8.00 = 0.00391, outside the interval; loss predicted 2.300 nat (95 % 2.200 "
+        "to 2.400); measured 2.500, outside the interval"),
         (math.nan, math.nan, "the optimum is not known"),
     ],
 )  # fmt: skip
@@ -315,9 +311,8 @@ MADE = RulePrediction(
             {},
             [
                 "expected cost over the best value there: 0.0020 nat (at most 0.0100)",
-                "with the optimum 2^-8.20 = 0.0034, of width 64: 0.20 nat (at most 0.50); 2^-8.10 = "
-                "0.00364, of "
-                "width 256: 0.0030 nat (at most 0.0200)",
+                "with the optimum 2^-8.20 = 0.0034, of width 64: 0.20 nat (at most 0.50); 2^-8.10 = 0.00364, "
+                "of width 256: 0.0030 nat (at most 0.0200)",
                 "expected loss 2.000 nat (95 % 1.900 to 2.100)",
             ],
         ),
