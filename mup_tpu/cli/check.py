@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,9 +19,6 @@ from mup_tpu.config.options import Folder
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
 from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-
-if TYPE_CHECKING:
-    from mup_tpu import files
 
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
@@ -178,41 +175,34 @@ def _check_module(
 
 def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
     """Measure missing points of several trials, which differ in optimizer or tying; draw and print them."""
+    import pandas as pd
     import pyarrow as pa
 
     from mup_tpu import files
     from mup_tpu.cli.analysis import show
-
-    if "://" in results:
-        raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    with raised_as(StoreError, f"results folder {results} cannot be used", (OSError, pa.ArrowException)):
-        for trial in trials:
-            _measure(trial, files.Folder(results), check)
-    show(results)
-
-
-def _measure(trial: Trial, folder: files.Folder, check: Check) -> None:
-    import pandas as pd
-
     from mup_tpu.cli.results import CHECK_FILE
     from mup_tpu.training.coord_check import measure
 
-    console, scale = Console(), check.scale
-    # A constant rate from the first step on: a warm-up would hide how fast layers grow.
-    trial = trial.replace(steps=check.steps, warmup=0.0, schedule="constant")
-    if trial.train.precision == "auto":  # the table of an earlier check goes on
-        trial = trial.replace(precision="float32")
-    stored = pd.read_parquet(f"{folder}/{CHECK_FILE}") if CHECK_FILE in folder.names() else None
-    with progress_bar(console) as update:
-        for table in measure(
-            trial, scale, check.parametrizations, check.num_seeds, stored, update, check.seconds
-        ):
-            if len(table):
-                with folder.writing(CHECK_FILE) as file:
-                    table.to_parquet(file, index=False)
-    measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
-    if left := [str(value) for value in scale.values if value not in measured]:
-        console.print(
-            f"{scale.field} {', '.join(left)} would take longer than a minute: run the same command again to "
-            "measure it"
-        )
+    if "://" in results:
+        raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
+    console, scale, folder = Console(), check.scale, files.Folder(results)
+    with raised_as(StoreError, f"results folder {results} cannot be used", (OSError, pa.ArrowException)):
+        for trial in trials:
+            # A constant rate from the first step on: a warm-up would hide how fast layers grow.
+            trial = trial.replace(steps=check.steps, warmup=0.0, schedule="constant")
+            if trial.train.precision == "auto":  # the table of an earlier check goes on
+                trial = trial.replace(precision="float32")
+            stored = pd.read_parquet(f"{folder}/{CHECK_FILE}") if CHECK_FILE in folder.names() else None
+            with progress_bar(console) as update:
+                settings = (scale, check.parametrizations, check.num_seeds, stored, update, check.seconds)
+                for table in measure(trial, *settings):
+                    if len(table):
+                        with folder.writing(CHECK_FILE) as file:
+                            table.to_parquet(file, index=False)
+            measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
+            if left := [str(value) for value in scale.values if value not in measured]:
+                console.print(
+                    f"{scale.field} {', '.join(left)} would take longer than a minute: run the same command "
+                    "again to measure it"
+                )
+    show(results)

@@ -78,10 +78,10 @@ def examine(results: str = "results") -> Iterator[Finding]:
         how = f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
         state = f"{state}, {how}"
     yield Finding("machine", state)
-    yield _cuda()
+    yield check_cuda()
     yield from check_tpu(tpu_device_files(), dict(os.environ))
-    yield _ray()
-    yield _hub()
+    yield check_ray()
+    yield check_hub()
     yield check_folder("results folder", results)
     try:
         yield check_folder("cache folder", str(cache_root()))
@@ -173,7 +173,7 @@ def check_folder(subject: str, folder: str) -> Finding:
     return Finding(subject, folder, f"{subject} {folder} cannot be written; give one that can")
 
 
-def _cuda() -> Finding:
+def check_cuda() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding("CUDA", "not looked for, as torch is not installed")
     try:
@@ -197,7 +197,7 @@ def _cuda() -> Finding:
     return Finding("CUDA", ", ".join(names), slow if lacking else "")
 
 
-def _ray() -> Finding:
+def check_ray() -> Finding:
     address = os.environ.get("RAY_ADDRESS") or own_note(Path("/tmp/ray/ray_current_cluster"))
     if not address:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")
@@ -208,7 +208,7 @@ def _ray() -> Finding:
     return Finding("Ray cluster", f"{address} answers")
 
 
-def _hub() -> Finding:
+def check_hub() -> Finding:
     try:
         from mup_tpu.data.corpus import INSTEAD_OF_HUB, hub_answers
     except ModuleNotFoundError as error:
