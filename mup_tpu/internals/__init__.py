@@ -1,1 +1,1 @@
-"""Private parts of other packages that are used here: one module a package, with versions and reasons."""
+"""Private parts of Linux and of other packages that are used here, with versions and reasons."""
