@@ -91,5 +91,7 @@ def test_figures_show_the_frozen_data(folder, golden, drawn):
 
 
 def test_figures_of_coordinate_checks_show_the_frozen_data(golden, drawn):
-    for name, part in by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")).items():
-        golden(f"figure coord_check {name}", drawn(plots.coordinate_check_figure(part)))
+    name, part = next(
+        iter(by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")).items())
+    )
+    golden(f"figure coord_check {name}", drawn(plots.coordinate_check_figure(part)))

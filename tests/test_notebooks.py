@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 TRAINS = "05_your_own_model"
 """Notebook that needs torch."""
-NIGHTLY = ("02", "03", "06")
-"""Notebooks of which the others show the same calls, or that analyse every stored sweep."""
+NIGHTLY = ("02", "03", "06", "07")
+"""Notebooks of which the others show the same calls, or that plan, sweep or analyse for a long time."""
 WITHOUT_TORCH = """
 import importlib.util
 assert not importlib.util.find_spec("torch"), "torch is installed"

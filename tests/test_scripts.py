@@ -318,6 +318,7 @@ def test_arguments_reach_pytest_and_its_exit_code_comes_back(script, tmp_path):
     assert re.search(r"^\[test\] wall time \S+; CPU time \S+ \(user\) and \S+ \(system\)$", done.stderr, re.M)
 
 
+@pytest.mark.nightly
 def test_a_second_script_adds_packages_and_takes_none_away(tmp_path):
     checkout = checkout_without_packages(tmp_path)
     quickstart = checkout / "scripts" / "quickstart"

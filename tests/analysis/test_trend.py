@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ def optima_of(xs, error, scales=SCALES):
     return [optimum(s, x, error) for s, x in zip(scales, xs, strict=False)]
 
 
+@cache
 def wandered(r, t, pace):
     """Covariance of a slope's integral from 0, by quadrature of its own covariance."""
     if r == 0 or t == 0:

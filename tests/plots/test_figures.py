@@ -29,12 +29,11 @@ def test_every_figure_is_registered_with_title_and_caption():
 
 
 def test_the_same_input_gives_the_same_bytes_in_both_files(quickstart, tmp_path):
-    for name in ("transfer", "regret", "sequence"):
-        draw = plots.FIGURES[name].draw
-        first, second = (plots.save_figure(draw(quickstart[1]), tmp_path / i, name) for i in "ab")
-        assert [p.name for p in first] == [f"{name}.png", f"{name}.svg"]
-        assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
-        assert first[0].stat().st_size > 10_000
+    draw = plots.FIGURES["regret"].draw
+    first, second = (plots.save_figure(draw(quickstart[1]), tmp_path / i, "regret") for i in "ab")
+    assert [p.name for p in first] == ["regret.png", "regret.svg"]
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    assert first[0].stat().st_size > 10_000
 
 
 def test_figures_of_a_sweep_are_those_for_which_it_has_data(quickstart):

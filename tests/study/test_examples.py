@@ -155,7 +155,7 @@ steps = "a[$(touch made)] of 'two words' `touch made`"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_array_of_slurm_runs_a_study(tmp_path, monkeypatch):
     """With a stand-in for sbatch, which runs two tasks at a time; the last one finds nothing."""
     for name, content in (("sbatch.py", SBATCH), ("train.py", TRAIN), ("study.toml", STUDY)):
