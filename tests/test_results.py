@@ -34,7 +34,7 @@ SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RES
 
 
 DAILY = (
-    "depth_transfer", "ladder_mup", "lr_transfer", "nanogpt_mup", "quickstart", "decay_transfer", "vit_adam",
+    "depth_transfer", "ladder_mup", "nanogpt_mup", "quickstart", "decay_transfer", "vit_adam",
 )  # fmt: skip
 """Sweeps whose analyses are compared each day: another scale, hyperparameter or look each, and a study."""
 

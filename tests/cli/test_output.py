@@ -74,7 +74,7 @@ def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
 HOSTILE = ["[/b]", "[red]", "$x$_{", ":smile:", "<b>&amp;"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(valleys, tmp_path, outcome):
     """Rich's markup, matplotlib's formulas, emoji codes and HTML in names of columns, groups and files."""
     folder = tmp_path / "[" / "b]"  # so that the path holds [/b]

@@ -276,7 +276,9 @@ def _bought(bought, made, best, folder, noise=0.0, stop=math.inf):
     return bought(grid, store, result_of, stop)
 
 
-@pytest.mark.parametrize("away", [-3, 0, 3])
+@pytest.mark.parametrize(
+    "away", [pytest.param(-3, marks=pytest.mark.nightly), pytest.param(0, marks=pytest.mark.nightly), 3]
+)
 def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path, bought):
     """The optimum falls with tokens; it may lie three octaves from the typical rate."""
     made = plan("width=1024 depth=8 steps=4000", "1e17", Trial())
