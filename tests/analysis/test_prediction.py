@@ -74,6 +74,16 @@ def test_targets_by_other_columns_are_found_by_what_the_rows_say():
     assert field.scale == 8000, "a field's name, where its column has another"
 
 
+@pytest.mark.parametrize("at", [24.0, 40.0, 64.0])
+def test_a_column_that_is_no_polynomial_is_a_power_between_its_points_and_beyond(at):
+    runs = valley_runs()
+    (found,) = predict(runs.assign(tokens=np.sqrt(runs["width"])), f"tokens={at}").predictions
+    assert found.scale == pytest.approx(at**2, rel=1e-6)
+    falling = runs.assign(tokens=np.where(runs["width"] == 128, 9, runs["width"]))
+    with pytest.raises(TableError, match=r"tokens does not grow with width \(64, 9, 256, 512\)"):
+        predict(falling, "tokens=8")
+
+
 def test_flops_that_rows_lack_are_those_of_the_parameters_that_a_token_uses():
     table = load_table("results/moe_transfer")
     rows = table.stored.assign(flops=math.nan)
