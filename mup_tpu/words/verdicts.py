@@ -156,8 +156,10 @@ def _compute(result: TransferResult, scale: str) -> str:
         model = f"the model of {point(scale, headline.target)}"
         return f"that regret is equivalent to training {model} with {share} ({interval})"
     law = result.law.why_not
+    if headline.status != "estimated" or (law and law.code == "refused"):  # too few sizes for any law
+        return ""
     why = because(law) if law else "the irreducible loss E may be as high as the loss there"
-    return f"that regret as compute is unknown: {why}" if headline.status == "estimated" else ""
+    return f"that regret as compute is unknown: {why}"
 
 
 def _at_zero(zero: AtZero, result: TransferResult, columns: Columns) -> str:
