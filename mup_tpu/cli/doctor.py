@@ -99,11 +99,14 @@ def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
 
     for tpu in TPU_TYPES.values() if accelerator_type == "all" else [tpu_type(accelerator_type)]:
         for case, compiled, faults in check(tpu):
+            cycles = (
+                f"about {sum(compiled.cycles.values()) / 1e6:.2f} million cycles a step by the compiler's "
+                f"estimate; exchanged: {listed(compiled.collectives)}"
+            )
             state = (
                 f"{case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
                 f"{compiled.argument_bytes / 2**20:.1f} MiB and takes {compiled.temp_bytes / 2**20:.1f} MiB "
-                f"more, about {sum(compiled.cycles.values()) / 1e6:.2f} million cycles a step by the "
-                f"compiler's estimate; exchanged: {listed(compiled.collectives)}"
+                f"more, {cycles if compiled.text else 'cycles unknown: jax cannot read the program back'}"
             )
             problem = "; ".join(f"{case.name} on {tpu.accelerator_type} {fault}" for fault in faults)
             yield Finding(tpu.accelerator_type, state, problem)

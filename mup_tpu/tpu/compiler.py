@@ -1,12 +1,13 @@
 """Compile packs by a TPU's compiler on a machine without TPUs: memory, cycles, and whether they fit.
 
-One process, this module's `main`, has torch_xla write the program; another (`libtpu.py`) compiles it: torch
-and jax do not meet in one process.
+One process, this module's `main`, has the installed stack write the program: TorchTPU, with a chip a pack,
+or torch_xla. Another (`libtpu.py`) compiles it: torch and jax do not meet in one process.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -16,8 +17,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from mup_tpu.config import Trial
 from mup_tpu.config.values import counted
@@ -27,6 +29,7 @@ from mup_tpu.files.local import scratch_folder
 
 STEPS = 100  # steps of the compiled chunk; they are a loop in the program
 _TIMEOUT_S = 1800.0  # longest time of each process
+_TOOL = Path(__file__).parents[2] / "tools" / "tpu_on_cpu"  # a device "tpu" without a TPU
 
 _VOCAB_SIZE = 4096
 # Most bytes of output, mainly losses, that may lie outside of the memory of arguments
@@ -111,6 +114,8 @@ CASES = (
 
 
 def check(tpu: TpuType) -> Iterator[tuple[Case, Compiled, list[str]]]:
+    if stack() == "tpu":
+        tpu = replace(tpu, devices=1)
     for case in CASES:
         trials = [case.trial.replace(seed=seed) for seed in range(case.members(tpu.devices))]
         program = trace_pack(trials, _VOCAB_SIZE, tpu.devices, case.mesh.format(n=tpu.devices))
@@ -136,45 +141,58 @@ def listed(collectives: Counter[str]) -> str:
     return counted(sorted(collectives.items())) or "nothing"
 
 
+def stack() -> Literal["tpu", "xla"]:
+    """Return the device whose programs are compiled here; TorchTPU and torch_xla fit no common torch."""
+    return "tpu" if importlib.util.find_spec("torch_tpu") else "xla"
+
+
 def trace_pack(
     trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", scan: bool | None = None
 ) -> str:
-    """Return the program of a chunk of a pack's training, as torch_xla hands it over to XLA.
+    """Return the program of a chunk of a pack's training, as torch_xla or TorchTPU hands it over to XLA.
 
     `mesh` is as in `RunOptions`; `scan` makes the blocks one loop, by default if they are many.
 
     Raises:
-        ConfigError: torch_xla, jax or libtpu is missing, or torch_xla refuses the pack.
+        ConfigError: a package is missing, or the stack refuses the pack.
     """
-    _check_installed()
-    pack = {
-        "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "scan": scan,
-    }  # fmt: skip
+    device = stack()
+    _check_installed(device)
     with scratch_folder() as folder:
-        environment = os.environ | {
-            "PJRT_DEVICE": "CPU",
-            "CPU_NUM_DEVICES": str(devices),
-            "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
-            **_module_path(),
-        }
+        pack = {
+            "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "scan": scan,
+            "device": device, "folder": str(folder / "programs"),
+        }  # fmt: skip
+        environment = os.environ | _module_path()
+        code = "from mup_tpu.tpu.compiler import main; main()"
+        if device == "tpu":
+            environment["PYTHONPATH"] += f"{os.pathsep}{_TOOL}"
+            code, names = f"import tpu_on_cpu; {code}", "programs/*.mlir"
+        else:
+            environment |= {
+                "PJRT_DEVICE": "CPU",
+                "CPU_NUM_DEVICES": str(devices),
+                "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
+            }
+            names = "*.before_optimizations.txt"
         (folder / "pack.json").write_text(json.dumps(pack))
         with (folder / "pack.json").open() as stdin, (folder / "errors").open("w") as errors:
-            command = [sys.executable, "-m", "mup_tpu.tpu.compiler"]
+            command = [sys.executable, "-c", code]
             process = subprocess.Popen(command, stdin=stdin, stderr=errors, stdout=errors, env=environment)
             try:
-                return _wait_for_program(folder, process)
-            finally:  # XLA's CPU compiler need not run
+                return _wait_for_program(folder, names, process)
+            finally:  # the program need not run, nor XLA's CPU compiler
                 process.kill()
                 process.wait()
 
 
-def _wait_for_program(folder: Path, process: subprocess.Popen[bytes]) -> str:
+def _wait_for_program(folder: Path, names: str, process: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         has_ended = process.poll() is not None
-        for path in folder.glob("*.before_optimizations.txt"):
+        for path in folder.glob(names):
             text = path.read_text()
-            if "ENTRY " in text and text.rstrip().endswith("}") and "while(" in text:  # whole, and the loop's
+            if text.rstrip().endswith("}") and "while(" in text:  # whole, and the loop's
                 return text
         if has_ended:
             why = _last_error((folder / "errors").read_text())
@@ -202,14 +220,15 @@ def compile_program(program: str, tpu: TpuType) -> Compiled:
         return Compiled(**json.loads(result.stdout.splitlines()[-1]), text=out.read_text())
 
 
-def _check_installed() -> None:
+def _check_installed(device: str) -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ConfigError("libtpu compiles for TPUs on Linux x86-64 alone")
-    for package in ("torch_xla", "libtpu", "jax"):
+    extra = "tpu-on-cpu" if device == "tpu" else "xla-compiler"
+    for package in ("lammps-jax-pjrt-cpu" if device == "tpu" else "torch_xla", "libtpu", "jax"):
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            message = f"{package} is not installed: pip install '.[xla-compiler]'"
+            message = f"{package} is not installed: pip install '.[{extra}]'"
             raise ConfigError(f"to compile for TPUs, {message}") from None
 
 
@@ -226,7 +245,7 @@ def _last_error(printed: str) -> str:
 
 
 def main() -> None:
-    """Train one chunk of a pack on tokens that are all 0: XLA dumps the program (`trace_pack`)."""
+    """Train one chunk of a pack on tokens that are all 0: its program is written (`trace_pack`)."""
     import torch
 
     from mup_tpu.devices import get_device
@@ -235,12 +254,12 @@ def main() -> None:
     order = json.load(sys.stdin)
     trials = [Trial().replace(**fields) for fields in order["trials"]]
     data = trials[0].data
-    device = get_device("xla").arrange(len(trials), data.batch_size, order["mesh"])
+    if order["device"] == "tpu":
+        from mup_tpu.tpu.torchtpu import dump_programs
+
+        dump_programs(order["folder"])
+    device = get_device(order["device"]).arrange(len(trials), data.batch_size, order["mesh"])
     forms = {} if order["scan"] is None else {"scan": device.scan if order["scan"] else None}
     pack = Pack(trials, order["vocab_size"], device, forms=forms)
     tokens_SBT1 = torch.zeros(STEPS, data.batch_size, data.sequence_length + 1, dtype=torch.int64)
     pack.train(device.place_stack(tokens_SBT1, "data", STEPS), STEPS)
-
-
-if __name__ == "__main__":
-    main()

@@ -76,14 +76,15 @@ class Chunks:
         """Make `steps` steps; return results (L, ...), meaningless after the first `steps`."""
         tensors = [tree_leaves(group) for group in (changed, fixed, stacks)]
         limit = torch.tensor(steps, dtype=torch.int32).to(tensors[2][0].device)
+        given = [limit, *tensors[0], *tensors[1], *tensors[2]]
         began = None if self._program else time.perf_counter()
         if self._program is None:
-            given = [*tensors[:2], [stack[0] for stack in tensors[2]]]
-            self._program = _compiled(_without_changes(trace(self._step, changed, fixed, stacks), given))
-        with torch.no_grad():
-            new, out = self._program(*tensors, limit)
-            for tensor, value in zip(tensors[0], new, strict=True):
-                tensor.copy_(value)
+            traced = trace(self._step, changed, fixed, stacks)
+            loop = _loop(traced, *tensors)
+            self._program = compiled(loop, given, range(1, 1 + len(tensors[0])))
+        *new, out = self._program(*given)
+        for tensor, value in zip(tensors[0], new, strict=True):
+            tensor.data = value  # the program wrote over the old values' memory
         if began is not None:
             _COUNTS["compilations"] += 1
             _COUNTS["compile_s"] += time.perf_counter() - began
@@ -91,43 +92,56 @@ class Chunks:
         return out
 
 
-def _without_changes(traced: Callable[..., Any], tensors: list[list[Tensor]]) -> Callable[..., Any]:
-    """Return the traced step as a pure function: new values of its first tensors, then its result."""
+def _loop(
+    step: Callable[..., Any], changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]
+) -> torch.fx.GraphModule:
+    """Trace the loop over a step: a limit and all tensors -> new values of the changed ones, then results."""
+    from torch._higher_order_ops.scan import scan_op  # private, as all loops of torch are
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def pure(*given: Tensor) -> tuple[Tensor, ...]:
-        new = [tensor.clone() for tensor in given[: len(tensors[0])]]
-        out = traced(*new, *given[len(new) :])
+    some, more = len(changed), len(changed) + len(fixed)
+
+    def body(counter: Tensor, *given: Tensor) -> list[Tensor]:
+        # In the order of `scan_op`: carry, items, other inputs.
+        old, items, (limit, *others) = (
+            given[:some], given[some : some + len(stacks)], given[some + len(stacks) :]
+        )  # fmt: skip
+        *new, out = pure(*old, *others, *items)
+        goes_on = counter < limit
+        return [counter + 1, *(torch.where(goes_on, *both) for both in zip(new, old, strict=True)), out]
+
+    def changing(*given: Tensor) -> tuple[Tensor, ...]:
+        new = [tensor.clone() for tensor in given[:some]]
+        out = step(*new, *given[some:])
         return *new, out
 
-    flat = [tensor for group in tensors for tensor in group]
-    return make_fx(torch.func.functionalize(pure), tracing_mode="fake")(*flat)
+    pure = torch.func.functionalize(changing)
+
+    def loop(limit: Tensor, *given: Tensor) -> list[Tensor]:
+        begin = [torch.zeros_like(limit), *given[:some]]
+        _, *results = scan_op(body, begin, list(given[more:]), [limit, *given[some:more]])
+        return results
+
+    limit = torch.zeros((), dtype=torch.int32, device=stacks[0].device)
+    return make_fx(loop, tracing_mode="fake")(limit, *changed, *fixed, *stacks)
 
 
-def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled loop over a step that changes none of its tensors."""
-    from torch._higher_order_ops.scan import scan  # private, as all loops of torch are
+def compiled(
+    graph: torch.fx.GraphModule, given: Sequence[Tensor], donated: Sequence[int]
+) -> Callable[..., Any]:
+    """Compile a traced function for the chip; it may write its results over the donated arguments.
 
-    def loop(
-        changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor], limit: Tensor
-    ) -> tuple[list[Tensor], Tensor]:
-        def body(carry: Sequence[Tensor], items: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-            counter, *old = carry
-            *new, out = step(*old, *fixed, *items)
-            goes_on = counter < limit
-            return [counter + 1, *(torch.where(goes_on, *both) for both in zip(new, old, strict=True))], out
+    By TorchTPU's own compiler: its backend of `torch.compile` donates nothing, so that parameters and their
+    state would be in memory twice.
+    """
+    from torch_tpu._internal.compile import compiler, debug
 
-        (_, *new), out = scan(body, [torch.zeros_like(limit), *changed], stacks)
-        return new, out
-
-    options: dict[str, Any] = {} if _dump is None else {"debug_callback": _write_program}
-    return torch.compile(loop, backend="tpu", fullgraph=True, dynamic=False, options=options)
-
-
-def _write_program(compiled: Any) -> None:
-    assert _dump is not None
-    for text in compiled.stablehlo_forward_text:
-        (_dump / f"program-{len(list(_dump.iterdir()))}.mlir").write_text(text, encoding="utf-8")
+    texts = debug.TpuCompileDebug() if _dump is not None else None
+    program: Callable[..., Any] = compiler.StaticCompiler(debug=texts)(graph, given, donated_inputs=donated)
+    if texts is not None and _dump is not None:
+        for text in texts.stablehlo_forward_text:
+            (_dump / f"program-{len(list(_dump.iterdir()))}.mlir").write_text(text, encoding="utf-8")
+    return program
 
 
 def report() -> dict[str, float]:

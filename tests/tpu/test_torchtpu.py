@@ -15,6 +15,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.base import one_by_one
 from mup_tpu.errors import ConfigError
+from mup_tpu.tpu import torchtpu
 from mup_tpu.tpu.torchtpu import Chunks, report
 from mup_tpu.training.loop import PackRun
 
@@ -22,19 +23,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_chunks_of_any_length_are_one_program_and_change_what_single_steps_change(monkeypatch):
-    """On the CPU, by Dynamo's own backend: the rest of the way is TorchTPU's, below."""
-    programs, compiler = [], torch.compile
+    """On the CPU, as traced: the compiler's part is TorchTPU's, below."""
+    programs = []
 
-    def compile_here(function, backend, options, **how):
-        programs.append(backend)
-        return compiler(function, backend="eager", **how)
+    def as_traced(graph, given, donated):
+        programs.append(list(donated))
+        return graph
 
     def step(changed, fixed, batch):
         changed["w"].mul_(fixed[0]).add_(batch[0])
         changed["count"] += 1
         return changed["w"].sum() + batch[1]
 
-    monkeypatch.setattr(torch, "compile", compile_here)
+    monkeypatch.setattr(torchtpu, "compiled", as_traced)
     stacks = (torch.arange(15.0).view(5, 3), torch.arange(5.0))
     chunks, counted = Chunks(step), report()
     mine, theirs = ({"w": torch.ones(3), "count": torch.zeros(())} for _ in range(2))
@@ -42,7 +43,7 @@ def test_chunks_of_any_length_are_one_program_and_change_what_single_steps_chang
         losses = chunks(mine, (torch.tensor(0.5),), stacks, steps)
         assert torch.equal(losses[:steps], one_by_one(step)(theirs, (torch.tensor(0.5),), stacks, steps))
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert programs == ["tpu"]
+    assert programs == [[1, 2]], "the second and third argument are written over"
     assert report()["executions"] - counted["executions"] == 3
 
 
@@ -54,12 +55,25 @@ def test_without_torch_tpu_the_device_is_a_sentence():
 
 
 @pytest.fixture(scope="module")
-def tpu_python():
-    """Python with torch_tpu: scripts/test-tpu makes its environment, .venv-tpu, beside the default one."""
+def run():
+    """Run Python with torch_tpu: scripts/test-tpu makes its environment, .venv-tpu."""
     python = ROOT / ".venv-tpu/bin/python"
     if not python.exists():
         pytest.skip("TorchTPU has an environment of its own, which scripts/test-tpu makes")
-    return python
+    paths = [str(ROOT), *(str(ROOT / part) for part in ("tests/tpu", "tools/tpu_on_cpu"))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+    def run(*words):
+        ended = subprocess.run([python, *map(str, words)], env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        return ended.stdout
+
+    return run
+
+
+def on_cpu(members):
+    pack = PackRun(members, data.load(members[0].data), RunOptions(device="cpu", threads=1, log_every=1))
+    return pack.finish().rows, pack.records.losses_SK.tolist()
 
 
 @pytest.mark.slow
@@ -74,27 +88,14 @@ def tpu_python():
     ],
 )
 def test_losses_are_the_cpu_s_and_a_resumed_pack_s_bit_for_bit(
-    tpu_python, corpus, tmp_path, architecture, precision, within, topologies
+    run, corpus, tmp_path, architecture, precision, within, topologies
 ):
-    paths = [str(ROOT), *(str(ROOT / part) for part in ("tests/tpu", "tools/tpu_on_cpu"))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    command = [
-        tpu_python,
-        Path(__file__).with_name("tpu_program.py"),
-        architecture,
-        precision,
-        corpus,
-        tmp_path,
-    ]
-    ended = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    seen = json.loads(ended.stdout.splitlines()[-1])
-    members = trials(str(corpus), architecture, "float32")
-    on_cpu = PackRun(members, data.load(members[0].data), RunOptions(device="cpu", threads=1, log_every=1))
-    on_cpu.finish()
+    program = Path(__file__).with_name("tpu_program.py")
+    seen = json.loads(run(program, architecture, precision, corpus, tmp_path).splitlines()[-1])
+    _, losses = on_cpu(trials(str(corpus), architecture, "float32"))
     assert seen["device"] == "tpu:CPU"
     assert len(seen["losses"]) == STEPS
-    for mine, theirs in zip(seen["losses"], on_cpu.records.losses_SK.tolist(), strict=True):
+    for mine, theirs in zip(seen["losses"], losses, strict=True):
         assert mine == pytest.approx(theirs, abs=within)
     assert seen["begun"] == STEPS // 2
     assert seen["resumed"] == seen["losses"], "bit for bit"
@@ -103,7 +104,39 @@ def test_losses_are_the_cpu_s_and_a_resumed_pack_s_bit_for_bit(
     steps = max((tmp_path / "programs").iterdir(), key=lambda path: path.stat().st_size)
     assert "stablehlo.while" in steps.read_text()
     for topology in topologies:  # by the compiler of TPUs that are not here
-        command = [tpu_python, "-m", "mup_tpu.tpu.libtpu", steps, topology, 1, tmp_path / "compiled"]
-        ended = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr[-3000:]
-        assert json.loads(ended.stdout.splitlines()[-1])["argument_bytes"] > 0
+        printed = run("-m", "mup_tpu.tpu.libtpu", steps, topology, 1, tmp_path / "compiled")
+        sizes = json.loads(printed.splitlines()[-1])
+        assert sizes["argument_bytes"] > sizes["alias_bytes"] > 0.9 * sizes["output_bytes"] > 0, "in place"
+
+
+@pytest.mark.nightly
+def test_each_chip_of_a_ray_cluster_trains_packs_of_its_own(run, corpus, tmp_path):
+    """Two hosts, of two chips and of one, as nodes of this machine."""
+    seen = json.loads(run(Path(__file__).with_name("tpu_ray_program.py"), corpus, tmp_path).splitlines()[-1])
+    assert seen["outcome"] == {"finished": 3}
+    chips = {(worker["node"], worker["TPU_VISIBLE_CHIPS"]) for worker in seen["seen"]}
+    assert len(chips) == 3 and len({node for node, _ in chips}) == 2
+    assert {worker["TPU_CHIPS_PER_PROCESS_BOUNDS"] for worker in seen["seen"]} == {"1,1,1"}
+    assert set(seen["devices"]) == {"tpu:CPU"}
+    base = trials(str(corpus), "gpt2", "float32")[1]
+    rows, _ = on_cpu([base.replace(learning_rate=rate) for rate in (0.003, 0.01, 0.02)])
+    assert seen["losses"] == pytest.approx([row["loss"] for row in rows], abs=1e-5)
+
+
+@pytest.mark.nightly
+def test_doctor_compiles_packs_for_tpus_that_are_not_here(run):
+    printed = run("-c", DOCTOR)
+    for kind in ("v4-8", "v5litepod-8", "v6e-8", "v7-8"):
+        assert f"{kind}  trials apart: compiled in" in printed
+    assert printed.count("exchanged: nothing") == 3
+    assert printed.count("cycles unknown: jax cannot read the program back") == 1, "v7's"
+    assert printed.rstrip().endswith("no problems")
+
+
+DOCTOR = """
+from mup_tpu.cli import main
+from mup_tpu.tpu import compiler
+compiler.CASES = compiler.CASES[:1]
+for kind in ("v4-8", "v5litepod-8", "v6e-8", "v7-8"):
+    main(["doctor", "--tpu", kind])
+"""
