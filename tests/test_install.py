@@ -38,11 +38,11 @@ def requirements_of(extra: str) -> list[Requirement]:
     return found
 
 
-def pin_in_all(package: str) -> tuple[str, str]:
-    """Exact version to which `all` pins a package, and the pin's platforms."""
-    pins = [r for r in requirements_of("all") if r.name == package and str(r.specifier).startswith("==")]
-    assert len(pins) == 1, f"`all` pins {package} {len(pins)} times"
-    return str(pins[0].specifier).removeprefix("=="), str(pins[0].marker)
+def pin(package: str, extra: str = "all") -> str:
+    """Exact version to which an extra pins a package, on all platforms."""
+    pins = [r for r in requirements_of(extra) if r.name == package and str(r.specifier).startswith("==")]
+    assert len(pins) == 1 and pins[0].marker is None, f"{extra} pins {package} {len(pins)} times"
+    return str(pins[0].specifier).removeprefix("==")
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "scripts/_environment"])
@@ -73,18 +73,15 @@ def test_environment_refuses_a_python_it_cannot_use(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
-def test_torch_pins_in_all_are_for_one_release_and_one_platform():
-    torch, platforms = pin_in_all("torch")
-    torch_xla, xla_platforms = pin_in_all("torch_xla")
-    _, vision_platforms = pin_in_all("torchvision")
-    assert torch_xla.split(".")[:2] == torch.split(".")[:2]
-    assert platforms == vision_platforms
-    assert xla_platforms == platforms.replace("3.14", "3.13"), "there is no libtpu for it on Python 3.13"
+def test_torch_xla_has_the_torch_of_its_release_and_torchtpu_the_default_one():
+    assert pin("torch_xla", "xla").split(".")[:2] == pin("torch", "xla").split(".")[:2]
+    assert pin("torch", "tpu") == pin("torch", "pinned") == pin("torch")
+    for package in ("ray", "datasets", "pandas", "hyperopt", "optuna"):
+        assert pin(package, "xla") == pin(package)
 
 
 def test_torchvision_pin_requires_exactly_the_pinned_torch():
-    torch, _ = pin_in_all("torch")
-    torchvision, _ = pin_in_all("torchvision")
+    torch, torchvision = pin("torch"), pin("torchvision")
     try:
         installed = importlib.metadata.version("torchvision")
     except importlib.metadata.PackageNotFoundError:
