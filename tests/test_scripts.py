@@ -190,7 +190,7 @@ def test_without_what_ray_needs_for_google_cloud_up_says_so_before_it_asks(tmp_p
     )
     assert refused.returncode == 2
     assert refused.stderr.startswith(
-        "error: Ray and what it needs for Google Cloud are not installed: scripts"
+        "error: Ray and what it needs for Google Cloud are not installed: pip install"
     )
 
 

@@ -390,7 +390,7 @@ class _Backward(torch.autograd.Function):
         def of_member(
             gradient_ND: Tensor, x_ND: Tensor, given: tuple[Tensor, ...], parameters: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            _, pull = vjp(lambda x, p: call(x, given, p), x_ND, parameters)
+            pull = vjp(lambda x, p: call(x, given, p), x_ND, parameters)[1]
             return pull(gradient_ND)
 
         def step(gradient_KND: Tensor, items: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

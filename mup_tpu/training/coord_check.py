@@ -291,7 +291,7 @@ class _PackSubject(Subject):
             ) -> Tensor:
                 return functional_call(block, parameters, inputs) - inputs[0]
 
-            value, slope = jvp(added, (before,), (change,))
+            value, slope = jvp(added, (before,), (change,))[:2]
             linear.append((value + slope).detach())
             off.append(added(after).detach() - linear[-1])
         return {("block", "linearization"): _rms(off) / _rms(linear)}
