@@ -29,6 +29,7 @@ from torch import Tensor, distributed, nn
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import Device
+from mup_tpu.devices.cpu import return_freed_memory
 from mup_tpu.errors import ConfigError, DeviceFailed, reason
 from mup_tpu.internals.processes import ensure_server, fork
 from mup_tpu.models import Forms, forward_factors
@@ -57,6 +58,8 @@ class ShardedPack(Pack):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        if device.torch_device.type == "cpu":
+            return_freed_memory()
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
         self.members, self._execution = [0], InTurns
         self._declare([trial], vocab_size, device, parts, Forms(), in_parts=True)
