@@ -232,6 +232,14 @@ def test_collapse_finds_the_shift_of_the_curves():
         assert collapse_exponent(curves) == pytest.approx(alpha, abs=0.05)
 
 
+@pytest.mark.parametrize(("values", "is_known"), [(3, False), (4, True)])
+def test_collapse_needs_two_curves_of_four_values(values, is_known):
+    runs = check_table(swept(0.0, grid=range(-10, -10 + values))).runs
+    curves = [loss_curve(group) for _, group in runs.groupby("scale")]
+    assert math.isfinite(collapse_exponent(curves)) == is_known
+    assert math.isnan(collapse_exponent(curves[:1]))
+
+
 def test_the_same_table_gives_the_same_numbers():
     assert str(result_of(swept(-0.3)).to_dict()) == str(result_of(swept(-0.3)).to_dict())
 
