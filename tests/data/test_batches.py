@@ -81,20 +81,21 @@ def test_prefetched_batches_are_the_batches_in_order(config):
             assert np.array_equal(batch, dataset.train_batch(step))
 
 
-def test_prefetch_runs_ahead_by_its_depth_and_no_further():
-    asked = []
+@pytest.mark.parametrize("depth", [{}, {"depth": 3}], ids=["default", "3"])
+def test_prefetch_runs_ahead_by_its_depth_and_no_further(depth):
+    asked, most = [], 2 + depth.get("depth", 2)
 
     def make(step: int) -> np.ndarray:
         asked.append(step)
         return np.array(step)
 
-    with prefetch(make, 0, 100, depth=3) as batches:
+    with prefetch(make, 0, 100, **depth) as batches:
         next(batches)
         deadline = time.monotonic() + 60
-        while len(asked) < 5 and time.monotonic() < deadline:
+        while len(asked) < most and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
-        assert len(asked) == 5  # one taken, three waiting, one in hand
+        assert len(asked) == most  # one taken, `depth` waiting, one in hand
 
 
 def test_errors_reach_the_step_that_needs_the_batch_and_the_thread_ends():

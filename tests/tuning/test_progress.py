@@ -77,6 +77,14 @@ def test_before_its_first_report_a_pack_says_what_it_waits_for(shown):
     assert first[1:] == second[1:] == ["initialising parameters", "first steps"]
 
 
+def test_work_of_a_running_pack_counts_as_much_as_once_it_has_ended(shown):
+    bars = [(type(event), lines[2].count("━") / 24) for event, lines in shown]
+    first_end = [kind for kind, _ in bars].index(Finished)
+    (last_kind, last), (_, ended) = bars[first_end - 1], bars[first_end]
+    assert last_kind is Report and 0 < ended < 1
+    assert last == pytest.approx(ended, abs=1 / 24)
+
+
 def test_trials_count_once_they_are_stored_while_the_bar_grows_with_their_steps(shown):
     lengths = []
     for event, (first, *_) in shown:
