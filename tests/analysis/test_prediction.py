@@ -145,7 +145,7 @@ def test_any_scale_of_a_table_may_be_predicted():
     assert predict(table, "tokens_seen=1024").predictions[0].reach == 1
 
 
-def test_the_figure_has_a_panel_a_rule_and_marks_every_target():
+def test_the_figure_has_a_panel_a_rule_and_marks_every_target(golden, drawn):
     from mup_tpu import plots
 
     both = pd.concat(
@@ -155,6 +155,7 @@ def test_the_figure_has_a_panel_a_rule_and_marks_every_target():
     assert [ax.get_title() for ax in figure.axes] == ["μP", "SP"]
     key = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "extrapolated too far" in key
+    golden("figure of predictions", drawn(figure))
 
 
 def test_a_column_of_parameters_is_told_by_its_name_and_a_target_with_a_separator_is_named_whole():

@@ -70,10 +70,11 @@ def test_a_law_s_plane_holds_its_targets_and_the_bar_of_colours_has_all_that_it_
     assert {"1B", "100M"} <= {label.get_text() for label in ax.get_xticklabels()}
 
 
-def test_a_law_without_targets_shows_the_measured_sizes_alone():
+def test_a_law_without_targets_shows_the_measured_sizes_alone(golden, drawn):
     figure = plots.law_figure([law_of_two_scales()])
     assert figure.axes[0].get_xlim()[1] < 2e9
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["measured optimum"]
+    golden("figure of a law", drawn(figure))
 
 
 @pytest.mark.parametrize(

@@ -200,23 +200,28 @@ def law():
     return plots.scaling_law_figure(fit_scaling_law(losses[:-1], sizes[:-1]), sizes, losses, 1)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     "draw",
-    [sequence, law, *(partial(search, varied) for varied in (1, 2, 7)),
-     *(partial(coordinate_check, *names) for names in (("mup",), ("completep", "mup", "sp")))],
+    [pytest.param(sequence, marks=pytest.mark.nightly), law, partial(search, 2),
+     *(pytest.param(partial(search, varied), marks=pytest.mark.nightly) for varied in (1, 7)),
+     *(pytest.param(partial(coordinate_check, *names), marks=pytest.mark.nightly)
+       for names in (("mup",), ("completep", "mup", "sp")))],
 )  # fmt: skip
-def test_everything_in_other_figures_can_be_read(draw):
-    assert faults(draw()) == []
+def test_everything_in_other_figures_can_be_read(draw, golden, drawn):
+    figure = draw()
+    assert faults(figure) == []
+    golden(f"figure of {getattr(draw, 'func', draw).__name__} {getattr(draw, 'args', ())}", drawn(figure))
 
 
-def test_everything_in_a_figure_of_several_sweeps_can_be_read(ruling):
+def test_everything_in_a_figure_of_several_sweeps_can_be_read(ruling, golden, drawn):
     fates = (("a", "TRANSFERS", 0.0), (LONG, "DRIFTS", np.inf), ("lost", "INCONCLUSIVE", np.nan))
     rulings = [
         ruling(name, (at, at - 0.1, at + 0.1), (at + 0.04, 0.01, 0.08), decision)
         for name, decision, at in fates
     ]
-    assert faults(plots.sweeps_figure(rulings)) == []
+    figure = plots.sweeps_figure(rulings)
+    assert faults(figure) == []
+    golden("figure of several sweeps", drawn(figure))
 
 
 @pytest.mark.parametrize(
