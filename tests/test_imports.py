@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "study": CONFIGURATION
     | {"files", "internals", "training", "jobs", "tuning", "store", "analysis", "words", "plots"},
     "store": CONFIGURATION | {"files"},
-    "analysis": CONFIGURATION | {"files", "store"},
+    "analysis": CONFIGURATION | {"files", "internals", "store"},
     "words": CONFIGURATION | {"store", "analysis"},
     "plots": CONFIGURATION | {"store", "analysis", "words"},
     "report": CONFIGURATION | {"store", "analysis", "words", "plots"},

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from mup_tpu.config.columns import label
 from mup_tpu.errors import TableError
+from mup_tpu.internals.scipy import stdtrit
 
 COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")
 
@@ -82,7 +82,7 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
         if usable[scale].nunique() >= 2 and len(usable) > 2:
             (slope, _), covariance = np.polyfit(np.log2(usable[scale]), np.log2(usable["rms"]), 1, cov=True)
             error = np.sqrt(covariance[0, 0])
-            reach = scipy.special.stdtrit(len(usable) - 2, 0.975) * error
+            reach = stdtrit(len(usable) - 2, 0.975) * error
             fit = {"slope": slope, "low": slope - reach, "high": slope + reach}
         rows.append({"parametrization": parametrization, "quantity": quantity, "layer": layer, **fit})
     rows.sort(key=lambda fit: (fit["parametrization"], fit["quantity"], layers[fit["layer"]]))

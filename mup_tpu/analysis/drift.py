@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import scipy
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.trend import Trend, fit_trend, priors_of
 from mup_tpu.analysis.valley import Valley
+from mup_tpu.internals.scipy import ndtr, stdtrit
 
 NEEDED = 3  # Least number of scales with a bracketed optimum for a drift exponent, and so for a verdict
 WIDEST_TOLD = 2.0
@@ -77,7 +77,7 @@ def bends(optima: Sequence[Optimum]) -> bool:
     covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
     beta = covariance @ (design.T @ (weights * y))
     scatter = max(1.0, float((weights * (y - design @ beta) ** 2).sum()) / left)
-    return bool(abs(beta[0]) > scipy.special.stdtrit(left, 0.975) * math.sqrt(scatter * covariance[0, 0]))
+    return bool(abs(beta[0]) > stdtrit(left, 0.975) * math.sqrt(scatter * covariance[0, 0]))
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def page_trend(values_RK: np.ndarray) -> float:
     statistic = float((ranks_RK @ predicted_K).sum())
     if k > 8 or rows > 20 or (rows > 12 and k > 3):
         mean, variance = rows * k * (k + 1) ** 2 / 4, rows * k**2 * (k + 1) * (k**2 - 1) / 144
-        return float(scipy.special.ndtr((mean - statistic) / math.sqrt(variance)))
+        return float(ndtr((mean - statistic) / math.sqrt(variance)))
     of_row = np.bincount(np.array([*itertools.permutations(predicted_K)]) @ predicted_K)
     of_all = np.ones(1)
     for _ in range(rows):
@@ -194,21 +194,22 @@ def collapse_exponent(curves: Sequence[LossCurve]) -> float:
     usable = [c for c in curves if np.isfinite(c.mean_G).sum() >= 4]
     if len(usable) < 2:
         return math.nan
-    excess = [
-        (c.x_G[np.isfinite(c.mean_G)], c.mean_G[np.isfinite(c.mean_G)] - c.mean_G.min()) for c in usable
-    ]
-    shifts = np.log2([c.scale / usable[0].scale for c in usable])
-
-    def distance(beta: float) -> float:
-        moved = [(x - beta * s, y) for (x, y), s in zip(excess, shifts, strict=True)]
-        low, high = max(x[0] for x, _ in moved), min(x[-1] for x, _ in moved)
-        if high - low < 1.0:
-            return math.inf
-        grid = np.linspace(low, high, 64)
-        values = np.array([np.interp(grid, x, y) for x, y in moved])
-        near = values.min(axis=0) < 0.5  # far from the optimum losses saturate
-        return float(values[:, near].var(axis=0).mean()) if near.any() else math.inf
-
-    betas = np.linspace(-WIDEST_COLLAPSE, WIDEST_COLLAPSE, 201)
-    distances = [distance(b) for b in betas]
-    return float(betas[int(np.argmin(distances))]) if np.isfinite(distances).any() else math.nan
+    shifts_C = np.log2([c.scale / usable[0].scale for c in usable])
+    beta_B = np.linspace(-WIDEST_COLLAPSE, WIDEST_COLLAPSE, 201)
+    of_finite = [(c.x_G[np.isfinite(c.mean_G)], c.mean_G[np.isfinite(c.mean_G)]) for c in usable]
+    ends_2C = np.array([(x_G[0], x_G[-1]) for x_G, _ in of_finite]).T
+    moved_BC = beta_B[:, None] * shifts_C
+    low_B, high_B = (ends_2C[0] - moved_BC).max(axis=1), (ends_2C[1] - moved_BC).min(axis=1)
+    at_BN = np.linspace(low_B, high_B, 64, axis=1)
+    excess_CBN = np.array(
+        [
+            np.interp(at_BN + moved_B[:, None], x_G, y_G - y_G.min())
+            for (x_G, y_G), moved_B in zip(of_finite, moved_BC.T, strict=True)
+        ]
+    )
+    near_BN = excess_CBN.min(axis=0) < 0.5  # far from the optimum losses saturate
+    near_BN &= (high_B - low_B >= 1.0)[:, None]
+    if not near_BN.any():
+        return math.nan
+    distance_B = np.ma.array(excess_CBN.var(axis=0), mask=~near_BN).mean(axis=1)
+    return float(beta_B[int(distance_B.filled(np.inf).argmin())])

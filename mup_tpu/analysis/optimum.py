@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
+from mup_tpu.internals.scipy import chdtr, chdtri
 
 _STABLE = 2.0  # octaves, or grid steps, from the best cell within which cells say the effects of seeds
 # Cells beyond which no effects are taken out: their covariance is a matrix of all of them
@@ -170,9 +170,14 @@ def _ridge_effects(
     """
     total_C = np.bincount(cell_N, weight_N)
     inverse_S = 1 / (1 + np.bincount(seed_N, weight_N, seeds))
-    joint_SC = scipy.sparse.csr_array((weight_N, (seed_N, cell_N)), (seeds, len(total_C)))
-    if seeds * len(total_C) < _DENSE:
-        joint_SC = joint_SC.toarray()
+    shape = seeds, len(total_C)
+    if math.prod(shape) < _DENSE:
+        number_N = np.ravel_multi_index((seed_N, cell_N), shape)
+        joint_SC: Any = np.bincount(number_N, weight_N, math.prod(shape)).reshape(shape)
+    else:
+        from scipy.sparse import csr_array
+
+        joint_SC = csr_array((weight_N, (seed_N, cell_N)), shape)
     joint_SC = joint_SC / np.sqrt(total_C)
     shrunk_SC = joint_SC * inverse_S[:, None]
     inner_CC = np.linalg.inv(np.eye(len(total_C)) - _dense(joint_SC.T @ shrunk_SC))
@@ -187,7 +192,7 @@ def _ridge_effects(
     return effect_S, share_C, (within - seeds + shrinkage) / within
 
 
-def _dense(matrix: np.ndarray | scipy.sparse.sparray) -> np.ndarray:
+def _dense(matrix: Any) -> np.ndarray:
     return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
 
 
@@ -255,9 +260,9 @@ def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
 
     One unstable point must not widen all others' intervals, and a median would waste most of what they tell.
     """
-    most_C = scipy.special.chdtri(df_C, 1 - _CLIP)
-    expected_C = df_C * scipy.special.chdtr(df_C + 2, most_C) + most_C * (1 - _CLIP)
-    variance = float(np.median(squares_C / scipy.special.chdtri(df_C, 0.5)))
+    most_C = chdtri(df_C, 1 - _CLIP)
+    expected_C = df_C * chdtr(df_C + 2, most_C) + most_C * (1 - _CLIP)
+    variance = float(np.median(squares_C / chdtri(df_C, 0.5)))
     for _ in range(30):
         variance = float(np.minimum(squares_C, variance * most_C).sum() / expected_C.sum())
     return variance

@@ -219,15 +219,16 @@ def _log_loss(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
     return np.logaddexp.reduce(_terms(theta_ST, log_v_PV), axis=1)
 
 
-def _jacobian(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    """Return derivatives of log L, S × P × T: each term's share, times -log v for its exponent."""
+def _log_loss_and_jacobian(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return log L, S × P, and its derivatives, S × P × T: a term's share, times -log v for its exponent."""
     terms = _terms(theta_ST, log_v_PV)
-    shares = np.exp(terms - np.logaddexp.reduce(terms, axis=1, keepdims=True))
+    log_loss_SP = np.logaddexp.reduce(terms, axis=1)
+    shares = np.exp(terms - log_loss_SP[:, None])
     jacobian_STP = np.empty((*theta_ST.shape, len(log_v_PV)))
     jacobian_STP[:, 0] = shares[:, 0]
     jacobian_STP[:, 1::2] = shares[:, 1:]
     jacobian_STP[:, 2::2] = -shares[:, 1:] * log_v_PV.T
-    return jacobian_STP.swapaxes(1, 2)
+    return log_loss_SP, jacobian_STP.swapaxes(1, 2)
 
 
 def _solve(
@@ -250,7 +251,8 @@ def _solve(
     lower_ST[:, 0], upper_ST[:, 0] = -20.0, log_l_SP.min(axis=1)  # E is below every loss
     lower_ST[:, 2::2], upper_ST[:, 2::2] = 0.0, 5.0
     theta_ST = np.clip(theta_ST, lower_ST, upper_ST)
-    cost_S = _huber(_log_loss(theta_ST, log_v_PV) - log_l_SP)
+    log_loss_SP, jacobian_SPT = _log_loss_and_jacobian(theta_ST, log_v_PV)
+    cost_S = _huber(log_loss_SP - log_l_SP)
     damping_S = np.full(len(theta_ST), 1e-3)
     scale_ST = np.zeros(theta_ST.shape)
     left, before_S = np.arange(len(theta_ST)), cost_S.copy()
@@ -259,19 +261,20 @@ def _solve(
             left, before_S = left[cost_S[left] < (1 - 1e-6) * before_S[left]], cost_S.copy()
         if not len(left):
             break
-        theta, cost = theta_ST[left], cost_S[left]
-        residuals = _log_loss(theta, log_v_PV) - log_l_SP[left]
-        jacobian = _jacobian(theta, log_v_PV)
-        scale_ST[left] = np.maximum(scale_ST[left], np.einsum("spt,spt->st", jacobian, jacobian))
-        damping = damping_S[left, None] * scale_ST[left] + 1e-30
-        step = _step(residuals, jacobian, damping, theta <= lower_ST[left], theta >= upper_ST[left])
-        moved = np.clip(theta + step, lower_ST[left], upper_ST[left])
-        new_cost = _huber(_log_loss(moved, log_v_PV) - log_l_SP[left])
+        theta, cost, jacobian = theta_ST[left], cost_S[left], jacobian_SPT[left]
+        lower, upper = lower_ST[left], upper_ST[left]
+        scale_ST[left] = scale = np.maximum(scale_ST[left], (jacobian**2).sum(axis=1))
+        damping = damping_S[left, None] * scale + 1e-30
+        residuals = log_loss_SP[left] - log_l_SP[left]
+        step = _step(residuals, jacobian, damping, theta <= lower, theta >= upper)
+        moved = np.clip(theta + step, lower, upper)
+        log_loss, jacobian = _log_loss_and_jacobian(moved, log_v_PV)
+        new_cost = _huber(log_loss - log_l_SP[left])
         better = new_cost < cost
-        theta_ST[left] = np.where(better[:, None], moved, theta)
-        cost_S[left] = np.where(better, new_cost, cost)
-        damping_S[left] *= np.where(better, 0.2, 4.0)
-        damping_S[left] = np.maximum(damping_S[left], 1e-12)
+        at = left[better]
+        theta_ST[at], cost_S[at] = moved[better], new_cost[better]
+        log_loss_SP[at], jacobian_SPT[at] = log_loss[better], jacobian[better]
+        damping_S[left] = np.maximum(damping_S[left] * np.where(better, 0.2, 4.0), 1e-12)
         done = np.where(better, cost - new_cost <= 1e-12 * cost, damping_S[left] > 1e8)
         left = left[~done]
     theta_ST[:, 1::2] += theta_ST[:, 2::2] * centre_V

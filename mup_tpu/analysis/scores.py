@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.errors import TableError
 from mup_tpu.store.header import KeptPrediction, fingerprint
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis.prediction import Predictions
 
 
 @dataclass(frozen=True)

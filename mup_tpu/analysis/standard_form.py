@@ -420,15 +420,11 @@ def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
     is_ours = {"trial_id", "config"} <= set(table)
     return [
         column
-        for column in map(str, table)
+        for column, kind in ((str(name), dtype.kind) for name, dtype in table.dtypes.items())
         if column not in named
         and (column in CONFIGURED if is_ours else means(column) != "loss")
-        and table[column].dtype.kind not in "cmM"
-        and (
-            table[column].dtype.kind != "f"
-            or table[column].nunique() <= _MOST_RULES
-            or _TUNED.search(plain_name(column))
-        )
+        and kind not in "cmM"
+        and (kind != "f" or table[column].nunique() <= _MOST_RULES or _TUNED.search(plain_name(column)))
     ]
 
 

@@ -25,11 +25,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy
 
 from mup_tpu.analysis.ingest.table_columns import means, plain_name
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.valley import Valley
+from mup_tpu.internals.scipy import ndtr, stdtrit
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 LEAST = 2  # Scales with a known optimum that a prediction needs
@@ -135,7 +135,7 @@ class Mixture:
         )
 
     def below(self, x: float) -> float:
-        return float(self.weight_K @ scipy.special.ndtr((x - self.mean_K) / self.deviation_K))
+        return float(self.weight_K @ ndtr((x - self.mean_K) / self.deviation_K))
 
     def quantile(self, q: float) -> float:
         """Return the quantile, by bisection."""
@@ -182,7 +182,7 @@ class Trend:
         count = _SCATTERS if len(self.priors) == 1 else _FEW_SCATTERS
         above_T = 1 - (np.arange(count) + 0.5) / count
         # Optima scatter for causes that scales share, so that the widest prior holds for all.
-        return np.asarray(-max(p.scatter for p in self.priors) * scipy.special.stdtrit(3, above_T / 2))
+        return np.asarray(-max(p.scatter for p in self.priors) * stdtrit(3, above_T / 2))
 
     def _each(self, of_sets: Sequence[Any]) -> np.ndarray:
         # Repeat what belongs to a set for each of its scatters
@@ -322,10 +322,18 @@ class Trend:
         log_K = np.log(self._prior_K) - 0.5 * (np.linalg.slogdet(rest_KOO)[1] + chi2_K)
         left_K22 = self._truth_KSS[:, pair][:, :, pair] - gain_K2O @ self._truth_KSS[:, rest][:, :, pair]
         mean_K2 = self.x_S[-1] + self._mean_KA @ self._r_SA[pair].T + (gain_K2O @ away_KO[:, :, None])[..., 0]
-        left_K2R = x_2R - mean_K2[:, :, None]
-        chi2_KR = np.einsum("kir,kij,kjr->kr", left_K2R, np.linalg.inv(left_K22), left_K2R)
-        log_KR = (log_K - 0.5 * np.linalg.slogdet(left_K22)[1])[:, None] - 0.5 * chi2_KR
-        weight_R = np.exp(log_KR - log_KR.max()).sum(axis=0)
+        inverse_K22 = np.linalg.inv(left_K22)
+        inverse_K22 = (inverse_K22 + inverse_K22.swapaxes(1, 2)) / 2
+        # The log density is a polynomial in both draws, about a centre near them: one product of matrices.
+        centre_2 = x_2R.mean(axis=1)
+        (x_R, y_R), mean_K2 = x_2R - centre_2[:, None], mean_K2 - centre_2
+        pull_K2 = np.einsum("kij,kj->ki", inverse_K22, mean_K2)
+        log_K += 0.5 * (np.linalg.slogdet(inverse_K22)[1] - (pull_K2 * mean_K2).sum(axis=1))
+        squares_K3 = -0.5 * inverse_K22[:, [0, 0, 1], [0, 1, 1]] * (1, 2, 1)
+        of_terms_K6 = np.column_stack([squares_K3, pull_K2, log_K])
+        log_KR = of_terms_K6 @ np.stack([x_R**2, x_R * y_R, y_R**2, x_R, y_R, np.ones_like(x_R)])
+        log_KR -= log_KR.max()
+        weight_R = np.exp(log_KR, out=log_KR).sum(axis=0)  # in place: fresh pages cost more than the products
         draws = len(weight_R)
         # Truncated (Ionides 2008): else a single draw from a tail may count as much as all others.
         weight_R = np.minimum(weight_R, weight_R.mean() * math.sqrt(draws))

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-import scipy
-from scipy.special import log_ndtr, ndtr, ndtri
+
+from mup_tpu.internals.scipy import log_ndtr, ndtr, ndtri, stdtrit
 
 MODEL_ERROR = 0.1  # Standard error of a shape at a point, as a share of the point's rise above the best
 _PLAINLY = 1e-3  # Chance of noise alone by which a point counts as plainly worse than the best
@@ -156,7 +156,7 @@ def fit_valley(
     best = int(np.argmin(mean_G))
     window = points_near(x_G, finite_G, best, step)
     # Unimodal: the optimum lies before any point that is lost, or plainly worse than the best.
-    plain = -scipy.special.stdtrit(df, _PLAINLY)
+    plain = -stdtrit(df, _PLAINLY)
     is_worse_G = mean_G - mean_G[best] > plain * np.hypot(error_G, error_G[best])
     low = max(x_G[:best][is_worse_G[:best]], default=-math.inf)
     high = min(x_G[best:][is_worse_G[best:]], default=math.inf)
@@ -341,12 +341,16 @@ def draw(
         height_KX = height_KX * (variance_K1 / both_KX) + prior_K1 * (error_KX**2 / both_KX)
         error_KX = error_KX * np.sqrt(variance_K1 / both_KX)
     probability_KX = np.exp(log_KX - log_KX.max())
-    ends_K = np.cumsum(probability_KX.sum(axis=1))
+    total_K1 = probability_KX.sum(axis=1, keepdims=True)
+    ends_K = np.cumsum(total_K1)
     chance_R = generator.uniform(size=draws) if chance_R is None else chance_R
     shape_R = np.minimum(np.searchsorted(ends_K, chance_R * ends_K[-1]), len(ends_K) - 1)
-    cumulative_KX = np.cumsum(probability_KX, axis=1)[shape_R]
-    within_R1 = (generator.uniform(size=draws) * cumulative_KX[:, -1])[:, None]
-    at_R = np.minimum((cumulative_KX < within_R1).sum(axis=1), log_KX.shape[1] - 1)
+    # One search for all shapes: shape k has the numbers from k to k + 1.
+    shares_KX = np.cumsum(probability_KX, axis=1) / np.maximum(total_K1, 1e-300)
+    number_R = np.searchsorted(
+        (shares_KX + np.arange(len(ends_K))[:, None]).ravel(), shape_R + generator.uniform(size=draws)
+    )
+    at_R = np.clip(number_R - shape_R * log_KX.shape[1], 0, log_KX.shape[1] - 1)
     cell = fit.at_X[1] - fit.at_X[0]
     x_R = np.clip(fit.at_X[at_R] + cell * generator.uniform(-0.5, 0.5, draws), fit.low, fit.high)
     factor_R = np.ones(draws)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.metadata
 import io
 import json
 import logging
@@ -174,6 +173,8 @@ def guard(call: Callable[[], Any]) -> None:
     except MupTpuError as error:
         _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
+        import importlib.metadata
+
         missing, requirements = (error.name or "").partition(".")[0], []
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
             requirements = importlib.metadata.requires("mup_tpu") or []

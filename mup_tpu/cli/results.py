@@ -29,7 +29,6 @@ from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.header import keep_predictions, load_predictions
 from mup_tpu.words import tables, verdicts
 from mup_tpu.words.names import name, power
-from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class TableOptions:
         return analyze(table, self.epsilon, self.delta, laws=laws)
 
 
-# Figures and reports are imported where they are made: matplotlib takes longer than an analysis.
+# Figures, reports and what a path seldom holds are imported in functions: half of a command is imports.
 CHECK_FILE = "coord_check.parquet"  # table of a coordinate check in its results folder
 
 
@@ -294,6 +293,8 @@ class Results:
         keep_predictions(self.path, to_keep(predictions, self.table))
 
     def show_predictions(self, console: Console, predictions: Predictions) -> None:
+        from mup_tpu.words.predictions import prediction, prediction_details
+
         self.show_notes(console)
         for one in predictions.predictions:
             console.print(prediction(one, predictions), style="bold")

@@ -289,6 +289,7 @@ def _complete(runs: pa.Table) -> pa.Table:
     if runs["config"].null_count == len(runs):
         return runs
     incomplete = [name for name in CONFIGURED if runs[name].null_count]
+    configs = {part: cls() for part, cls in PARTS.items()}  # defaults of configurations without a field
     rows = runs.select([*{*incomplete, *_COMPLETED}]).to_pylist()
     for row in rows:
         if row["config"] is None or None not in (row[name] for name in incomplete):
@@ -302,8 +303,7 @@ def _complete(runs: pa.Table) -> pa.Table:
         for name in {*incomplete, "head_size"}:
             if row[name] is None:
                 column = CONFIGURED[name]
-                default = getattr(PARTS[column.part](), column.field)  # of configurations without the field
-                row[name] = given.get(column.field, default)
+                row[name] = given.get(column.field, getattr(configs[column.part], column.field))
                 if type(row[name]) not in ((int, float) if column.type is float else (column.type,)):
                     raise ValueError(f"config of a row has {column.field} {row[name]!r}")
         row["tokens_planned"] = row["steps_planned"] * row["batch_size"] * row["sequence_length"]

@@ -3,10 +3,14 @@
 Terminal, reports, notebooks and JSON take their texts from here, so no code reads a sentence.
 """
 
-from mup_tpu.analysis.prediction import Predictions
-from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
-from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.words import predictions, surfaces, verdicts
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis.prediction import Predictions
+    from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
+    from mup_tpu.analysis.transfer import TransferAnalysis
 
 __all__ = ["summary"]
 
@@ -19,6 +23,10 @@ def summary(result: TransferAnalysis | Predictions | JointAnalysis | JointPredic
         >>> print(summary(predict("results/lr_transfer", "width=1024")).split(";")[0])
         μP: learning rate 2^-5.16 = 0.028 at width 1024 (1 octave beyond width 512)
     """
+    from mup_tpu.analysis.prediction import Predictions
+    from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
+    from mup_tpu.words import predictions, surfaces, verdicts
+
     if isinstance(result, JointAnalysis | JointPredictions):
         return "\n".join(surfaces.lines(result))
     return predictions.summary(result) if isinstance(result, Predictions) else verdicts.summary(result)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mup_tpu.analysis.design import Batch
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.ingest.table_columns import Columns, means
 from mup_tpu.analysis.optimum import Optimum, Status
-from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, LookTaken, Regret, Verdict
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.words import names
 from mup_tpu.words.names import amount, exponent, plain, point, power
 from mup_tpu.words.reasons import because, notes
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis.scores import Score
 
 
 def verdict(
