@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.referee import Comparison, Ruling, parabola_slope
 from mup_tpu.analysis.verdict import Regret
 from mup_tpu.cli import main
@@ -48,6 +48,15 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
     assert fine.best_loss == pytest.approx(2.5, abs=0.01)
     assert math.isnan(unbracketed.alpha) and math.isnan(unbracketed.regret)
     assert unbracketed.regret_status == "not known" and fine.regret_status == "estimated"
+
+
+def test_stored_rows_say_what_was_made_and_how_long_it_took():
+    table = load_table("results/nanogpt_mup")
+    rulings = Comparison.of({"nanogpt_mup": (analyze(table), table)}).rulings
+    for rule, rows in table.stored.groupby("parametrization"):
+        (of_rule,) = (ruling for ruling in rulings if ruling.rule == rule)
+        assert (of_rule.architecture, of_rule.update_rule) == ("gpt2", "adamw")
+        assert (of_rule.runs, of_rule.hours) == (len(rows), pytest.approx(rows["wall_time_s"].sum() / 3600))
 
 
 def test_the_slope_by_hand_is_that_of_exact_parabolas_and_not_of_scales_without_a_minimum():

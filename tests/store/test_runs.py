@@ -243,6 +243,10 @@ def test_folders_that_cannot_be_opened_say_so(tmp_path):
             "its axis tune is not a column",
         ),
         ('{"format": 1, "experiment": "x", "planned": 3}', "its planned scales are not numbers above 0: 3"),
+        (
+            f'{{"format": 1, "experiment": "x", "planned": [{2**63}]}}',
+            "planned scales are not numbers above 0: ",
+        ),
         ('{"format": 1, "experiment": "x", "planned": [64, "a"]}', "are not numbers above 0"),
         ('{"format": 1, "experiment": "x", "planned": [NaN]}', "are not numbers above 0"),
         ('{"format": 1, "experiment": "x", "where": "width=64"}', "its question, where, is not a list of "),
