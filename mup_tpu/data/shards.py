@@ -195,9 +195,6 @@ class ShardFolder:
                 f"{self.url} holds no {INDEX}: it is not (or not yet wholly) prepared; "
                 f"write it with: mup-tpu data prepare --out {self.url}"
             ) from None
-        self.tokenizer = self._load_tokenizer()
-
-    def _load_tokenizer(self) -> Tokenizer:
         sha256 = self.index.tokenizer_sha256
         content = None if sha256 is None else self._read_checked(TOKENIZER_FILE, sha256)
         try:
@@ -210,7 +207,7 @@ class ShardFolder:
                 f"{self.url}/{INDEX} does not fit its shards: vocab_size {self.index.vocab_size}, but the "
                 f"tokenizer has {tokenizer.vocab_size} tokens"
             )
-        return tokenizer
+        self.tokenizer: Tokenizer = tokenizer
 
     def samples(self, shard: Shard) -> np.ndarray:
         """Read the sequences of a shard (samples_per_shard, T + 1).
@@ -249,7 +246,16 @@ class ShardFolder:
         """Read a file; try again after dropped connections, timeouts and answers such as 503."""
         path = f"{self._root}/{name}"
         if isinstance(self._fs, LocalFileSystem):
-            _check_local(path, size)
+            # Before it is read: a named pipe never ends, and a large file of another size takes long.
+            if not os.path.lexists(path):
+                raise FileNotFoundError(path)
+            if not os.path.isfile(path):
+                raise DataError(f"{path} is not a file")
+            if size not in (None, actual := os.path.getsize(path)):
+                raise DataError(
+                    f"shard {path} is corrupted: its {actual} bytes have another size than the index says, "
+                    f"{size}; copy it again, or prepare again"
+                )
         limit = {}
         if getattr(self._fs, "async_impl", False):  # the clients of other file systems have their limits
             limit = {"timeout": PATIENCE_S + (size or _UNSIZED) / MIN_RATE}
@@ -273,19 +279,6 @@ class ShardFolder:
             # Random pauses: many hosts may have lost the server at once.
             time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1))
         raise AssertionError("the last try returns or raises")
-
-
-def _check_local(path: str, size: int | None) -> None:
-    # Before it is read: a named pipe never ends, and a large file of another size takes long.
-    if not os.path.lexists(path):
-        raise FileNotFoundError(path)
-    if not os.path.isfile(path):
-        raise DataError(f"{path} is not a file")
-    if size not in (None, actual := os.path.getsize(path)):
-        raise DataError(
-            f"shard {path} is corrupted: its {actual} bytes have another size than the index says, "
-            f"{size}; copy it again, or prepare again"
-        )
 
 
 def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:

@@ -299,21 +299,18 @@ class _Experts(nn.Module):
 
     def forward(self, x_ND: Tensor, weights_NE: Tensor) -> Tensor:
         if self._gathered:
-            return self._of_their_tokens(x_ND, weights_NE)
+            out_ND = torch.zeros_like(x_ND)
+            stacks = (weights_NE.unbind(-1), self.gate_up_proj.unbind(), self.down_proj.unbind())
+            for weight_N, gate_up_JD, down_DI in zip(*stacks, strict=True):
+                (rows_R,) = weight_N.nonzero(as_tuple=True)
+                gate_RI, up_RI = functional.linear(x_ND[rows_R], gate_up_JD).chunk(2, -1)
+                hidden_RI = self._swiglu(gate_RI.contiguous(), up_RI.contiguous())
+                out_RD = functional.linear(hidden_RI, down_DI) * weight_N[rows_R, None]
+                out_ND = out_ND.index_add(0, rows_R, out_RD.to(out_ND.dtype))
+            return out_ND
         gate_NEI, up_NEI = torch.einsum("nd,ejd->nej", x_ND, self.gate_up_proj).chunk(2, -1)
         hidden_NEI = self._swiglu(gate_NEI.contiguous(), up_NEI.contiguous()) * weights_NE[..., None]
         return torch.einsum("nei,edi->nd", hidden_NEI, self.down_proj)
-
-    def _of_their_tokens(self, x_ND: Tensor, weights_NE: Tensor) -> Tensor:
-        out_ND = torch.zeros_like(x_ND)
-        stacks = (weights_NE.unbind(-1), self.gate_up_proj.unbind(), self.down_proj.unbind())
-        for weight_N, gate_up_JD, down_DI in zip(*stacks, strict=True):
-            (rows_R,) = weight_N.nonzero(as_tuple=True)
-            gate_RI, up_RI = functional.linear(x_ND[rows_R], gate_up_JD).chunk(2, -1)
-            hidden_RI = self._swiglu(gate_RI.contiguous(), up_RI.contiguous())
-            out_RD = functional.linear(hidden_RI, down_DI) * weight_N[rows_R, None]
-            out_ND = out_ND.index_add(0, rows_R, out_RD.to(out_ND.dtype))
-        return out_ND
 
 
 class _Mixture(nn.Module):

@@ -163,7 +163,18 @@ def attention_factors(
         before = getattr(base.get_submodule(name), "head_dim", None)
         by_hand = matches(name, BY_HAND, roles)
         if size is None and not by_hand:
-            _warn_of_heads(name, part, base.get_submodule(name))
+            smaller = base.get_submodule(name)
+            pairs = zip(part.parameters(), smaller.parameters(), strict=False)
+            numbers = {attribute: getattr(part, attribute, None) for attribute in _NUMBER_OF_HEADS}
+            alike = [a for a, n in numbers.items() if isinstance(n, int) and n == getattr(smaller, a, None)]
+            if alike and any(wide.numel() > narrow.numel() for wide, narrow in pairs):
+                warnings.warn(
+                    f"{name!r} ({type(part).__name__}) has {alike[0]} {numbers[alike[0]]} at every width, so "
+                    "its heads seem to grow, and no head_dim and scaling to set: divide its logits by the "
+                    f"head size, not by its root, and give roles={{{name!r}: 'by hand'}}; or let {alike[0]} "
+                    "grow",
+                    stacklevel=2,
+                )
         if not (isinstance(size, int) and isinstance(before, int)) or size == before:
             continue
         factor = rule(size / before).attention
@@ -180,21 +191,6 @@ def attention_factors(
                 f"and give roles={{{name!r}: 'by hand'}}"
             )
     return factors
-
-
-def _warn_of_heads(name: str, part: nn.Module, base: nn.Module) -> None:
-    """Warn of an attention module with as many heads in a wider module: they may grow in size."""
-    for attribute in _NUMBER_OF_HEADS:
-        number = getattr(part, attribute, None)
-        wider = any(p.numel() > q.numel() for p, q in zip(part.parameters(), base.parameters(), strict=False))
-        if isinstance(number, int) and wider and number == getattr(base, attribute, None):
-            warnings.warn(
-                f"{name!r} ({type(part).__name__}) has {attribute} {number} at every width, so its heads "
-                "seem to grow, and no head_dim and scaling to set: divide its logits by the head size, not "
-                f"by its root, and give roles={{{name!r}: 'by hand'}}; or let {attribute} grow",
-                stacklevel=2,
-            )
-            return
 
 
 def branch_factors(

@@ -421,7 +421,11 @@ def _roles(
     roles: dict[str, str] = {}
     partly = []
     for name, part in large.named_modules():
-        scales = [_embedding_scale(of) for of in (small.get_submodule(name), part)]
+        scales = [1.0, 1.0]
+        for i, one in enumerate((small.get_submodule(name), part)):
+            known = (getattr(one, attribute, None) for attribute in ("scalar_embed_scale", "embed_scale"))
+            if isinstance(one, nn.Embedding):
+                scales[i] = next((value for value in known if isinstance(value, int | float)), 1.0)
         power = math.log2(scales[1] / scales[0])
         if logits and part is large.get_output_embeddings():  # type: ignore[operator]
             power = logits
@@ -455,12 +459,6 @@ def _roles(
             "{'*.q_a_proj.weight': 'hidden'}"
         )
     return roles
-
-
-def _embedding_scale(module: nn.Module) -> float:
-    values = (getattr(module, name, None) for name in ("scalar_embed_scale", "embed_scale"))
-    scale = next((value for value in values if isinstance(value, int | float)), 1.0)
-    return scale if isinstance(module, nn.Embedding) else 1.0
 
 
 def _head_size(config: Any) -> int:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
 from mup_tpu.analysis.run_table import of_status
-from mup_tpu.analysis.transfer import LearningCurve, TransferAnalysis, TransferResult
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, LOSS, figure_type
@@ -59,9 +59,20 @@ def learning_curves_figure(
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
     for panel, result in zip(axes, results, strict=True):
         for curve in result.learning_curves:
-            color, i = style.sequential(scales, curve.scale), scales.index(curve.scale)
+            color, entry = style.sequential(scales, curve.scale), entries[scales.index(curve.scale)]
             (line,) = panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
-            style.describe(line, str(entries[i].get_label()), _curve_texts(curve, result, analysis, runs))
+            of_curve = None
+            if runs is not None:
+                is_same = (runs["compared"] == result.compared) & (runs["scale"] == curve.scale)
+                of_curve = runs[is_same & ((runs["x"] - curve.x).abs() < 1e-6)]
+            tuned = f"{columns.label(analysis.hyperparameter)} {bound(curve.x)}"
+            at = f"{names.point(analysis.scale, curve.scale)}, {tuned}"
+            every, after = -(-len(curve.steps) // _POINTS), style.run_lines(of_curve)
+            tooltips = [
+                "" if i % every else "\n".join([at, f"step {step:g}: {style.loss_text(loss)}", *after])
+                for i, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True))
+            ]
+            style.describe(line, str(entry.get_label()), tooltips)
         panel.set_title(style.label(result.compared, analysis.compares))
         panel.set_xlabel("step")
     shown = [loss for result in results for curve in result.learning_curves for loss in curve.losses]
@@ -73,22 +84,6 @@ def learning_curves_figure(
     tuned = style.column_label(analysis.hyperparameter)
     title = f"{style.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
     return style.with_key(axes, entries, title, ax=ax)
-
-
-def _curve_texts(
-    curve: LearningCurve, result: TransferResult, analysis: TransferAnalysis, runs: pd.DataFrame | None
-) -> list[str]:
-    """Return a tooltip a point; "" for points between others that are close enough."""
-    if runs is not None:
-        is_same = (runs["compared"] == result.compared) & (runs["scale"] == curve.scale)
-        runs = runs[is_same & ((runs["x"] - curve.x).abs() < 1e-6)]
-    tuned = f"{columns.label(analysis.hyperparameter)} {bound(curve.x)}"
-    at = f"{names.point(analysis.scale, curve.scale)}, {tuned}"
-    every, after = -(-len(curve.steps) // _POINTS), style.run_lines(runs)
-    return [
-        "" if i % every else "\n".join([at, f"step {step:g}: {style.loss_text(loss)}", *after])
-        for i, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True))
-    ]
 
 
 @figure_type("Trials", "Loss of every trial against each hyperparameter that was searched")

@@ -33,6 +33,7 @@ _STEPS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 _COLORS = ListedColormap(
     ["#f7fbff", "#deebf7", "#b7d4ea", "#fee0c1", "#fdae6b", "#f57622", "#c94402", "#8c2d04"], name="regret"
 ).with_extremes(over="#511a02", bad="white")
+_USUAL = ("gpt2", "adamw", "lr")  # a ruling's setting that its name leaves out
 # Status of a regret -> its short form in a cell, and the form's meaning
 _WORDS = {
     "outside the grid": ("out", "outside its grid"),
@@ -171,9 +172,16 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     entries: list[str | Ruling] = []
     for way, of_way in groupby(sorted(rulings, key=place), lambda r: columns.label(r.columns.scale)):
         entries += [way, *of_way]
-    written = [
-        "\n".join(style.broken(style.plain(e) if isinstance(e, str) else _named(e), 60)) for e in entries
-    ]
+    written = []
+    for entry in entries:
+        if not isinstance(entry, str):
+            pairs = zip(map(columns.label, entry.setting), map(columns.label, _USUAL), strict=True)
+            differs = ", ".join(dict.fromkeys(setting for setting, usual in pairs if setting != usual))
+            rule = style.label(entry.rule, entry.columns.parametrization) + f" ({differs})" * bool(differs)
+            text = f"{rule}: {span(entry)}, {style.plain(entry.sweep)}"
+        else:
+            text = style.plain(entry)
+        written.append("\n".join(style.broken(text, 60)))
     lines = [text.count("\n") + 1 for text in written]
     rows = np.cumsum(lines[::-1])[::-1] - np.array(lines) / 2 - 0.5
     longest = 0.072 * max(len(line) for text in written for line in text.split("\n"))
@@ -226,10 +234,3 @@ def _draw_interval(
     if abs(at) > reach:
         marker = "<" if at < 0 else ">"
     ax.plot(np.clip(at, -reach, reach), row, marker, color=color, ms=6, mec="white", mew=0.6)
-
-
-def _named(ruling: Ruling) -> str:
-    pairs = zip(map(columns.label, ruling.setting), map(columns.label, ("gpt2", "adamw", "lr")), strict=True)
-    differs = ", ".join(dict.fromkeys(name for name, most in pairs if name != most))
-    rule = style.label(ruling.rule, ruling.columns.parametrization) + (f" ({differs})" if differs else "")
-    return f"{rule}: {span(ruling)}, {style.plain(ruling.sweep)}"

@@ -252,7 +252,21 @@ def referee_page(
         heading = f"## {table.title[:1].upper()}{table.title[1:]}"
         lines += ["", heading, *_markdown(("rule", *table.headings[1:]), rows)]
     if known := [r for r in comparison.rulings if r.worth.tells]:
-        lines += ["", *_worths(known)]
+        heads = ("rule", "growing", "share of the gain", "a, loss gap", "sweep")
+        worths = (
+            (
+                _code(r.rule), f"{label(r.columns.scale)} {span(r, '–')}", interval(r.worth.share),
+                interval(r.worth.loss_exponent), _link(r.sweep),
+            )
+            for r in known
+        )  # fmt: skip
+        sure = [
+            f"{_code(r.rule)} along {label(r.columns.scale)} {span(r)} ({r.worth.useful})"
+            for r in known
+            if r.worth.useful != "not told"
+        ]
+        useful = f"Known for {', '.join(sure) or 'none'}"
+        lines += ["", _WORTH.format(useful=useful), "", *_markdown(heads, worths)]
     if predictions:
         inside = [one for of_folder in predictions.values() for one in of_folder]
         folders = ", ".join(map(_link, predictions))
@@ -344,24 +358,3 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 
 def span(ruling: Ruling, to: str = " to ") -> str:
     return to.join(write_scale(ruling.columns.scale, at) for at in (ruling.smallest, ruling.largest))
-
-
-def _worths(known: list[Ruling]) -> list[str]:
-    heads = ("rule", "growing", "share of the gain", "a, loss gap", "sweep")
-    rows = (
-        (
-            _code(r.rule),
-            f"{label(r.columns.scale)} {span(r, '–')}",
-            interval(r.worth.share),
-            interval(r.worth.loss_exponent),
-            _link(r.sweep),
-        )
-        for r in known
-    )
-    sure = [
-        f"{_code(r.rule)} along {label(r.columns.scale)} {span(r)} ({r.worth.useful})"
-        for r in known
-        if r.worth.useful != "not told"
-    ]
-    top = _WORTH.format(useful=f"Known for {', '.join(sure) or 'none'}")
-    return [top, "", *_markdown(heads, rows)]
