@@ -176,7 +176,7 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     for entry in entries:
         if not isinstance(entry, str):
             pairs = zip(map(columns.label, entry.setting), map(columns.label, _USUAL), strict=True)
-            differs = ", ".join(dict.fromkeys(setting for setting, usual in pairs if setting != usual))
+            differs = ", ".join(dict.fromkeys(setting for setting, most in pairs if setting != most))
             rule = style.label(entry.rule, entry.columns.parametrization) + f" ({differs})" * bool(differs)
             text = f"{rule}: {span(entry)}, {style.plain(entry.sweep)}"
         else:
