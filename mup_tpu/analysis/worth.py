@@ -117,12 +117,7 @@ def worth(estimates: Sequence[Estimate], headline: Regret | None) -> Worth:
     losses = np.array([e.optimum.loss for e in known])
     if np.polyfit(np.log(scales), losses, 1)[0] >= 0:
         return Worth(share=share, why_not=Reason.of("loss does not fall"))
-    # Errors of the fits, and of what seeds share
-    effects = [e.curve.effect_S for e in known if len(e.curve.effect_S) > 1]
-    shared = math.sqrt(np.mean([effect_S.var(ddof=1) for effect_S in effects])) if effects else 0.0
-    fitted = [e.valley.loss_R.std() for e in known if e.valley]
-    loss_errors = np.hypot(fitted, [shared / math.sqrt(len(e.curve.effect_S)) for e in known])
-    irreducible, loss_exponent = approach(scales, losses, loss_errors, floor=0.0)
+    irreducible, loss_exponent = approach(scales, losses, loss_errors(known), floor=0.0)
     optima, errors = np.array([e.optimum.x for e in known]), np.array([e.optimum.se for e in known])
     _, optimum_exponent = approach(scales, optima, np.hypot(errors, _SCATTER))
     kappa = loss_exponent.plus(_curvature_exponent(known))
@@ -195,6 +190,14 @@ def _profile(
     error_P = np.sqrt(np.einsum("pi,pij,pj->p", to_limit_P2, covariance_P22, to_limit_P2))
     below_P = np.minimum(0.0, limit_P - floor) / error_P
     return limit_P, error_P, (weight_S * left_PS**2).sum(axis=1) + below_P**2
+
+
+def loss_errors(known: Sequence[Estimate]) -> np.ndarray:
+    """Return standard errors of the losses at the optima, nat: of the fits, and of what seeds share."""
+    effects = [e.curve.effect_S for e in known if len(e.curve.effect_S) > 1]
+    shared = math.sqrt(np.mean([effect_S.var(ddof=1) for effect_S in effects])) if effects else 0.0
+    fitted = [e.valley.loss_R.std() for e in known if e.valley]
+    return np.hypot(fitted, [shared / math.sqrt(len(e.curve.effect_S)) for e in known])
 
 
 def _curvature_exponent(known: Sequence[Estimate]) -> Interval:

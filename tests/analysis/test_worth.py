@@ -9,7 +9,7 @@ import pytest
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import Question, weigh
-from mup_tpu.analysis.worth import Interval, Worth, _loss_errors, approach, with_penalties
+from mup_tpu.analysis.worth import Interval, Worth, loss_errors, approach, with_penalties
 
 WIDTHS = np.array([64.0, 128.0, 256.0, 512.0, 1024.0])
 
@@ -37,7 +37,7 @@ def test_losses_are_as_uncertain_as_what_runs_of_a_seed_share():
     at = np.searchsorted(WIDTHS, frame["width"])
     frame["loss"] += shared[at, frame["seed"]]
     evidence = weigh(check_table(frame).runs, Question())
-    errors = _loss_errors(evidence.estimates)
+    errors = loss_errors(evidence.estimates)
     assert errors == pytest.approx(math.sqrt(shared.var(axis=1, ddof=1).mean() / 3), rel=0.1)
 
 

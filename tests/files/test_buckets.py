@@ -35,7 +35,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu.cli import main
-from mup_tpu.cli.doctor import check_url
+from mup_tpu.cli.doctor import check_folder
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Domain, Search
@@ -161,8 +161,12 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
     folder.remove("a")
     ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder)
     assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
-    assert check_url(str(folder)).problem.endswith(f"cannot be read: there is no bucket {name}")
-    assert not check_url(cloud.url()).problem, "a folder that nobody has used, in a bucket that is there"
+    assert check_folder("results folder", str(folder)).problem.endswith(
+        f"cannot be read: there is no bucket {name}"
+    )
+    assert not check_folder("results folder", cloud.url()).problem, (
+        "a folder that nobody has used, in a bucket that is there"
+    )
 
 
 # Shards
