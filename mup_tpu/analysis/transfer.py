@@ -252,7 +252,16 @@ def analyze(
     results, costs = [], run_cost(table)
     for name in sorted(table.runs["compared"].unique()):
         if table.columns.loss == "":
-            results.append(_analyze_optima(name, table, question))
+            rows = table.runs[table.runs["compared"] == name].sort_values("scale")
+            numbers = rows[["scale", "x", "low", "high", "error"]].to_numpy(float).tolist()
+            optima = tuple(
+                Optimum(scale, Status.BRACKETED, x, low, high, best_x=x, se=error, mean=x)
+                for scale, x, low, high, error in numbers
+            )
+            drift, noise = fit_drift(optima, table.columns.scale, delta), Noise(math.nan, 0, "optima")
+            unknown: tuple[None, ...] = (None,) * len(optima)
+            settled = Verdict("INCONCLUSIVE")
+            results.append(without_curves(name, noise, optima, unknown, drift, (), settled))
             continue
         results.append(_analyze_one(name, table, question, costs, laws))
         if results[-1].noise.source == "lack of fit":
@@ -288,7 +297,15 @@ def _analyze_one(
     law = fit_law(table.runs, optima) if laws else _NO_LAW
     if law.law is not None:
         params = table.runs.groupby("scale")["params"].first()
-        regrets = [_with_compute(r, law.law, float(params[r.target])) for r in regrets]
+        for i, one in enumerate(regrets):
+            if one.status != "estimated":
+                continue
+            size = float(params[one.target])
+            low, high = law.law.compute_share_interval(size, one.low, one.high)
+            if not math.isnan(low):
+                share = law.law.compute_share(size, one.value)
+                ends = {"compute_low": min(low, share), "compute_high": max(high, share)}
+                regrets[i] = replace(one, compute_share=share, **ends)
     costs = run_cost(table) if question.planned else costs
     at_scale_0, generator = None, np.random.default_rng(question.seed)
     if len(table.at_scale_0):
@@ -318,20 +335,6 @@ def _analyze_one(
         at_scale_0=at_scale_0,
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
     )
-
-
-def _analyze_optima(compared: str, table: RunTable, question: Question) -> TransferResult:
-    """Fit the drift of optima that come without runs."""
-    rows = table.runs[table.runs["compared"] == compared].sort_values("scale")
-    optima = tuple(
-        Optimum(scale, Status.BRACKETED, x, low, high, best_x=x, se=error, mean=x)
-        for scale, x, low, high, error in rows[["scale", "x", "low", "high", "error"]]
-        .to_numpy(float)
-        .tolist()
-    )
-    drift = fit_drift(optima, question.columns.scale, question.delta)
-    noise, valleys = Noise(math.nan, 0, "optima"), (None,) * len(optima)
-    return without_curves(compared, noise, optima, valleys, drift, (), Verdict("INCONCLUSIVE"))
 
 
 def without_curves(
@@ -396,16 +399,6 @@ def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
     if not law.is_identified:
         return FittedLaw(params, tokens, losses, None, law.why_not_identified)
     return FittedLaw(params, tokens, losses, law, None)
-
-
-def _with_compute(regret_: Regret, law: ScalingLaw, params: float) -> Regret:
-    if regret_.status != "estimated":
-        return regret_
-    low, high = law.compute_share_interval(params, regret_.low, regret_.high)
-    if math.isnan(low):
-        return regret_
-    share = law.compute_share(params, regret_.value)
-    return replace(regret_, compute_share=share, compute_low=min(low, share), compute_high=max(high, share))
 
 
 def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> tuple[LearningCurve, ...]:
