@@ -9,7 +9,7 @@ import pytest
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import Question, weigh
-from mup_tpu.analysis.worth import Interval, Worth, loss_errors, approach, with_penalties
+from mup_tpu.analysis.worth import Interval, Worth, approach, loss_errors, with_penalties
 
 WIDTHS = np.array([64.0, 128.0, 256.0, 512.0, 1024.0])
 
