@@ -42,9 +42,8 @@ from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
 from mup_tpu.study.attempt import Function, Outcome
-from mup_tpu.study.leases import PATIENCE_S, Leases
 from mup_tpu.study.report import forget_rungs, number
-from mup_tpu.study.space import Points, Space, Trial
+from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space, Trial
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
 from mup_tpu.tuning.sequence import Grid, buy, buyer_of, several_tuned
