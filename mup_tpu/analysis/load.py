@@ -17,8 +17,6 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.readers import TOOLS, find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_scale, means, plain_name
-from mup_tpu.analysis.ingest.table_files import STDIN
-from mup_tpu.analysis.ingest.table_shapes import as_rows, with_settings
 from mup_tpu.analysis.ingest.table_values import (
     AUTO,
     NO_STATES,
@@ -28,6 +26,7 @@ from mup_tpu.analysis.ingest.table_values import (
     plain_sizes,
     with_errors,
 )
+from mup_tpu.analysis.ingest.tables import STDIN, as_rows, with_settings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DATA, HISTORY, STORED_FIXED, RunTable, select, selected_scales
 from mup_tpu.analysis.standard_form import standard_form

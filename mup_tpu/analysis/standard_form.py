@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns, distinct, list_of, means, plain_name, short_name
-from mup_tpu.analysis.ingest.table_shapes import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_values import (
     AUTO,
     NO_STATES,
@@ -24,6 +23,7 @@ from mup_tpu.analysis.ingest.table_values import (
     numbers,
     plain_sizes,
 )
+from mup_tpu.analysis.ingest.tables import at_logged_steps, last_steps
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import (
     ENDS,

@@ -15,7 +15,7 @@ import tyro
 
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.readers import TRACKERS
-from mup_tpu.analysis.ingest.table_files import without_suffix
+from mup_tpu.analysis.ingest.tables import without_suffix
 from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.analysis.scores import Score, answered, score, to_keep

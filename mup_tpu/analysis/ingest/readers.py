@@ -2,7 +2,7 @@
 
 A reader returns a row a run, or a row a step of a run, under the tool's names of columns; settings become
 columns `config/NAME`. What the names mean is told by `table_columns.find_columns`; `Reader.columns` names the
-ones that it could not tell. Settings that a tool keeps in names of folders are found by `table_shapes`, from
+ones that it could not tell. Settings that a tool keeps in names of folders are found by `tables`, from
 the column `run`.
 """
 
@@ -27,8 +27,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import means
-from mup_tpu.analysis.ingest.table_files import is_file, read_file
-from mup_tpu.analysis.ingest.table_shapes import settings
+from mup_tpu.analysis.ingest.tables import is_file, read_file, settings
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import read_regular
 from mup_tpu.store.header import FILE as STORE

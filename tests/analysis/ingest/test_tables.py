@@ -13,9 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import load_table
-from mup_tpu.analysis.ingest.table_files import is_file, read_file, without_suffix
+from mup_tpu.analysis import check_table, load_table
+from mup_tpu.analysis.ingest.tables import is_file, read_file, settings, without_suffix
+from mup_tpu.cli import main
 from mup_tpu.errors import TableError
+from mup_tpu.words.reasons import notes as notes_of
 
 TABLE = pd.DataFrame(
     [(w, 2.0**x, 2.5 + (x + 8) ** 2 / 20) for w in (64, 128) for x in (-9, -8, -7)],
@@ -125,8 +127,97 @@ def test_the_only_sheet_with_rows_of_a_workbook_is_read_wherever_its_table_begin
     "content", [CSV.encode(), TABLE.to_json(orient="records").encode()], ids=["CSV", "JSON"]
 )
 def test_standard_input_is_a_table(content):
-    code = (
-        "from mup_tpu.analysis.ingest.table_files import read_file; print(read_file('-').to_csv(index=False))"
-    )
+    code = "from mup_tpu.analysis.ingest.tables import read_file; print(read_file('-').to_csv(index=False))"
     run = subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=True)
     pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(run.stdout)), TABLE)
+
+
+RUNS = pd.DataFrame(
+    [(w, 2.0**x, 2.5 + (x + 8) ** 2 / 20 + w / 1000) for w in (64, 128) for x in (-9, -8, -7)],
+    columns=["width", "lr", "loss"],
+)
+BY_WIDTH = RUNS.pivot(index="lr", columns="width", values="loss")
+
+
+def test_an_empty_cell_is_no_run_and_inf_a_diverged_one():
+    wide = BY_WIDTH.rename(columns=str)
+    wide.loc[2.0**-7, "128"] = np.nan
+    table = check_table(wide.reset_index())
+    assert len(table.runs) == 5
+    assert "1 empty cells left out: write inf where a run diverged" in notes_of(table)
+    wide.loc[2.0**-7, "128"] = np.inf
+    assert check_table(wide.reset_index()).runs["loss"].tolist()[-1] == np.inf
+
+
+def test_headings_that_nothing_explains_are_refused():
+    wide = BY_WIDTH.rename(columns=str).rename_axis("x").reset_index()
+    with pytest.raises(
+        TableError, match="column for each of 64, 128, but no heading names these values or the rows"
+    ):
+        check_table(wide)
+    with pytest.raises(TableError, match="no column 'loss'"):  # metrics, no axis
+        check_table(RUNS[["width", "lr"]].assign(**{"acc@1": 0.5, "acc@5": 0.9}))
+
+
+def curves(name, metrics=("val/loss",)) -> pd.DataFrame:
+    columns = {
+        f"{name(run)} - {metric}": [run.loss + 1, run.loss] for run in RUNS.itertuples() for metric in metrics
+    }
+    return pd.DataFrame({"Step": [10, 20], **columns})
+
+
+def test_curves_of_runs_that_say_nothing_are_refused():
+    with pytest.raises(TableError, match=r"curves of 6 runs whose names do not say .*wandb:ENTITY/PROJECT"):
+        check_table(curves(lambda run: f"lively-sun-{run.Index}"))
+    both = curves(lambda run: f"w{run.width}-lr{run.lr}", ("val/loss", "train/loss"))
+    with pytest.raises(
+        TableError, match="table holds curves of train/loss, val/loss: export the curves of one loss"
+    ):
+        check_table(both)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("mup_w256_lr1.2e-04_s0", {"width": 256, "lr": 1.2e-4, "seed": 0, "parametrization": "mup"}),
+        ("PyGemma-3072x12_bs2M_lr5e-02", {"width": 3072, "depth": 12, "lr": 0.05}),
+        ("d_model: 64, learning_rate: 0.01", {"width": 64, "lr": 0.01}),
+        ("sp/w64-lr2^-8-s1", {"width": 64, "lr": 2**-8, "seed": 1, "parametrization": "sp"}),
+        ("n_layer=4 lr=0.5", {"depth": 4, "lr": 0.5}),
+        ("gpt2-baseline", {}),
+        ("20261126_final", {}),
+    ],
+)
+def test_settings_are_read_from_a_run_s_name(name, found):
+    assert settings(name) == found
+
+
+def named_runs(rule="mup"):
+    rows = [(w, 2.0**e, 3 - w / 640 + 0.05 * (e + 8) ** 2) for w in (64, 128, 256) for e in range(-10, -5)]
+    return pd.DataFrame(
+        [(f"{rule}_w{w}_lr{lr:.6e}", loss) for w, lr, loss in rows], columns=["run_name", "loss"]
+    )
+
+
+def test_named_columns_are_not_replaced_by_names(tmp_path):
+    named_runs().assign(width=64, seed=range(15)).to_csv(tmp_path / "runs.csv", index=False)
+    assert set(load_table(tmp_path / "runs.csv").runs["scale"]) == {64}
+
+
+def test_names_that_say_a_setting_of_some_runs_alone_are_not_taken(tmp_path):
+    runs = named_runs()
+    runs.loc[3, "run_name"] = "mup_base"
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    with pytest.raises(TableError, match="no column 'width', 'lr'; it has run_name, loss"):
+        load_table(tmp_path / "runs.csv")
+
+
+def test_several_tables_are_one_whose_files_say_what_their_rows_do_not(tmp_path, capsys):
+    runs = named_runs()
+    for width in (64, 128, 256):
+        part = runs[runs["run_name"].str.contains(f"w{width}_")]
+        names = part["run_name"].str.replace(f"mup_w{width}_", "")
+        part.assign(run_name=names).to_csv(tmp_path / f"mup_w{width}.csv", index=False)
+    main(["analyze", str(tmp_path / "mup_w*.csv")])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "read from the names of the runs: width, parametrization" in out and "μP: " in out
