@@ -192,7 +192,8 @@ def _wait_for_program(folder: Path, names: str, process: subprocess.Popen[bytes]
         has_ended = process.poll() is not None
         for path in folder.glob(names):
             text = path.read_text()
-            if text.rstrip().endswith("}") and "while(" in text:  # whole, and the loop's
+            # Whole, and the loop's: XLA's ends with a brace; TorchTPU's is there once it is whole.
+            if "while(" in text and (path.suffix == ".mlir" or text.rstrip().endswith("}")):
                 return text
         if has_ended:
             why = _last_error((folder / "errors").read_text())

@@ -140,7 +140,9 @@ def compiled(
     program: Callable[..., Any] = compiler.StaticCompiler(debug=texts)(graph, given, donated_inputs=donated)
     if texts is not None and _dump is not None:
         for text in texts.stablehlo_forward_text:
-            (_dump / f"program-{len(list(_dump.iterdir()))}.mlir").write_text(text, encoding="utf-8")
+            path = _dump / f"program-{len(list(_dump.iterdir()))}.mlir"
+            path.with_suffix(".partial").write_text(text, encoding="utf-8")
+            path.with_suffix(".partial").rename(path)  # whole, for who waits for it
     return program
 
 

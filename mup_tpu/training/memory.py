@@ -106,11 +106,15 @@ def estimate_pack_bytes(
         # In turns, scores count with torch.compile too. bf16 counts as float32: norms, softmax and loss are
         # float32, and both copies of a cast are alive for a while.
         a_layer = kept.vectors[execution] * width + kept.scores[execution] * pairs
-        passing = kept.passing * width * max(0, layers - 2) if execution == "loop" else 0.0
+        # A split trial's are gone where its gathered parameters are most.
+        alive_in = 2 if shards == 1 else 0
+        passing = kept.passing * width * max(0, layers - alive_in) if execution == "loop" else 0.0
         # Of a large vocabulary only some tokens' logits are in memory at once. (On GPUs too, but what is left
         # there was measured with all of them.)
         logits = kept.logits * vocab_size * min(tokens, rows_at_once(vocab_size))
-        activations = _IN_PIECES * (tokens * (layers * a_layer - passing) + logits)
+        activations = tokens * (layers * a_layer - passing) + logits
+        if shards == 1:  # else malloc keeps nothing
+            activations *= _IN_PIECES
         if micro_batches > 1:  # which fragment malloc's memory
             activations *= 1.3 if execution == "loop" else 1.1
         numbers = members * state + training * (sums + gradients + activations)

@@ -10,12 +10,12 @@ import os
 import sys
 from pathlib import Path
 
-import ray
-from ray.cluster_utils import Cluster
 from rich.console import Console
 from tpu_trials import trials
 
+import mup_tpu.jobs  # noqa: F401  (before ray: it chooses how Ray's processes know each other)
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.jobs.cluster import start_patiently
 from mup_tpu.store import load_runs
 from mup_tpu.tpu import hosts
 from mup_tpu.tuning.sweep import run_sweep
@@ -26,6 +26,8 @@ take_chips = hosts.take_chips
 
 def on_a_chip() -> None:
     """Give a worker the chip that Ray names; the plugin stands in for it."""
+    import ray
+
     take_chips()
     import tpu_on_cpu  # noqa: F401  (before torch)
 
@@ -35,15 +37,21 @@ def on_a_chip() -> None:
 
 
 def main(corpus: str, results: str) -> None:
+    import ray
     import tpu_ray_program  # workers import `on_a_chip` by this name
+    from ray.cluster_utils import Cluster
 
     os.environ["SEEN"] = f"{results}/seen"
     Path(os.environ["SEEN"]).mkdir(parents=True)
     lean = {"num_cpus": 0, "no_monitor": True, "include_log_monitor": False}
-    cluster = Cluster(initialize_head=True, head_node_args=lean)
-    for chips in (2, 1):
-        cluster.add_node(num_cpus=chips, resources={"TPU": chips})
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+
+    def start() -> None:
+        cluster = Cluster(initialize_head=True, head_node_args=lean)
+        for chips in (2, 1):
+            cluster.add_node(num_cpus=chips, resources={"TPU": chips})
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+
+    start_patiently(start)
     hosts.take_chips = tpu_ray_program.on_a_chip
     base = trials(corpus, "gpt2", "float32")[1]
     sweep = Sweep("chips", base, ("mup",), widths=(32,), learning_rates=RATES)
@@ -54,7 +62,6 @@ def main(corpus: str, results: str) -> None:
     rows = {"losses": runs["loss"].tolist(), "devices": runs["device"].tolist()}
     print(json.dumps({"outcome": outcome, "seen": seen, **rows}))
     ray.shutdown()
-    cluster.shutdown()
 
 
 if __name__ == "__main__":
