@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.reasons import Reason
@@ -173,7 +172,7 @@ def predict(
     """
     table = run_table(table)
     targets = read_targets(table, [at] if isinstance(at, str) else at)
-    return predict_analysis(analyze(table, epsilon=epsilon, seed=seed), targets, seed, claim)
+    return predict_analysis(analyze(table, epsilon=epsilon, seed=seed, laws=False), targets, seed, claim)
 
 
 def predict_analysis(
@@ -280,4 +279,10 @@ def _furthest(trend: Trend, curvature: float, run: float, epsilon: float) -> flo
         return 0.0
     if excess(_FARTHEST) <= 0:
         return _FARTHEST
-    return float(scipy.optimize.brentq(excess, 0.0, _FARTHEST, xtol=0.005))
+    low, high = 0.0, _FARTHEST
+    for _ in range(
+        14
+    ):  # to a thousandth of an octave; importing scipy's root finders takes longer than all else
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
+    return (low + high) / 2

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from mup_tpu.analysis.ingest.table_columns import means, short_name
 from mup_tpu.analysis.ingest.table_values import plain_size
@@ -80,9 +79,11 @@ def _inverse(table: RunTable, name: str, value: float) -> float:
     The column is a polynomial of the scale with coefficients of 0 or more, as parameters and FLOP are; else a
     power between its points.
     """
+    from scipy import optimize  # slow to import, and seldom needed
+
     scale_S, value_S = _measure(table, name)
     terms_ST = (scale_S[:, None] / scale_S[-1]) ** np.arange(4)
-    coefficients, _ = scipy.optimize.nnls(terms_ST / value_S[:, None], np.ones(len(scale_S)))
+    coefficients, _ = optimize.nnls(terms_ST / value_S[:, None], np.ones(len(scale_S)))
     misfit = float(np.abs(terms_ST @ coefficients / value_S - 1).max())
     log_S, log_value_S = np.log2(scale_S), np.log2(value_S)
 
@@ -96,9 +97,7 @@ def _inverse(table: RunTable, name: str, value: float) -> float:
     ends = log_S[0] - 2 * _FARTHEST, log_S[-1] + 2 * _FARTHEST
     if not log_measure(ends[0]) < math.log2(value) < log_measure(ends[1]):
         raise TableError(f"at {name}={value:g} is not reached at any {table.columns.scale}")
-    return float(
-        2 ** scipy.optimize.brentq(lambda log_scale: log_measure(log_scale) - math.log2(value), *ends)
-    )
+    return float(2 ** optimize.brentq(lambda log_scale: log_measure(log_scale) - math.log2(value), *ends))
 
 
 def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -54,7 +54,7 @@ class Pace:
         """Return the covariance of the trend, anchored at 0, between distances, octaves²."""
         straight = self.slope**2 * r_N[:, None] * t_M
         away = self._variogram(r_N[:, None]) + self._variogram(t_M) - self._variogram(r_N[:, None] - t_M)
-        return straight + away / 2 + self.shared**2 * np.isclose(r_N[:, None], t_M)
+        return straight + away / 2 + (self.shared and self.shared**2 * np.isclose(r_N[:, None], t_M))
 
     def _variogram(self, d: np.ndarray) -> np.ndarray:
         d = np.abs(d) / self.memory
@@ -75,7 +75,7 @@ class Priors:
     shared: tuple[float, ...] = (0.0,)
     """Scatters, equally likely, that optima at one value of the scale may have in common, octaves."""
 
-    @property
+    @cached_property
     def paces(self) -> tuple[tuple[float, float, Pace], ...]:
         sets = ((self.steady, 0.0, self.quiet), (1 - self.steady, self.mean, self.moving))
         return tuple(
@@ -203,13 +203,12 @@ class Trend:
     def _trend(self, r_NA: np.ndarray, t_MA: np.ndarray, along: int | None = None) -> np.ndarray:
         """Return the covariance of the trend between places (K, N, M), of one scale's part or of all."""
         scales = range(len(self.priors)) if along is None else (along,)
-        parts = [
-            {pace: pace.covariance(r_NA[:, a], t_MA[:, a]) for *_, pace in self.priors[a].paces}
+        numbers = np.array([*itertools.product(*(range(len(p.paces)) for p in self.priors))])
+        parts = (
+            np.array([pace.covariance(r_NA[:, a], t_MA[:, a]) for *_, pace in self.priors[a].paces])
             for a in scales
-        ]
-        return self._each(
-            [sum(part[one[a][2]] for a, part in zip(scales, parts, strict=True)) for one in self._sets]
         )
+        return self._each(sum(part[numbers[:, a]] for a, part in zip(scales, parts, strict=True)))
 
     @cached_property
     def _truth_KSS(self) -> np.ndarray:

@@ -103,7 +103,11 @@ def _run(words: Sequence[str]) -> None:
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
         hint = f"the nearest is {near[0]!r}" if near else f"the commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {name!r}; {hint}")
-    if name in ("analyze", "predict"):  # else collections take a sixth: each looks at all that was imported
+    if name in (
+        "analyze",
+        "plan",
+        "predict",
+    ):  # else collections take a sixth: each looks at all that was imported
         gc.set_threshold(100_000)
     module = importlib.import_module(f"mup_tpu.cli.{COMMANDS[name][0]}")
     tyro.cli(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
-import tyro
 
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.readers import TRACKERS
@@ -22,6 +21,7 @@ from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table
+from mup_tpu.config.options import Repeated
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import is_search, load_runs
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
 _STATES = ("finished", "diverged", "unfinished")
-Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # values of an option that may be given several times
 
 
 @dataclass(frozen=True)
@@ -233,8 +232,8 @@ class Results:
         return self.table.stored is not None
 
     def show(self, console: Console) -> None:
-        self.show_notes(console)
         analysis = self.analysis
+        self.show_notes(console, analysis)
         tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
         for result in analysis.results:
             optima = tables.optima_table(result, analysis.columns, "")
@@ -253,14 +252,14 @@ class Results:
             if (line := f"{verdicts.score(scored)}.") not in printed:
                 console.print(line)
 
-    def show_notes(self, console: Console) -> None:
-        for note in notes(self.analysis):
+    def show_notes(self, console: Console, analysis: TransferAnalysis) -> None:
+        for note in notes(analysis):
             console.print(f"note: {note}", style="yellow")
 
     def show_next(self, console: Console) -> None:
         """Print the runs that would settle each open verdict, with reason, cost and commands."""
-        self.show_notes(console)
         analysis = self.analysis
+        self.show_notes(console, analysis)
         tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
         for result in analysis.results:
             console.print(verdicts.verdict(result, analysis, self.scores), style="bold")
@@ -287,7 +286,8 @@ class Results:
         from mup_tpu.analysis.prediction import predict_analysis
         from mup_tpu.analysis.targets import read_targets
 
-        return predict_analysis(self.analysis, read_targets(self.table, at), claim=claim)
+        targets = read_targets(self.table, at)
+        return predict_analysis(self.options.analyze(self.table, laws=False), targets, claim=claim)
 
     def keep(self, predictions: Predictions) -> None:
         keep_predictions(self.path, to_keep(predictions, self.table))
@@ -295,13 +295,13 @@ class Results:
     def show_predictions(self, console: Console, predictions: Predictions) -> None:
         from mup_tpu.words.predictions import prediction, prediction_details
 
-        self.show_notes(console)
+        self.show_notes(console, predictions.analysis)
         for one in predictions.predictions:
             console.print(prediction(one, predictions), style="bold")
             for detail in prediction_details(one, predictions):
                 console.print(f"  {detail}")
         for note in predictions.notes:
-            console.print(f"note: {because(note, self.analysis.columns)}", style="yellow")
+            console.print(f"note: {because(note, predictions.analysis.columns)}", style="yellow")
 
     def figures(self) -> Mapping[str, Figure]:
         from mup_tpu.plots import transfer_figures

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import tyro
 
 from mup_tpu.cli.console import Console, to_json, write_new
-from mup_tpu.cli.results import Repeated
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.config.options import File, Folder, TransferOptions, Where
+from mup_tpu.config.options import File, Folder, Repeated, TransferOptions, Where
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml
 from mup_tpu.config.values import as_number, parse_seconds
 from mup_tpu.errors import ConfigError, StoreError
@@ -255,12 +254,12 @@ def _peak(on: str | None, base: Trial) -> float:
     Raises:
         ConfigError: the machine is unknown.
     """
-    from mup_tpu.tuning.runner import precision_of
-    from mup_tpu.tuning.sweep import this_machine, tpu
-
-    if base.train.precision == "auto":
-        base = base.replace(precision=precision_of(RunOptions())[0] if on is None else "bf16")
+    is_auto = base.train.precision == "auto"
     if on is None:
+        from mup_tpu.tuning.runner import precision_of
+        from mup_tpu.tuning.sweep import this_machine
+
+        base = base.replace(precision=precision_of(RunOptions())[0]) if is_auto else base
         machine = this_machine([base] * 8, RunOptions())
         if math.isnan(machine.flops):
             raise ConfigError(
@@ -272,9 +271,11 @@ def _peak(on: str | None, base: Trial) -> float:
 
     count, _, name = on.rpartition("x")  # 8xH100
     if re.fullmatch(r"\d+", count) or not count:
-        peak = gpu_peak_flops(name, base.train.precision)
+        peak = gpu_peak_flops(name, "bf16" if is_auto else base.train.precision)
         if peak is not None:
             return int(count or 1) * peak
     if not re.match(r"v\d", on):
         raise ConfigError(f"on {on!r} is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8")
+    from mup_tpu.tuning.sweep import tpu
+
     return tpu(tpu_type(on)).flops

@@ -36,6 +36,8 @@ Where = Annotated[Folder, tyro.conf.Positional]  # positional path
 
 Several = Annotated[tuple[Folder, ...], tyro.conf.Positional]  # positional paths, one at least
 
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # values of an option that may be given several times
+
 # Names with commas between them
 Names = Annotated[
     tuple[str, ...],

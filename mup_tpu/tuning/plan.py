@@ -30,7 +30,6 @@ from mup_tpu.config.toml import write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
-from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.target import Goal, Values, goal_of, params_of, rate_by_law, read_target
 from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_lines
 
@@ -257,7 +256,14 @@ def plan(
             ("sweep", "the learning rate") if sweep is not None else ("study", "one hyperparameter")
         )
         raise ConfigError(f"tune {', '.join(tuned)} of the {whose}: a plan is made for {alone} alone")
-    goal = goal_of(given, space, 0 if sweep is None else Corpora().of(sweep.base).vocab_size)
+    vocabulary = 0
+    if sweep is not None:
+        from mup_tpu.tuning.runner import (
+            Corpora,
+        )  # with all that trains, which one's own transformer does without
+
+        vocabulary = Corpora().of(sweep.base).vocab_size
+    goal = goal_of(given, space, vocabulary)
     fixes = _fixes(fix, goal)
     machine = flops_per_second
     if machine is not None and not isinstance(machine, Machine):
