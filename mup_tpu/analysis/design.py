@@ -14,7 +14,7 @@ Shapes: C values beside an optimum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -225,114 +225,56 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
         question: limits and planned scales. Planned scales are run and no others; each gets its first look
             before seeds are bought.
     """
-    open_ = _Open(parametrization, evidence, costs, question)
-    return next(batch for strategy in _STRATEGIES if (batch := strategy(open_)) is not None)
+    estimates, planned = evidence.estimates, question.planned
+    spent = float(sum(c.count_G.sum() * costs.of(c.scale) for c in evidence.curves))
 
+    def batch(cells: Sequence[Cell], reason: Reason, to_verdict: float = math.nan) -> Batch:
+        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
+        return Batch(parametrization, tuple(cells), reason, cost, to_verdict, spent, costs)
 
-@dataclass(frozen=True)
-class _Open:
-    """An open verdict."""
-
-    parametrization: str
-    evidence: Evidence
-    costs: Cost
-    question: Question
-
-    @property
-    def spent(self) -> float:
-        return float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in self.evidence.curves))
-
-    def batch(self, cells: Sequence[Cell], reason: Reason, to_verdict: float = math.nan) -> Batch:
-        cost = sum(cell.runs * self.costs.of(cell.scale) for cell in cells)
-        return Batch(self.parametrization, tuple(cells), reason, cost, to_verdict, self.spent, self.costs)
-
-
-def _extended_grids(ask: _Open) -> Batch | None:
-    """Return values beyond the edge of grids without an optimum, and a new scale if there are too few."""
-    estimates, planned = ask.evidence.estimates, ask.question.planned
-    outside = [e for e in estimates if not e.optimum.is_bracketed]
-    if not outside:
-        return None
-    scales = [e.optimum.scale for e in outside]
-    extension = [cell for e in outside for cell in beyond(e)]
+    # Values beyond the edge of grids without an optimum, and a new scale if there are too few
     bracketed = [e for e in estimates if e.optimum.is_bracketed]
-    if planned or not bracketed or len(estimates) >= NEEDED:
-        return ask.batch(extension, Reason.of("extend grids", scales=scales))
-    new = first_look(bracketed[-1], 2 * estimates[-1].optimum.scale, bracketed[-1].optimum.x)
-    reason = Reason.of("extend grids and add a scale", scales=scales, needed=NEEDED, known=len(estimates))
-    return ask.batch([*extension, *new], reason)
-
-
-def _scales_needed(ask: _Open) -> Batch | None:
-    """Return scales that a verdict needs, or that are planned."""
-    estimates, planned = ask.evidence.estimates, ask.question.planned
+    outside = [e for e in estimates if not e.optimum.is_bracketed]
+    if outside:
+        scales = [e.optimum.scale for e in outside]
+        extension = [cell for e in outside for cell in beyond(e)]
+        if planned or not bracketed or len(estimates) >= NEEDED:
+            return batch(extension, Reason.of("extend grids", scales=scales))
+        new = first_look(bracketed[-1], 2 * estimates[-1].optimum.scale, bracketed[-1].optimum.x)
+        reason = Reason.of("extend grids and add a scale", scales=scales, needed=NEEDED, known=len(estimates))
+        return batch([*extension, *new], reason)
+    # The smallest scale's optimum at the largest, whose regret is then measured
+    headline = evidence.headline
+    if headline is not None and not headline.is_run and len(estimates) >= NEEDED:
+        curve = estimates[-1].curve
+        (cell,) = source_rate(estimates, headline.target, curve.x_G.tolist())
+        seeds = int(np.median(curve.count_G))
+        reason = Reason.of("source not run", at=headline.target, scales=[headline.source])
+        return batch([replace(cell, runs=seeds, seeds=seeds)], reason)
+    # Scales that a verdict needs, or that are planned
     unseen = to_come(estimates, planned)
-    if len(estimates) < NEEDED:
-        reason = Reason.of("few scales", needed=NEEDED, known=len(estimates))
-    elif unseen:
-        reason = Reason.of("planned scale", at=min(unseen))
-    else:
-        return None
-    return ask.batch(new_scale(estimates, ask.evidence.drift, planned), reason)
-
-
-def _source_rate(ask: _Open) -> Batch | None:
-    """Return the smallest scale's optimum at the largest, whose regret is then measured."""
-    headline, estimates = ask.evidence.headline, ask.evidence.estimates
-    if headline is None or headline.is_run or len(estimates) < NEEDED:
-        return None
-    curve = estimates[-1].curve
-    (cell,) = source_rate(estimates, headline.target, curve.x_G.tolist())
-    seeds = int(np.median(curve.count_G))
-    reason = Reason.of("source not run", at=headline.target, scales=[headline.source])
-    return ask.batch([replace(cell, runs=seeds, seeds=seeds)], reason)
-
-
-def _holes(ask: _Open) -> Batch | None:
-    """Return values beside an optimum where runs are lost or missing."""
-    halfway = [cell for e in ask.evidence.estimates for cell in between(e)]
-    if not halfway:
-        return None
-    return ask.batch(halfway, Reason.of("holes", scales=sorted({cell.scale for cell in halfway})))
-
-
-def _another_scale(ask: _Open) -> Batch | None:
-    """Return one more scale, if no number of seeds makes α's interval narrow enough."""
-    if ask.question.planned:
-        return None
-    known = [Known.of(e) for e in ask.evidence.estimates]
-    distance, ideal = Distance.of(ask.evidence, ask.question, known), [k.ideal for k in known]
-    left, quantity = distance.nearest(ideal)
-    if left <= 1 or quantity != "α":
-        return None
-    settles = distance.nearest([*ideal, float(np.median(ideal))])[0] <= 1
-    cells = new_scale(ask.evidence.estimates, ask.evidence.drift)
-    count = len(ask.evidence.estimates) + 1
-    reason = Reason.of("another scale", count=count, settles=settles)
-    batch = ask.batch(cells, reason)
-    return replace(batch, to_verdict=batch.cost) if settles else batch
-
-
-def _beside_optima(ask: _Open) -> Batch:
-    """Return runs beside the optima, where they bring a verdict nearer per cost."""
-    known = [Known.of(e) for e in ask.evidence.estimates]
-    distance = Distance.of(ask.evidence, ask.question, known)
-    bought, to_verdict = buy(distance, known, ask.costs, ask.spent)
+    if len(estimates) < NEEDED or unseen:
+        reason = Reason.of("planned scale", at=min(unseen, default=math.nan))
+        if len(estimates) < NEEDED:
+            reason = Reason.of("few scales", needed=NEEDED, known=len(estimates))
+        return batch(new_scale(estimates, evidence.drift, planned), reason)
+    # Values beside an optimum where runs are lost or missing
+    if halfway := [cell for e in estimates for cell in between(e)]:
+        return batch(halfway, Reason.of("holes", scales=sorted({cell.scale for cell in halfway})))
+    # One more scale, if no number of seeds makes α's interval narrow enough
+    known = [Known.of(e) for e in estimates]
+    distance, ideal = Distance.of(evidence, question, known), [k.ideal for k in known]
+    if not planned and (nearest := distance.nearest(ideal))[0] > 1 and nearest[1] == "α":
+        settles = distance.nearest([*ideal, float(np.median(ideal))])[0] <= 1
+        reason = Reason.of("another scale", count=len(estimates) + 1, settles=settles)
+        made = batch(new_scale(estimates, evidence.drift), reason)
+        return replace(made, to_verdict=made.cost) if settles else made
+    # Runs beside the optima, where they bring a verdict nearer per cost
+    bought, to_verdict = buy(distance, known, costs, spent)
     cells = [cell for before, after in zip(known, bought, strict=True) for cell in after.added_to(before)]
     quantity = "α" if distance.quantity() == "α" else "regret"
     reason = Reason.of("wide interval", quantity=quantity, scales=sorted({cell.scale for cell in cells}))
-    return ask.batch(cells, reason, to_verdict)
-
-
-_STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
-    _extended_grids,
-    _source_rate,
-    _scales_needed,
-    _holes,
-    _another_scale,
-    _beside_optima,
-)
-"""Strategies; the first one with a batch wins."""
+    return batch(cells, reason, to_verdict)
 
 
 def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> Reason | None:
