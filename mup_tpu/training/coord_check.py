@@ -168,7 +168,19 @@ def measure(
     setting = alike.trial_id(dataset.fingerprint)
     table = stored if stored is not None else pd.DataFrame()
     if len(table):
-        _check_stored(table, trial, scale, setting)
+        if not {*CELL, "optimizer", "tied"} <= set(table):
+            raise StoreError("the stored table is no coordinate check; give another --results")
+        if scale.column not in table:
+            raise StoreError(
+                f"a coordinate check along another scale than {scale.field} is stored there; give another "
+                "--results"
+            )
+        same = (table["optimizer"] == trial.optimizer.optimizer) & (table["tied"] == trial.model.tied)
+        if not (table[same]["setting"] == setting).all():
+            raise StoreError(
+                f"a coordinate check of {trial.optimizer.optimizer}, tied {trial.model.tied}, but with other "
+                "options is stored there; give another --results"
+            )
     yield table
     done = set(zip(*(table[c] for c in (*CELL, scale.column)), strict=True)) if len(table) else set()
     cells = []
@@ -193,22 +205,6 @@ def measure(
             cells.append(Cell(name, value, columns, cost, start))
     measured = {value for in_setting, _, _, value in done if in_setting == setting}
     yield from measure_cells(cells, trial.train.steps, table, measured, say, seconds)
-
-
-def _check_stored(table: pd.DataFrame, trial: Trial, scale: Axis, setting: str) -> None:
-    if not {*CELL, "optimizer", "tied"} <= set(table):
-        raise StoreError("the stored table is no coordinate check; give another --results")
-    if scale.column not in table:
-        raise StoreError(
-            f"a coordinate check along another scale than {scale.field} is stored there; give another "
-            "--results"
-        )
-    same = (table["optimizer"] == trial.optimizer.optimizer) & (table["tied"] == trial.model.tied)
-    if not (table[same]["setting"] == setting).all():
-        raise StoreError(
-            f"a coordinate check of {trial.optimizer.optimizer}, tied {trial.model.tied}, but with other "
-            "options is stored there; give another --results"
-        )
 
 
 class _PackSubject(Subject):
