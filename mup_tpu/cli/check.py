@@ -13,9 +13,9 @@ import tyro
 
 from mup_tpu.cli.console import Console, progress_bar, to_json
 from mup_tpu.config import Axis, Trial, require_above_zero
-from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.options import Folder, Repeated
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
+from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 

@@ -1,6 +1,5 @@
 """Configuration: frozen dataclasses, read from TOML or the command line."""
 
-from mup_tpu.config.fields import require_above_zero
 from mup_tpu.config.options import (
     DEVICES,
     DryRunOptions,
@@ -17,6 +16,7 @@ from mup_tpu.config.values import (
     format_learning_rate,
     on_one_line,
     parse_number,
+    require_above_zero,
     shown,
     unknown_key,
 )

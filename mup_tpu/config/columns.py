@@ -12,9 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mup_tpu.config.fields import about, typed_fields
 from mup_tpu.config.trial import PARTS, Trial, field_column
-from mup_tpu.config.values import format_learning_rate
+from mup_tpu.config.values import about, format_learning_rate, typed_fields
 
 if TYPE_CHECKING:
     import rich.table

@@ -9,9 +9,18 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from mup_tpu.config.fields import described, require_above_zero, require_one_of, require_valid
 from mup_tpu.config.toml import parse_value
-from mup_tpu.config.values import Real, option, parse_limit, parse_seconds, shown
+from mup_tpu.config.values import (
+    Real,
+    described,
+    option,
+    parse_limit,
+    parse_seconds,
+    require_above_zero,
+    require_one_of,
+    require_valid,
+    shown,
+)
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mup_tpu.config.fields import described, require_one_of, require_valid
-from mup_tpu.config.values import LearningRate, Real, not_a_multiple
+from mup_tpu.config.values import LearningRate, Real, described, not_a_multiple, require_one_of, require_valid
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS

@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mup_tpu.config.fields import described, require_name, require_one_of, require_valid
 from mup_tpu.config.trial import Trial, field_column, part_of_field
-from mup_tpu.config.values import LearningRate, as_word, shown, unknown_key
+from mup_tpu.config.values import (
+    LearningRate,
+    as_word,
+    described,
+    require_name,
+    require_one_of,
+    require_valid,
+    shown,
+    unknown_key,
+)
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 

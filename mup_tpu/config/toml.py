@@ -13,10 +13,20 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mup_tpu.config.fields import TYPE_NAMES, about, require_value, typed_fields, unread_under
 from mup_tpu.config.sweep import Axis, Design, Ladder, Search, Sweep
 from mup_tpu.config.trial import PARTS, Trial, part_of_field
-from mup_tpu.config.values import as_word, format_learning_rate, parse_number, shown, unknown_key
+from mup_tpu.config.values import (
+    TYPE_NAMES,
+    about,
+    as_word,
+    format_learning_rate,
+    parse_number,
+    require_value,
+    shown,
+    typed_fields,
+    unknown_key,
+    unread_under,
+)
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.files import read_regular
 

@@ -12,9 +12,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from mup_tpu.config.fields import about, unread_under
 from mup_tpu.config.parts import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from mup_tpu.config.values import unknown_key
+from mup_tpu.config.values import about, unknown_key, unread_under
 from mup_tpu.errors import ConfigError
 from mup_tpu.files import short_hash
 from mup_tpu.rules.parametrization import Growth, require_rule

@@ -1,14 +1,23 @@
-"""Values as text: numbers, powers and times of configurations, values in errors, text from outside."""
+"""Values of configurations: as text, and the facts about each field beside its type and default, with its
+checks.
+
+Numbers, powers and times are read and written here, values in errors, and text from outside.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
+import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -132,3 +141,144 @@ class VisibleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
+
+
+# Types of fields, for people
+TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+_ALLOWED: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts about a field beside its name, type and default."""
+
+    label: str = ""
+    """Name in figures and tables; by default the field's, in words."""
+    unit: str = ""
+    column: str = ""
+    """Name in run tables; by default the field's."""
+    as_power: bool = False
+    """Whether values are written as powers of 2."""
+    hashed_as: str = ""
+    """Name under which `trial_id` hashes the field, where it is not the field's."""
+    above: float = -math.inf
+    """Lower bound, itself not allowed."""
+    least: float = -math.inf
+    below: float = math.inf
+    """Upper bound, itself not allowed."""
+    most: float = math.inf
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Choices that read the field, such as {"optimizer": ("muon",)}. Under another choice the field must be
+    at its default, or equal trainings would have two names."""
+
+
+def described(default: Any, **facts: Any) -> Any:
+    return field(default=default, metadata={"about": About(**facts)})
+
+
+def about(f: dataclasses.Field[Any]) -> About:
+    facts: About = f.metadata.get("about", _USUAL)
+    return facts
+
+
+_USUAL = About()
+
+
+@functools.cache
+def typed_fields(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    hints = typing.get_type_hints(cls)
+    return tuple((f, hints[f.name]) for f in dataclasses.fields(cls))
+
+
+def require_valid(config: Any) -> None:
+    """Refuse a field of another type, out of bounds, or unread by the chosen architecture, optimizer or
+    schedule.
+    """
+    for f, kind in typed_fields(type(config)):  # type: ignore[arg-type]
+        value = getattr(config, f.name)
+        require_value(f.name, value, kind, about(f))
+        if value != f.default and (choice := unread_under(f, vars(config))):
+            names = " or ".join(map(repr, about(f).only[choice]))
+            raise ConfigError(
+                f"{f.name} {shown(value)} is for {choice} {names}: {getattr(config, choice)!r} does not read "
+                f"it, so it must be {shown(f.default)}"
+            )
+
+
+def unread_under(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
+    """Return the choice that leaves a field unread, such as "optimizer"; "" if the field is read."""
+    wrong = (choice for choice, names in about(f).only.items() if values[choice] not in names)
+    return next(wrong, "")
+
+
+def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> None:
+    """Refuse a value of another type, or out of bounds."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        require_one_of(name, value, inner)
+    elif origin in (typing.Union, types.UnionType):
+        kinds = [each for each in inner if each is not type(None)]
+        if value is not None and not (len(kinds) > 1 and isinstance(value, tuple(kinds))):
+            require_value(name, value, kinds[0], facts)
+    elif origin in (tuple, dict):
+        if origin is dict and not isinstance(value, dict):
+            raise ConfigError(f"{name} {shown(value)} is not a table of keys")
+        if origin is tuple and (isinstance(value, str | Mapping) or not hasattr(value, "__iter__")):
+            raise ConfigError(f"{name} {shown(value)} is not a list")
+        items = value.items() if origin is dict else [("", item) for item in value]
+        for key, item in items:
+            require_value(f"{name}: {key}" if key else name, item, inner[0 if origin is tuple else 1])
+    # True is a whole number to Python, and a width to nobody.
+    elif not isinstance(value, _ALLOWED.get(kind, kind)) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} {shown(value)} is not {TYPE_NAMES.get(kind, kind.__name__)}")
+    elif kind in (int, float):
+        least, most, allowed = facts.least, facts.most, ""
+        if kind is int:  # within the range of 64-bit columns
+            least, most = max(least, -(2**63)), min(most, 2**63 - 1)
+        if kind is float and not is_finite(value):
+            allowed = "a finite number"
+        elif value <= facts.above:
+            allowed = f"above {facts.above:g}"
+        elif value < least:
+            allowed = f"{least:,} or more"
+        elif value >= facts.below:
+            allowed = f"below {facts.below:g}"
+        elif value > most:
+            allowed = f"at most {most:,}"
+        if allowed:
+            raise ConfigError(f"{name} {shown(value)} is not allowed: it must be {allowed}")
+
+
+def is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of floats
+        return False
+
+
+def require_count(name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> None:
+    require_value(name, value, int, About(least=least, most=most))
+
+
+def require_above_zero(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name} {shown(value)} is not allowed: it must be above 0")
+
+
+def require_one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"{name} {shown(value)} is not one of {', '.join(map(repr, choices))}{hint}")
+
+
+def require_name(name: str, value: str) -> None:
+    """Refuse a name that no folder can have: empty, a path, hidden, not printable or too long."""
+    if not value.strip() or value.startswith(".") or not value.isprintable() or set(value) & set("/\\"):
+        raise ConfigError(
+            f"{name} {shown(value)} is not allowed: it is the name of a folder, so it must be neither empty "
+            "nor a path, nor start with a dot"
+        )
+    if len(value.encode()) > 200:
+        raise ConfigError(f"{name} {shown(value)} is longer than 200 bytes")

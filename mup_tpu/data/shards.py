@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import DataConfig
-from mup_tpu.config.fields import About, require_count, require_valid
+from mup_tpu.config.values import About, require_count, require_valid
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_type
 from mup_tpu.data.corpus import Tokenizer, load_tokenizer
 from mup_tpu.errors import ConfigError, DataError, raised_as, reason

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.config import DEVICES
-from mup_tpu.config.fields import require_one_of
+from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import ConfigError
 
 # Module of each device, with a function `create`. Modules are imported by these names, at first use, since

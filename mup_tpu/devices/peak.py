@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mup_tpu.config.fields import require_one_of
+from mup_tpu.config.values import require_one_of
 
 if TYPE_CHECKING:
     from mup_tpu.devices.base import Device

@@ -22,8 +22,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mup_tpu.config.fields import require_above_zero, require_one_of
-from mup_tpu.config.values import shown
+from mup_tpu.config.values import require_above_zero, require_one_of, shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.parametrize.module import (

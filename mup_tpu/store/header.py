@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from mup_tpu.config import Sweep, field_column, on_one_line, parse_number, shown
 from mup_tpu.config.columns import COLUMNS, label
-from mup_tpu.config.fields import TYPE_NAMES, require_valid
 from mup_tpu.config.toml import from_dict
 from mup_tpu.config.trial import part_of_field
+from mup_tpu.config.values import TYPE_NAMES, require_valid
 from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
 from mup_tpu.files import Folder, patiently, short_hash
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from mup_tpu.config.fields import TYPE_NAMES
+from mup_tpu.config.values import TYPE_NAMES
 from mup_tpu.errors import StoreError
 from mup_tpu.store import tables
 from mup_tpu.store.header import (

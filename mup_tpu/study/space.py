@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from mup_tpu.config import MOST_TRIALS, shown
-from mup_tpu.config.fields import require_count, require_name
 from mup_tpu.config.sweep import DESIGNS, design_points
+from mup_tpu.config.values import require_count, require_name
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.files import short_hash
 from mup_tpu.store import FINAL, STUDY_COLUMNS, Store, StoredAxes, StoredAxis

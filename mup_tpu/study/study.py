@@ -29,10 +29,9 @@ from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import SequenceOptions, parse_number, require_above_zero, unknown_key
-from mup_tpu.config.fields import require_count
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.toml import read_toml
-from mup_tpu.config.values import parse_limit
+from mup_tpu.config.values import parse_limit, require_count
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import cores

@@ -22,7 +22,6 @@ from mup_tpu.config import (
     columns,
     parse_number,
 )
-from mup_tpu.config.fields import about
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Design, Domain, Search, design_points
 from mup_tpu.config.toml import (
@@ -35,6 +34,7 @@ from mup_tpu.config.toml import (
     write_sweep,
 )
 from mup_tpu.config.trial import part_of_field
+from mup_tpu.config.values import about
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import UPDATE_RULES, update_rule_of
 from mup_tpu.rules.parametrization import Parameter, Scaling

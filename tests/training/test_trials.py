@@ -12,7 +12,7 @@ from transformers import get_constant_schedule_with_warmup
 
 from mup_tpu import models
 from mup_tpu.config import ModelConfig, TrainConfig, Trial
-from mup_tpu.config.fields import described, typed_fields
+from mup_tpu.config.values import described, typed_fields
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import ARCHITECTURES, networks
