@@ -8,9 +8,16 @@ from mup_tpu.config.options import (
     SequenceOptions,
     SweepOptions,
 )
-from mup_tpu.config.parts import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from mup_tpu.config.sweep import MOST_TRIALS, Axis, Design, Domain, Ladder, Search, Sweep
-from mup_tpu.config.trial import PARTS, Trial, field_column
+from mup_tpu.config.trial import (
+    PARTS,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    Trial,
+    field_column,
+)
 from mup_tpu.config.values import (
     LearningRate,
     format_learning_rate,
