@@ -90,7 +90,7 @@ def planned(world: World, folder: Path) -> tuple[pd.DataFrame, float, float, flo
         for trial in trials:
             values = {name: trial.values.get(name, names[name]) for name in names}
             study.tell(trial, world.run(values, math.log2(trial.values["learning_rate"])))
-    found = predict_planned(study.folder)
+    (found,) = predict_planned(study.folder).optima
     assert found is not None
     return load_runs(study.folder), found.x, *found.interval
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,15 @@ from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.prediction import costs
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
+from mup_tpu.analysis.scaling_law import expected_loss
+from mup_tpu.analysis.surface import Pair, Profile, analyze_jointly
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.store import load_runs, results_folder
-from mup_tpu.store.header import read_file, write_file
+from mup_tpu.store.header import KeptPrediction, fingerprint, read_file, write_file
 
 _PER_RUN = 0.1  # Squared standard error of an optimum times runs within reach, octaves²: median of 162 sweeps
 _FLOOR = 0.04**2  # Squared standard error that no seed takes away, octaves²: the valley's unknown shape
@@ -87,6 +92,8 @@ class Assumed:
 
 
 _CELL = "cell"
+# An exponent whose error is this share of the prior's is known by the prior alone
+_PRIOR_SHARE = 0.8
 
 FILE = "plan.json"
 
@@ -95,26 +102,32 @@ FILE = "plan.json"
 class Planned:
     """A plan in its results folder: the target, and the sizes to run, the cheapest first."""
 
-    columns: Columns  # Of the run table: hyperparameter, compared field
+    tuned: tuple[str, ...]  # Columns of the hyperparameters
+    compared: str  # Column of the compared field
     follows: tuple[str, ...]  # Sizes that the optimum may follow
     target: dict[str, float]  # Sizes of the target
     cells: tuple[tuple[dict[str, float], dict[str, float]], ...]
     """Values of each cell by column, and its sizes."""
     rule: str = ""
     fix: dict[str, float] = field(default_factory=dict)  # Known exponents by size
+    values: dict[str, Any] = field(default_factory=dict)  # Of the target's run, by names of whoever trains it
+    derived: tuple[str, ...] = ()  # Laws behind values that were not given, a sentence each
 
-    @property
-    def priors(self) -> tuple[Priors, ...]:
-        by_kind = (priors_of(name, claims(self.rule, kind_of(name))) for name in self.follows)
+    def claimed(self, tuned: str) -> tuple[str, ...]:
+        """Return the sizes along which the rule claims to keep the optimum of a hyperparameter."""
+        return tuple(n for n in self.follows if n not in self.fix and claims(self.rule, kind_of(n), tuned))
+
+    def priors(self, tuned: str) -> tuple[Priors, ...]:
+        claimed = self.claimed(tuned)
         return tuple(
-            fixed(self.fix[name]) if name in self.fix else priors
-            for name, priors in zip(self.follows, by_kind, strict=True)
+            fixed(self.fix[name]) if name in self.fix else priors_of(name, name in claimed)
+            for name in self.follows
         )
 
-    def trend(self, known: Mapping[int, Estimate]) -> Trend:
+    def trend(self, tuned: str, known: Mapping[int, Profile | Estimate]) -> Trend:
         sizes = np.array([self.sizes(self.cells[cell][1]) for cell in known])
         x_S, error_S = np.array([(e.optimum.mean, e.optimum.se) for e in known.values()]).T
-        return Trend(sizes, x_S, error_S, self.priors)
+        return Trend(sizes, x_S, error_S, self.priors(tuned))
 
     def sizes(self, values: Mapping[str, float]) -> list[float]:
         return [values[name] for name in self.follows]
@@ -126,18 +139,32 @@ class Planned:
             is_its &= rows[column] == value
         return is_its
 
-    def estimates(self, rows: pd.DataFrame) -> dict[int, Estimate]:
-        """Return the optimum of each cell that has been run, by its number."""
+    def estimates(self, rows: pd.DataFrame) -> Estimates:
+        """Return the optimum of each cell that has been run, by its number, for each hyperparameter."""
         number = pd.Series(np.nan, rows.index)
         for cell in range(len(self.cells)):
             number[self.rows_of(rows, cell)] = cell + 1.0
         known = rows.assign(**{_CELL: number})[number.notna()]
         if known.empty or not np.isfinite(known["loss"].astype(float)).any():
-            return {}
-        taken = [c for c in (_CELL, self.columns.hyperparameter, self.columns.parametrization) if c in known]
-        table = check_table(known[[*taken, "loss", "status", "seed"]], replace(self.columns, scale=_CELL))
-        evidence = weigh(table.runs, Question.of(table))
-        return {int(e.optimum.scale) - 1: e for e in evidence.estimates}
+            return Estimates({name: {} for name in self.tuned})
+        taken = [c for c in (_CELL, *self.tuned, self.compared) if c in known]
+        columns = Columns(_CELL, self.tuned[0], parametrization=self.compared)
+        table = known[[*taken, "loss", "status", "seed"]]
+        if len(self.tuned) == 1:
+            checked = check_table(table, columns)
+            evidence = weigh(checked.runs, Question.of(checked))
+            return Estimates({self.tuned[0]: {int(e.optimum.scale) - 1: e for e in evidence.estimates}})
+        joint = analyze_jointly(table, self.tuned, columns)
+        return Estimates(
+            {
+                part.hyperparameter: {
+                    int(o.scale) - 1: Profile(o, v)
+                    for o, v in zip(part.results[0].optima, part.results[0].valleys, strict=True)
+                }
+                for part in joint.parts
+            },
+            joint.results[0].pairs,
+        )
 
     @classmethod
     def load(cls, folder: str) -> Planned | None:
@@ -148,46 +175,100 @@ class Planned:
         misfits = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
         with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
             values = json.loads(content)
-            tuned, compared = values["columns"]
             return cls(
-                Columns(hyperparameter=tuned, parametrization=compared),
+                tuple(map(str, values["tuned"])),
+                str(values["compared"]),
                 tuple(values["follows"]),
                 {str(k): float(v) for k, v in values["target"].items()},
                 tuple(({**at}, {**sizes}) for at, sizes in values["cells"]),
                 str(values["rule"]),
                 {str(k): float(v) for k, v in values["fix"].items()},
+                dict(values["values"]),
+                tuple(map(str, values["derived"])),
             )
 
     def keep(self, folder: str) -> None:
-        values = asdict(self) | {"columns": [self.columns.hyperparameter, self.columns.parametrization]}
-        write_file(results_folder(folder), FILE, json.dumps(values, indent=1).encode())
+        write_file(results_folder(folder), FILE, json.dumps(asdict(self), indent=1).encode())
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Optima of a plan's cells."""
+
+    optima: dict[str, dict[int, Profile | Estimate]]  # Of each hyperparameter, by cell
+    pairs: tuple[Pair, ...] = ()  # Interactions of several hyperparameters
+
+    def known(self, tuned: str) -> dict[int, Profile | Estimate]:
+        return {cell: e for cell, e in sorted(self.optima[tuned].items()) if e.optimum.is_bracketed}
 
 
 @dataclass(frozen=True)
 class PlannedOptimum:
-    """The optimum at the target of a plan."""
+    """The optimum of a hyperparameter at the target of a plan."""
 
     hyperparameter: str
-    rule: str
-    sizes: dict[str, float]  # Of the target
     x: float  # log2 of the optimum
     half: tuple[float, float]
     interval: tuple[float, float]  # 95 % interval of x
     expected_cost: float  # Of taking x, nat; nan if no curvature is known
     high_cost: float  # 97.5 % quantile of that cost, nat
+    octave_cost: float  # Of an error of one octave, nat
     exponents: dict[str, tuple[float, float]]  # Exponent of each size and its standard deviation
+    by_prior: tuple[str, ...]  # Sizes whose exponent the runs hardly tell
+    by_rule: tuple[str, ...]  # Sizes along which the rule claims to keep the optimum
     known: int  # Cells with a known optimum
+
+    @property
+    def value(self) -> float:
+        return float(2.0**self.x)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All values of a plan's target: predicted, given and derived."""
+
+    rule: str
+    sizes: dict[str, float]  # Of the target
+    optima: tuple[PlannedOptimum, ...]  # One a hyperparameter
+    loss: ExpectedLoss | None  # Of a tuned run of the target
+    values: dict[str, Any]  # Of the target's run, without tuned ones
+    fix: dict[str, float]
+    derived: tuple[str, ...]
+    pairs: tuple[Pair, ...]
     cells: int
     runs: int
+    rows: str  # Fingerprint of the runs
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"value": 2.0**self.x}
+        """Return plain values; of a single hyperparameter its own are beside them."""
+        tuned = [asdict(one) | {"value": one.value} for one in self.optima]
+        return (tuned[0] if len(tuned) == 1 else {}) | asdict(self) | {"optima": tuned}
+
+    def kept(self, compared: str, scale_column: str, scale: float) -> list[KeptPrediction]:
+        """Return the predictions as they are kept beside a run of the target."""
+        loss = None if self.loss is None else (self.loss.loss, self.loss.low, self.loss.high)
+        return [
+            KeptPrediction(
+                made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                rows=self.runs,
+                fingerprint=self.rows,
+                scales=(),
+                compared=compared,
+                scale_column=scale_column,
+                hyperparameter=one.hyperparameter,
+                scale=scale,
+                x=one.x,
+                half=one.half,
+                interval=one.interval,
+                expected_cost=one.expected_cost if math.isfinite(one.expected_cost) else None,
+                loss=loss,
+            )
+            for one in self.optima
+        ]
 
 
-def predict_planned(
-    folder: str, at: Mapping[str, float] | None = None, seed: int = 0
-) -> PlannedOptimum | None:
-    """Predict the optimum at the target of a folder's plan, or at other sizes; None for a folder without one.
+def predict_planned(folder: str, at: Mapping[str, float] | None = None, seed: int = 0) -> Recipe | None:
+    """Predict the optima at the target of a folder's plan, or at other sizes; None for a folder without one.
 
     Raises:
         TableError: no planned size has a known optimum yet, or a size is not one that the plan follows.
@@ -200,27 +281,81 @@ def predict_planned(
         raise TableError(f"at {unknown!r}: the plan follows {', '.join(planned.follows)}")
     target = planned.target | dict(at or {})
     rows = load_runs(folder)
-    estimates = planned.estimates(rows)
-    known = {cell: e for cell, e in sorted(estimates.items()) if e.optimum.is_bracketed}
-    if not known:
-        raise TableError("no planned size has an optimum inside its grid yet: run the plan first")
-    trend = planned.trend(known)
-    optimum = trend.optimum(planned.sizes(target))
-    low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
-    valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
-    (cost,), _ = costs(optimum, valley, (optimum.mean,), seed)
-    exponents = dict(zip(planned.follows, trend.exponents(planned.sizes(target)), strict=True))
-    return PlannedOptimum(
-        hyperparameter=planned.columns.hyperparameter,
+    estimates, made = planned.estimates(rows), list[PlannedOptimum]()
+    for tuned in planned.tuned:
+        known = estimates.known(tuned)
+        if not known:
+            raise TableError("no planned size has an optimum inside its grid yet: run the plan first")
+        trend = planned.trend(tuned, known)
+        optimum = trend.optimum(planned.sizes(target))
+        low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
+        valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
+        (cost,), curvature = costs(optimum, valley, (optimum.mean,), seed)
+        exponents = dict(zip(planned.follows, trend.exponents(planned.sizes(target)), strict=True))
+        by_prior = []
+        for name, prior in zip(planned.follows, planned.priors(tuned), strict=True):
+            octaves = math.log2(target[name] / min(planned.cells[cell][1][name] for cell in known))
+            mean, square = prior.moves(octaves)
+            if (
+                name not in planned.fix
+                and octaves * exponents[name][1] > _PRIOR_SHARE * (square - mean**2) ** 0.5
+            ):
+                by_prior.append(name)
+        made.append(
+            PlannedOptimum(
+                hyperparameter=tuned,
+                x=optimum.mean,
+                half=(half_low, half_high),
+                interval=(low, high),
+                expected_cost=cost.expected,
+                high_cost=cost.high,
+                octave_cost=curvature / 2,
+                exponents=exponents,
+                by_prior=tuple(by_prior),
+                by_rule=planned.claimed(tuned),
+                known=len(known),
+            )
+        )
+    return Recipe(
         rule=planned.rule,
         sizes={name: target[name] for name in planned.follows},
-        x=optimum.mean,
-        half=(half_low, half_high),
-        interval=(low, high),
-        expected_cost=cost.expected,
-        high_cost=cost.high,
-        exponents=exponents,
-        known=len(known),
+        optima=tuple(made),
+        loss=_loss(planned, estimates.known(planned.tuned[0]), target),
+        values=_values(planned, at or {}),
+        fix=planned.fix,
+        derived=planned.derived if at is None else (),
+        pairs=tuple(pair for pair in estimates.pairs if pair.interacts),
         cells=len(planned.cells),
         runs=len(rows),
+        rows=fingerprint(rows["trial_id"].tolist()),
     )
+
+
+def _values(planned: Planned, at: Mapping[str, float]) -> dict[str, Any]:
+    """Return the values of a run of the target, or of other sizes."""
+    values = dict(planned.values)
+    for name, size in at.items():
+        if name in values:
+            values[name] = type(values[name])(size)
+    if at and "tokens" in planned.follows and {"steps", "batch"} <= {*values}:
+        values["steps"] = round((planned.target | dict(at))["tokens"] / values["batch"])
+    return values
+
+
+def _loss(
+    planned: Planned, known: Mapping[int, Profile | Estimate], target: Mapping[str, float]
+) -> ExpectedLoss | None:
+    """Predict the loss at the target by the cells of a ladder, where all sizes grow by the same share."""
+    end_A = np.log2(planned.sizes(target))
+    first_A = np.log2(planned.sizes(planned.cells[0][1]))
+    if (end_A <= first_A).any():
+        return None
+    points = list[tuple[float, float]]()
+    for cell, e in known.items():
+        share_A = (np.log2(planned.sizes(planned.cells[cell][1])) - first_A) / (end_A - first_A)
+        if np.ptp(share_A) < 0.15 and (not points or share_A.mean() > points[-1][0] + 0.02):
+            points.append((float(share_A.mean()), e.optimum.loss))
+    octaves = float((end_A - first_A).sum())
+    share_S, loss_S = np.reshape(points, (-1, 2)).T
+    made = expected_loss(loss_S, 2.0 ** (octaves * share_S), 2.0**octaves)
+    return None if isinstance(made, Reason) else made

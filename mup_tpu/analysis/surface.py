@@ -34,7 +34,7 @@ from mup_tpu.analysis.drift import fit_drift
 from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
-from mup_tpu.analysis.optimum import Noise, Optimum, Status
+from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum, Status, loss_curve
 from mup_tpu.analysis.prediction import Predictions, predict_analysis
 from mup_tpu.analysis.run_table import RunTable, no_column, select
 from mup_tpu.analysis.targets import read_targets
@@ -56,6 +56,7 @@ _BEND_SPREAD = 0.4  # Mean size of a bend in the prior
 _DRAWS = 2000
 _ROUNDS = 4
 _KEPT = 9  # Bends beside the best ones that are weighed with all errors
+_MOST_VALUES = 16  # Values of a hyperparameter that are drawn one by one; more are joined by half an octave
 _LEAST_SHARE = 0.05  # Share of draws that must have a minimum
 
 
@@ -63,15 +64,23 @@ _LEAST_SHARE = 0.05  # Share of draws that must have a minimum
 class Surface:
     """Draws of a rule's loss surface."""
 
-    scales: tuple[float, ...]
+    points: _Points
     reference_SH: np.ndarray  # log2 values at which coordinates are not bent
     bend_RH: np.ndarray
     vertex_RSH: np.ndarray  # Optimum in bent coordinates
     loss_RS: np.ndarray  # Loss at the optimum
     curvature_RHH: np.ndarray  # Q, unit of the loss per octave²
-    low_SH: np.ndarray
-    high_SH: np.ndarray  # Range of the values that were run and not lost, log2
     noise: float  # Standard deviation of a single run near the optimum
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return self.points.scales
+
+    def rise_RN(self, u_NH: np.ndarray, number_N: np.ndarray) -> np.ndarray:
+        """Return how far the loss at some values lies above the optimum of their scale."""
+        v_RNH = _bend(u_NH - self.reference_SH[number_N], self.bend_RH[:, None])
+        away_RNH = v_RNH - self.vertex_RSH[:, number_N]
+        return np.asarray(0.5 * np.einsum("rnh,rhk,rnk->rn", away_RNH, self.curvature_RHH, away_RNH))
 
     @cached_property
     def optimum_RSH(self) -> np.ndarray:
@@ -88,6 +97,19 @@ class Surface:
         moved_RH = self.optimum_RSH[:, source] - self.reference_SH[target]
         return _bend(moved_RH, self.bend_RH) - self.vertex_RSH[:, target]
 
+    def curves(self, h: int) -> tuple[LossCurve, ...]:
+        """Return the points along one hyperparameter, less what the others cost there, a curve a scale."""
+        points = self.points
+        v_RN = _bend(points.u_NH[:, h] - self.reference_SH[points.number_N, h], self.bend_RH[:, [h]])
+        alone_RN = self.profile_RH[:, [h]] / 2 * (v_RN - self.vertex_RSH[:, points.number_N, h]) ** 2
+        beside_N = np.median(self.rise_RN(points.u_NH, points.number_N) - alone_RN, axis=0)
+        x_N = points.u_NH[:, h]
+        if len(np.unique(x_N)) > _MOST_VALUES:  # of a random search
+            x_N = np.round(2 * x_N) / 2
+        runs = pd.DataFrame({"x": x_N, "loss": points.y_N - beside_N, "seed": 0, "loss_error": np.nan})
+        runs = runs.assign(stopped=False, refused=False, scale=np.array(self.scales)[points.number_N])
+        return tuple(loss_curve(of_scale) for _, of_scale in runs.groupby("scale"))
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -103,6 +125,13 @@ class Pair:
     @property
     def interacts(self) -> bool:
         return self.low > 0 or self.high < 0
+
+
+class Profile(NamedTuple):
+    """Optimum and valley of one hyperparameter at a scale, with the others at their best."""
+
+    optimum: Optimum
+    valley: Valley | None
 
 
 @dataclass(frozen=True)
@@ -141,6 +170,15 @@ class JointAnalysis:
     @property
     def epsilon(self) -> float:
         return self.parts[0].epsilon
+
+    @property
+    def drawn(self) -> tuple[TransferAnalysis, ...]:
+        """Return the parts with the losses of the runs, less what the other hyperparameters cost there."""
+        each = [
+            [replace(r, curves=of.surface.curves(h)) for r, of in zip(p.results, self.results, strict=True)]
+            for h, p in enumerate(self.parts)
+        ]
+        return tuple(replace(p, results=tuple(of)) for p, of in zip(self.parts, each, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -192,7 +230,9 @@ def analyze_jointly(
         if where is None and find_reader(table) is None:
             where = load_header(table).where
     checked, values = _checked(table, tuned, columns or Columns(), where or (), reading)
-    notes = [note for note in checked.notes if note.code not in ("values merged", "unequal seeds")]
+    notes = [
+        note for note in checked.notes if note.code not in ("values merged", "unequal seeds", "sequence")
+    ]
     epsilon = tolerance(checked, notes) if epsilon is None else epsilon
     checked = replace(checked, notes=tuple(notes))
     question = Question.of(checked, epsilon, delta, seed)
@@ -316,10 +356,7 @@ def fit_surface(
     kept_R = generator.choice(len(log_R), draws, p=_normalised(log_R))
     noise = float(weight_K @ [sigma for _, sigma, _ in fits])
     vertex_RSH, loss_RS, curvature_RHH = (v[kept_R] for v in vertices)
-    return Surface(
-        points.scales, rough.reference_SH, bend_RH[kept_R], vertex_RSH, loss_RS, curvature_RHH,
-        points.low_SH, points.high_SH, noise,
-    )  # fmt: skip
+    return Surface(points, rough.reference_SH, bend_RH[kept_R], vertex_RSH, loss_RS, curvature_RHH, noise)
 
 
 class _Error(NamedTuple):
@@ -348,6 +385,11 @@ class _Points:
     y_N: np.ndarray  # Mean loss
     count_N: np.ndarray
     squares_N: np.ndarray  # Squared deviations of its runs from the mean
+
+    def count_at(self, number: int, u_H: Sequence[float] | np.ndarray) -> int:
+        """Return how many runs a scale has at some values."""
+        is_it_N = (self.number_N == number) & np.isclose(self.u_NH, np.asarray(u_H)).all(axis=1)
+        return int(self.count_N[is_it_N].sum())
 
     def _ends(self, end: Callable[..., np.ndarray]) -> np.ndarray:
         return np.array([end(self.u_NH[self.number_N == s], axis=0) for s in range(len(self.scales))])
@@ -517,7 +559,8 @@ def _profile(compared: str, surface: Surface, h: int, question: Question) -> Tra
     for s, scale in enumerate(surface.scales):
         valley = Valley(surface.optimum_RSH[:, s, h], surface.loss_RS[:, s], height_R, shape_R)
         valleys.append(valley)
-        optima.append(_optimum(scale, valley, surface.low_SH[s, h], surface.high_SH[s, h], question.epsilon))
+        low, high = surface.points.low_SH[s, h], surface.points.high_SH[s, h]
+        optima.append(_optimum(scale, valley, low, high, question.epsilon))
     drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
     bracketed = [s for s, optimum in enumerate(optima) if optimum.is_bracketed]
     regrets = [

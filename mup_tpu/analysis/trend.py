@@ -83,6 +83,13 @@ class Priors:
             for chance, mean, pace in sets if chance > 0 for shared in self.shared
         )  # fmt: skip
 
+    def moves(self, octaves: float) -> tuple[float, float]:
+        """Return the mean, and the mean square, of how far the optimum moves over octaves of the scale."""
+        at = np.array([octaves])
+        mean = sum(chance * slope * octaves for chance, slope, _ in self.paces)
+        square = sum(c * (float(p.covariance(at, at)[0, 0]) + (m * octaves) ** 2) for c, m, p in self.paces)
+        return mean, square
+
     def breaking(self, beyond: float) -> tuple[float, float]:
         """Return the chance that a slope breaks within octaves beyond the scales, and the variance if so."""
         # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json as json_format
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,8 @@ from mup_tpu.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from mup_tpu.analysis.planned import Recipe
 
 
 _RESULT = ("experiment", "loss", "status", "steps_done", "wall_time_s")
@@ -65,18 +68,15 @@ def analyze(
         _show_folder(Console(stderr=json), paths[0], table, runs, csv, keep)
         if (runs or csv is not None) and not (next or figures or report or json):
             return
-    if tuned := table.tuned(*paths):
-        if next or figures or report or len(paths) != 1:
-            raise ConfigError(
-                f"{', '.join(tuned)} are tuned together: give one table, and no option but --json"
-            )
-        _print_jointly(paths[0], tuned, (), table, json)
-        return
-    from mup_tpu.cli.results import open_results
+    if len(paths) > 1 and (tuned := table.tuned(*paths)):
+        raise ConfigError(f"{', '.join(tuned)} are tuned together: give one table")
+    from mup_tpu.cli.results import JointResults, open_results
     from mup_tpu.words import verdicts
 
     console, results = Console(), open_results(paths, table)
-    if json and next:
+    if json and next and isinstance(results, JointResults):
+        console.write(to_json(results.next_to_dict()))
+    elif json and next:
         batches = {r.compared: r.next_batch for r in results.analysis.results}
         columns = results.analysis.columns
         plain = {name: b and verdicts.batch_to_dict(b, columns) for name, b in batches.items()}
@@ -152,6 +152,7 @@ def predict(
     out: File | None = None,
     keep: bool = False,
     claim: Literal["by-name", "yes", "no"] = "by-name",
+    format: Literal["text", "toml", "transformers", "nanochat", "torchtitan"] = "text",
     json: bool = False,
 ) -> None:
     """Predict the optimum at a scale that was not run.
@@ -160,7 +161,7 @@ def predict(
     N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c; --sizes gives compute-optimal sizes instead.
 
     Args:
-        path: Results folder (or fsspec URL), or any table, as for analyze.
+        path: Results folder (or fsspec URL), or any table, as for analyze; or the file of a plan.
         at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
             (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512. With --sizes
             budgets in FLOP: 1e21.
@@ -174,14 +175,24 @@ def predict(
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
         claim: Whether the rules claim to keep the optimum along the scale, which narrows intervals; by-name
         for the claims of rules that are known by name, such as mup.
+        format: Program that takes the values: text for people; TOML; TrainingArguments of transformers; or a
+            command line of nanochat or torchtitan.
         json: Print JSON only, for machines.
     """
+    path = folder_of_plan(path)
+    if format != "text" and (json or figures or sizes or best_over):
+        raise ConfigError(f"format {format} prints the values alone: give no other output")
+    if (recipe := predict_planned_folder(path, at)) is not None:
+        if figures or keep or best_over:
+            raise ConfigError("the folder holds a plan, whose prediction takes no figures, keep or best_over")
+        print_recipe(recipe, path, format, json)
+        return
     if tuned := table.tuned(path):
         if sizes or figures or keep or best_over or claim != "by-name" or not at:
             raise ConfigError(
-                f"{', '.join(tuned)} are tuned together: give --at, and no other option but --json"
+                f"{', '.join(tuned)} are tuned together: give --at, and no option but --format or --json"
             )
-        _print_jointly(path, tuned, at, table, json)
+        _predict_jointly(path, at, table, json, format)
         return
     if sizes:
         if figures or keep:
@@ -191,12 +202,6 @@ def predict(
     from mup_tpu.cli.results import open_results
     from mup_tpu.words.predictions import predictions_to_dict
 
-    if (planned := predict_planned_folder(path, at, json)) is not None:
-        if figures or keep or best_over:
-            raise ConfigError("the folder holds a plan, whose prediction takes no figures, keep or best_over")
-        for line in planned:
-            Console().write(line) if json else Console().print(line)
-        return
     results = open_results(path, table)
     folder = out or results.figures_folder
     # A column of a table may hold a comma, so only predictions split the option.
@@ -214,6 +219,12 @@ def predict(
         from mup_tpu import plots
 
         written = write_figures({"prediction": plots.prediction_figure(predictions)}, folder)
+    if format != "text":
+        for made in predictions.predictions:
+            at_target = {predictions.scale: made.scale}
+            tuned_there = {predictions.hyperparameter: (made.x, *made.interval)}
+            _print_for(format, path, tuned_there, at_target, made.compared)
+        return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))
         return
@@ -221,38 +232,53 @@ def predict(
     _print_figures(Console(), written)
 
 
-def _print_jointly(
-    path: str, tuned: Sequence[str], at: Sequence[str], table: TableOptions, json: bool
+def _predict_jointly(
+    path: str, at: Sequence[str], table: TableOptions, json: bool, format: str = "text"
 ) -> None:
-    """Print the analysis of several hyperparameters, or their predictions at targets."""
-    from mup_tpu.analysis.surface import analyze_jointly, predict_jointly
+    """Print the predictions of several hyperparameters at targets."""
+    from mup_tpu.analysis.surface import predict_jointly
+    from mup_tpu.cli.results import JointResults
     from mup_tpu.words import surfaces
     from mup_tpu.words.predictions import predictions_to_dict
-    from mup_tpu.words.reasons import because
 
-    columns = replace(table, tune=None).table_columns(path)
-    conditions = table.conditions
-    joint = analyze_jointly(path, tuned, columns, conditions, table.epsilon, table.delta, **table.reading)
-    predicted = predict_jointly(joint, at) if at else None
-    console = Console()
-    if json:
-        plain = [predictions_to_dict(one) for one in predicted.parts] if predicted else joint.to_dict()
-        console.write(to_json(plain))
-        return
-    for note in joint.table.notes:
-        console.print(f"note: {because(note, joint.table.columns)}", style="yellow")
-    for line in surfaces.lines(predicted or joint):
-        console.print(line, style=None if line.startswith(" ") else "bold")
+    results = JointResults(path, table)
+    predicted = predict_jointly(results.joint, at)
+    if format != "text":
+        for result in results.joint.results:
+            for target in predicted.parts[0].targets:
+                made = {
+                    part.hyperparameter: part.of(result.compared, target.text) for part in predicted.parts
+                }
+                values = {name: (one.x, *one.interval) for name, one in made.items()}
+                _print_for(format, path, values, {predicted.parts[0].scale: target.scale}, result.compared)
+    elif json:
+        Console().write(to_json([predictions_to_dict(one) for one in predicted.parts]))
+    else:
+        results.show_joint(Console(), surfaces.lines(predicted))
 
 
-def predict_planned_folder(path: str, at: Sequence[str], json: bool) -> list[str] | None:
-    """Return the prediction for the target of a folder's plan, in words or JSON; None without a plan.
+def folder_of_plan(path: str) -> str:
+    """Return the results folder of a plan's file; other paths are returned as they are."""
+    if not path.endswith(".toml"):
+        return path
+    from mup_tpu.config.toml import read_toml
+
+    values = read_toml(path)
+    if "target" not in values or "experiment" not in values:
+        raise ConfigError(f"{path} is no plan with a [target], as mup-tpu plan writes it")
+    folder = f"results/{values['experiment']}"
+    if not Path(folder, "plan.json").exists():
+        raise ConfigError(f"{path} has no runs in {folder} yet: mup-tpu sweep {path} makes them")
+    return folder
+
+
+def predict_planned_folder(path: str, at: Sequence[str]) -> Recipe | None:
+    """Return the recipe for the target of a folder's plan; None without a plan.
 
     `at` gives other sizes than the target's; a size that the plan does not follow is left to its table.
     """
     from mup_tpu.analysis.planned import Planned, predict_planned
     from mup_tpu.config.values import as_number
-    from mup_tpu.words.plans import planned_optimum
 
     if path.endswith((".csv", ".parquet", ".tsv", ".json", ".jsonl")) or ":" in path.replace("://", ""):
         return None  # a table, or a tracker such as mlflow:NAME
@@ -260,9 +286,46 @@ def predict_planned_folder(path: str, at: Sequence[str], json: bool) -> list[str
     sizes = {n.strip(): as_number(v) for text in at for n, _, v in [text.partition("=")]}
     if planned is None or not {*sizes} <= {*planned.follows} or None in sizes.values():
         return None
-    made = predict_planned(path, {name: value for name, value in sizes.items() if value is not None})
-    assert made is not None
-    return [to_json(made.to_dict())] if json else planned_optimum(made)
+    return predict_planned(path, {name: value for name, value in sizes.items() if value is not None})
+
+
+def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = False) -> None:
+    """Print the recipe of a plan's target."""
+    from mup_tpu.words.recipes import recipe_lines
+
+    if json:
+        Console().write(to_json(made.to_dict()))
+    elif format != "text":
+        tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
+        _print_for(format, path, tuned, made.values)
+    else:
+        for line in recipe_lines(made):
+            Console().print(line)
+
+
+def _print_for(
+    format: str, path: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any], rule: str = ""
+) -> None:
+    """Print values for a program; as TOML, those of our networks are a trial for `mup-tpu train`."""
+    from mup_tpu.config.columns import CONFIGURED
+    from mup_tpu.config.toml import stored_trial, write_trial
+    from mup_tpu.store import load_axes, load_runs, results_folder
+    from mup_tpu.store.header import FILE
+    from mup_tpu.words.recipes import write_recipe
+
+    fields = {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in tuned.items()}
+    values = {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in values.items()}
+    is_ours = FILE in results_folder(path).names() and not load_axes(path).scale.is_study
+    if format == "toml" and is_ours:
+        runs = load_runs(path, ["config", *([load_axes(path).compare.column] if rule else [])])
+        row = runs[runs.iloc[:, -1] == rule].iloc[-1] if rule else runs.iloc[-1]
+        trial = stored_trial(json_format.loads(row["config"]))
+        best = {name: float(2.0**x) for name, (x, *_) in fields.items()}
+        counts = {n: int(v) if type(trial.flat().get(n)) is int else v for n, v in values.items()}
+        text = write_trial(trial.replace(**counts | best))
+    else:
+        text = write_recipe(format, fields, values)
+    Console().write((f"# {rule}\n" if rule else "") + text.rstrip("\n"))
 
 
 def _print_law(
@@ -331,15 +394,17 @@ def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) 
 
 def show(path: str, table: TableOptions = TableOptions()) -> None:
     """Draw the figures of a results folder and print its analysis, from one reading."""
-    from mup_tpu.cli.results import open_results
+    from mup_tpu.cli.results import JointResults, open_results
 
-    if tuned := table.tuned(path):
-        try:
-            _print_jointly(path, tuned, (), table, json=False)
-        except TableError as error:
-            Console().print(str(error))
-        return
     results, written = open_results(path, table), list[str]()
+    if isinstance(results, JointResults):
+        try:
+            results.show(Console())
+        except TableError as error:  # too few runs as yet
+            Console().print(str(error))
+        else:
+            _print_figures(Console(), results.draw())
+        return
     try:
         written = results.draw()
     finally:

@@ -24,17 +24,17 @@ from mup_tpu.config.columns import Table
 from mup_tpu.config.options import Repeated
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError
-from mup_tpu.store import is_search, load_runs
+from mup_tpu.store import is_search, load_runs, results_folder
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.header import keep_predictions, load_predictions
-from mup_tpu.words import tables, verdicts
+from mup_tpu.words import surfaces, tables, verdicts
 from mup_tpu.words.names import name, power
 from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mup_tpu.analysis import Columns, Predictions, RunTable, TransferAnalysis
+    from mup_tpu.analysis import Columns, JointAnalysis, Predictions, RunTable, TransferAnalysis
     from mup_tpu.report import Page
     from mup_tpu.store import Condition
 
@@ -186,6 +186,8 @@ def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
         of_sweeps = all((Path(path) / STORE).exists() for path in paths)
         innermost = os.path.commonpath([os.path.abspath(path) for path in paths])
         return SeveralSweeps(innermost, options, paths) if of_sweeps else Results(path, options, paths)
+    if options.tuned(path):
+        return JointResults(path, options)
     folder = Path(path)
     is_store = (folder / STORE).exists()
     if not is_store and (sweeps := sorted(str(file.parent) for file in folder.glob(f"*/{STORE}"))):
@@ -348,6 +350,61 @@ class Results:
         # Files about `wandb:ENTITY/PROJECT` begin with PROJECT.
         tracker, colon, runs = self.path.partition(":")
         return runs.rpartition("/")[2] if colon and tracker in TRACKERS else self.path
+
+
+class JointResults(Results):
+    """Runs of several hyperparameters that are tuned together."""
+
+    @cached_property
+    def joint(self) -> JointAnalysis:
+        from mup_tpu.analysis.surface import analyze_jointly
+
+        options, columns = self.options, replace(self.options, tune=None).table_columns(self.path)
+        limits = options.epsilon, options.delta
+        tuned = options.tuned(self.path)
+        return analyze_jointly(self.path, tuned, columns, options.conditions, *limits, **options.reading)
+
+    @property
+    def is_folder(self) -> bool:
+        return STORE in results_folder(self.path).names()
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.joint.to_dict()
+
+    def show(self, console: Console) -> None:
+        self.show_joint(console, surfaces.lines(self.joint))
+
+    def show_next(self, console: Console) -> None:
+        every = range(len(self.joint.results))
+        self.show_joint(
+            console, [line for number in every for line in surfaces.next_lines(self.joint, number)]
+        )
+
+    def next_to_dict(self) -> dict[str, Any]:
+        """Return each rule's next runs as plain values; None of one that is settled."""
+        from mup_tpu.analysis.next_points import next_points
+
+        made = {r.compared: next_points(self.joint, i) for i, r in enumerate(self.joint.results)}
+        return {name: one and one.to_dict() for name, one in made.items()}
+
+    def show_joint(self, console: Console, lines: Sequence[str]) -> None:
+        for note in self.joint.table.notes:
+            console.print(f"note: {because(note, self.joint.table.columns)}", style="yellow")
+        for line in lines:
+            console.print(line, style=None if line.startswith(" ") else "bold")
+
+    def figures(self) -> Mapping[str, Figure]:
+        from mup_tpu.plots import transfer_figures
+
+        return transfer_figures(self.joint)
+
+    def numbers(self) -> Mapping[str, str | bytes]:
+        return {"analysis.json": to_json(self.joint.to_dict()) + "\n"}
+
+    def page(self) -> Page:
+        from mup_tpu.report import joint_page
+
+        return joint_page(self.joint, load_runs(self.path) if self.is_folder else None)
 
 
 class SeveralSweeps(Results):

@@ -134,12 +134,10 @@ def _study(path: str) -> Study:
 
 def keep_plan(file: Path, study: Study) -> None:
     """Write the plan of a study's file, if it has one, into the results folder."""
-    from mup_tpu.analysis.ingest.table_columns import Columns
     from mup_tpu.config.toml import read_toml
     from mup_tpu.tuning.plan import planned_of
 
     if (table := read_toml(file).get("target")) is None:
         return
     space = study.space
-    columns = Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column)
-    planned_of(table, space.scale, None, dict(space.settings), columns).keep(study.folder)
+    planned_of(table, space.scale, None, dict(space.settings), space.axes).keep(study.folder)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from mup_tpu.cli.analysis import predict_planned_folder, show
+from mup_tpu.cli.analysis import predict_planned_folder, print_recipe, show
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.results import TableOptions
 from mup_tpu.cli.study import StudyOptions, keep_plan
@@ -114,12 +114,11 @@ def sweep(
         raise ConfigError("workers, timeout and resources need a study or --trainer")
     loaded = load_sweep(file)
     if "target" in values and not how.dry.dry_run:
-        from mup_tpu.analysis.ingest.table_columns import Columns
+        from mup_tpu.store import StoredAxes
         from mup_tpu.tuning.plan import planned_of
 
-        scale, tune, compare = (axis.column for axis in loaded.axes)
-        points, columns = loaded.scale_axis.points, Columns(scale, tune, parametrization=compare)
-        planned = planned_of(values["target"], points, loaded.base, {}, columns)
+        axes = StoredAxes.of(loaded)
+        planned = planned_of(values["target"], loaded.scale_axis.points, loaded.base, {}, axes)
         planned.keep(how.results or f"results/{loaded.experiment}")
     run_and_show(loaded, how, continue_to)
 
@@ -156,10 +155,10 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
 
 def _show(folder: str, options: TableOptions = TableOptions()) -> None:
     """Print the prediction of a planned folder, else the optima, figures and verdict."""
-    if (planned := predict_planned_folder(folder, (), json=False)) is None:
+    if (made := predict_planned_folder(folder, ())) is None:
         show(folder, options)
-    for line in planned or ():
-        Console().print(line)
+    else:
+        print_recipe(made, folder)
 
 
 def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:

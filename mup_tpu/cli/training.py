@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import tyro
 
+from mup_tpu.cli.analysis import folder_of_plan, show
 from mup_tpu.cli.console import Console, to_json, write_new
+from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.options import File, Folder, Repeated, TransferOptions, Where
@@ -115,23 +117,51 @@ def transfer(
     results: Folder | None = None,
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
+    study: StudyOptions = StudyOptions(),
 ) -> None:
     """Train a larger model with the hyperparameters of a search or sweep.
 
     A search gives its best trials. A sweep gives its rule's predicted optimum at the target (mup's by
-    default); the prediction is kept (predictions.json) and scored.
+    default), a plan its target's; the prediction is kept (predictions.json) and scored.
 
     Args:
-        path: Results folder of the search or sweep.
+        path: Results folder of the search, sweep, study or plan.
         target: Scale of the transfer, and its trials there.
         results: Results folder; by default PATH_transfer.
         run: Options of each trial.
         where: Machine or cluster of the trials.
+        study: Options of a study. Without its trainer the folder is made for mup-tpu ask and tell.
     """
+    from mup_tpu.store import load_axes
     from mup_tpu.tuning.transfer import Transfer, tuned_words
     from mup_tpu.words.names import name
 
-    console = Console()
+    console, path = Console(), folder_of_plan(path)
+    if load_axes(path).scale.is_study:
+        from mup_tpu.study.target import target_study
+
+        made, sentences = target_study(path, target, results)
+        for sentence in sentences:
+            console.print(sentence)
+        if study.trainer is None:
+            console.print(
+                "train it with these values, or give --trainer; "
+                f"mup-tpu ask {made.folder} gives its id, mup-tpu tell {made.folder} ID LOSS its loss"
+            )
+            return
+        ended = made.run(
+            study.trainer,
+            workers=study.workers,
+            timeout=study.timeout,
+            heartbeat=where.heartbeat,
+            ray=where.ray,
+            address=where.address,
+            resources=study.amounts(),
+            track=where.track,
+            console=console,
+        )
+        show_and_judge(ended, made.folder, lambda: show(made.folder))
+        return
     moved = Transfer(path, target)
     for warning in moved.warnings:
         console.print(f"warning: {warning}", style="yellow")
@@ -162,6 +192,7 @@ def plan(
     budget: str | None = None,
     trainer: str | None = None,
     probe: str | None = None,
+    tune: Repeated = (),
     fix: Repeated = (),
     rule: str | None = None,
     table: Annotated[str | None, tyro.conf.arg(name="from")] = None,
@@ -170,7 +201,7 @@ def plan(
     out: File | None = None,
     json: bool = False,
 ) -> None:
-    """Plan the runs, within a budget, that predict a large model's learning rate.
+    """Plan the runs, within a budget, that predict a large model's learning rate, and other hyperparameters.
 
     Writes the plan as a sweep of our networks, or as a study of your own training. `mup-tpu sweep FILE` runs
     it, and `mup-tpu predict` then answers for the target.
@@ -184,6 +215,8 @@ def plan(
         budget: FLOP (1e20), or a time on this machine or --on (200h).
         trainer: Your training, as for sweep: my_package.my_module:train, or a command line with {names}.
         probe: Time the --trainer at the sizes of the plan, each for at most this time: 60s.
+        tune: Further hyperparameters of your transformer, with values to start from:
+            weight_decay=0.025,0.1,0.4; a file names its own.
         fix: Exponents that you know: width=0 if your rule keeps the optimum along the width.
         rule: Rule that your training follows, such as mup; its claims narrow the priors.
         table: Results folder or table of runs, whose drift, scatter, valleys and optimum are assumed in place
@@ -213,6 +246,9 @@ def plan(
     console = Console(stderr=json)
     is_time = as_number(budget) is None  # 200h, not 1e20
     arguments: dict[str, Any] = {"target": at, "base": base, "table": table, "rule": rule, "fix": fix}
+    arguments["tune"] = {
+        name: values.split(",") for name, _, values in (text.partition("=") for text in tune)
+    }
     if probe is not None:
         if trainer is None:
             raise ConfigError(f"probe {probe} times a --trainer: give one")

@@ -297,11 +297,17 @@ def write_sweep(sweep: Sweep) -> str:
         lines.append(f"measured_by = {_toml(sweep.scale.measured_by)}")
         for point in sweep.scale.points:
             lines += ["", "[[ladder]]", *(f"{name} = {_toml(value)}" for name, value in point.items())]
+    return "\n".join(lines) + "\n" + write_trial(sweep.base, "base.")
+
+
+def write_trial(trial: Trial, above: str = "") -> str:
+    """Write a trial as TOML for `load_trial`; `above` begins the names of its tables."""
+    lines = list[str]()
     for part, cls in PARTS.items():
-        values, defaults = vars(getattr(sweep.base, part)), vars(cls())
+        values, defaults = vars(getattr(trial, part)), vars(cls())
         changed = [f"{name} = {_toml(value)}" for name, value in values.items() if value != defaults[name]]
-        lines += ["", f"[base.{part}]", *changed] if changed else []
-    return "\n".join(lines) + "\n"
+        lines += ["", f"[{above}{part}]", *changed] if changed else []
+    return "".join(f"{line}\n" for line in lines)
 
 
 def write_values(values: Mapping[str, Any]) -> str:

@@ -8,9 +8,11 @@ for colour-blind readers, and nothing depends on colour alone. `FIGURES` has all
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from matplotlib.figure import Figure
 
+from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.laws import best_loss_figure, law_figure, prediction_figure, scaling_law_figure
 from mup_tpu.plots.optima import collapse_figure, optimum_figure, transfer_figure
@@ -25,7 +27,7 @@ from mup_tpu.plots.style import FIGURES, STYLE, FigureType, save_figure, svg
 from mup_tpu.plots.verdict import regret_figure, sequence_figure, sweeps_figure
 
 __all__ = [
-    "FIGURES", "STYLE", "FigureType", "best_loss_figure", "collapse_figure",
+    "FIGURES", "OF_EACH", "STYLE", "FigureType", "best_loss_figure", "collapse_figure",
     "coordinate_check_figure", "coordinate_check_figures", "drawings", "law_figure",
     "learning_curves_figure", "module_check_figure", "optimum_figure", "prediction_figure", "regret_figure",
     "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "svg", "sweeps_figure",
@@ -33,10 +35,28 @@ __all__ = [
 ]  # fmt: skip
 
 
-def drawings(analysis: TransferAnalysis) -> dict[str, Callable[..., Figure]]:
+OF_EACH = ("transfer", "optimum", "regret")  # figures of each of several hyperparameters
+
+
+def drawings(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Callable[..., Figure]]:
+    """Return the functions of all figures that an analysis has data for, by name; they take the analysis.
+
+    Of several hyperparameters each has its figures, as transfer_learning_rate.
+    """
+    if isinstance(analysis, JointAnalysis):
+        return {
+            f"{name}_{part.hyperparameter}": partial(_of_part, draw, part)
+            for part in analysis.drawn
+            for name, draw in drawings(part).items()
+            if name in OF_EACH
+        }
     known = {name: kind for name, kind in FIGURES.items() if kind.has_data is not None}
     return {name: kind.draw for name, kind in known.items() if kind.has_data and kind.has_data(analysis)}
 
 
-def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
+def _of_part(draw: Callable[..., Figure], part: TransferAnalysis, joint: JointAnalysis) -> Figure:
+    return draw(part)
+
+
+def transfer_figures(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Figure]:
     return {name: draw(analysis) for name, draw in drawings(analysis).items()}

@@ -21,12 +21,14 @@ from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.referee import Comparison
 from mup_tpu.analysis.run_table import RunTable, of_status, ranked, varied
 from mup_tpu.analysis.scores import Score
+from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible
-from mup_tpu.words.names import name, ordered, powers_in_html, results_of
+from mup_tpu.words.names import listed, name, ordered, powers_in_html, results_of
 from mup_tpu.words.reasons import notes
+from mup_tpu.words.surfaces import together
 from mup_tpu.words.tables import (
     conclusion,
     how_made,
@@ -120,7 +122,15 @@ def render(page: Page) -> str:
     return visible(environment.get_template("page.html.j2").render(page=page, version=version("mup_tpu")))
 
 
-__all__ = ["Page", "coordinate_check_page", "render", "search_page", "sweep_page", "sweeps_page"]
+__all__ = [
+    "Page",
+    "coordinate_check_page",
+    "joint_page",
+    "render",
+    "search_page",
+    "sweep_page",
+    "sweeps_page",
+]
 
 _RULE = (
     "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} {unit} and the drift exponent's "
@@ -170,6 +180,38 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
         lead,
         sections,
         _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta, unit=analysis.columns.unit),
+    )
+
+
+def joint_page(joint: JointAnalysis, stored: pd.DataFrame | None = None) -> Page:
+    """Return the report of several hyperparameters that are tuned together; `stored` are a folder's rows."""
+    lead: list[Block] = []
+    for number, result in enumerate(joint.results):
+        sentence, *lines = together(joint, number)
+        lead.append(Box(sentence, [line.strip() for line in lines], (), result.verdict.decision))
+    lead += [Text(f"Note: {note}.", is_note=True) for note in notes(joint.parts[0])]
+    sections = []
+    for number, part in enumerate(joint.drawn):
+        pictures: list[Block] = [
+            Picture.of(figure, partial(draw, part), number)
+            for figure, draw in plots.drawings(part).items()
+            if figure in plots.OF_EACH
+        ]
+        tables = [
+            optima_table(result, part.columns, name(result.compared, part.compares))
+            for result in results_of(part)
+        ]
+        sections.append(
+            Section(f"{label(part.hyperparameter)}, the others at their best", [*pictures, *tables])
+        )
+    if stored is not None:
+        sections.append(Section("How the runs were made", [Values(how_made(stored))]))
+    tuned, first = listed([*map(label, joint.tuned)]), joint.parts[0]
+    return Page(
+        f"{first.name}: do {tuned} transfer across {label(first.scale)}?",
+        lead,
+        sections,
+        _RULE.format(epsilon=joint.epsilon, delta=first.delta, unit=first.columns.unit),
     )
 
 

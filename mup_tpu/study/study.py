@@ -45,7 +45,7 @@ from mup_tpu.study.report import forget_rungs, number
 from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space, Trial
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
-from mup_tpu.tuning.sequence import Grid, buy, buyer_of, several_tuned
+from mup_tpu.tuning.sequence import Grid, buy, buyer_of
 from mup_tpu.tuning.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -361,13 +361,12 @@ class Study:
         """Draw a figure of stored trials.
 
         Args:
-            name: "transfer", "optimum", "regret", "best_loss", "collapse", "learning_curves" or "sequence".
+            name: "transfer", "optimum", "regret", "best_loss", "collapse", "learning_curves", "sequence"; of
+                several tuned hyperparameters the first three of each: "transfer_learning_rate".
         """
         from mup_tpu import plots
 
         analysis = self.verdict()
-        if isinstance(analysis, JointAnalysis):
-            raise ConfigError(f"plot {name!r} is drawn of one tuned hyperparameter, not of several")
         drawings = plots.drawings(analysis)
         if name not in drawings:
             raise ConfigError(f"plot {name!r} is not one of {', '.join(drawings)}, for which there are runs")
@@ -410,15 +409,15 @@ class Study:
 
 
 def _grid_of(space: Space) -> Grid[Trial]:
-    if len(space.tune) > 1:
-        raise ConfigError(several_tuned([*space.tune]))
     return Grid(
         Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
         {float(point[space.measured_by]): point for point in space.scale},
-        space.values,
-        all(isinstance(value, float) for value in space.values),
+        space.tune,
+        all(isinstance(value, float) for values in space.tune.values() for value in values),
         {str(next(iter(point.values()), space.name)): point for point in space.compare},
-        lambda point, compared, value, seed: space.trial(point, compared, {space.tuned: value}, seed),
+        lambda point, compared, values, seed: space.trial(
+            point, compared, dict(zip(space.tune, values, strict=True)), seed
+        ),
         lambda trial: trial.id,
     )
 

@@ -18,18 +18,20 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
-from mup_tpu.analysis.design import PACK, first_batch, look_around
 from mup_tpu.analysis.design import Cell as Look
+from mup_tpu.analysis.design import first_batch
 from mup_tpu.analysis.drift import NEEDED
-from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.next_points import design_around
 from mup_tpu.analysis.planned import Assumed, Planned, runs_within_reach
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of
-from mup_tpu.config import Axis, Ladder, Sweep, Trial, field_column
+from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of, priors_of
+from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial, field_column
+from mup_tpu.config.sweep import DESIGNS, design_points
 from mup_tpu.config.toml import write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
+from mup_tpu.store import StoredAxes
 from mup_tpu.tuning.target import Goal, Values, goal_of, params_of, rate_by_law, read_target
 from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_lines
 
@@ -37,6 +39,7 @@ from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_
 # H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
 LAUNCH_S = 0.17e-3
 _LEVELS, _MOST_CELLS = 10, 9
+_SAME_RATES = 0.8  # share of a longer size's runs whose rate a shorter one has run: four of five
 _PACK = 32  # trials of our networks that share launches
 # Best learning rates at the smallest scale of stored sweeps of our networks: medians, to an octave
 _TYPICAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
@@ -84,8 +87,10 @@ class Step:
     sizes: Mapping[str, float]
     looks: tuple[Look, ...]  # learning rates and seeds
     cost: float  # of all of its runs: seconds, or FLOP on a machine of unknown speed
+    is_continued: bool = False  # whether its runs go on from those of a shorter size
     half_width: float = math.inf
     """Half of the 95 % interval of log2 of the target's learning rate after this step."""
+    beside: tuple[float, ...] = ()  # the same of further hyperparameters
     regret: float = math.inf  # expected regret of the prediction after this step, nat
 
     @property
@@ -103,6 +108,7 @@ class Plan:
     budget: float  # in the unit of costs
     target_cost: float  # of one run of the target
     is_time: bool  # whether costs are seconds; else FLOP
+    is_measured: bool  # whether they were timed
     shortened: Mapping[str, float]
     """Half-width if the cells had the target's value of a size, octaves, by size."""
     copied: float  # expected regret of the smallest proxy's optimum, copied, nat
@@ -113,6 +119,7 @@ class Plan:
     experiment: str
     rates: tuple[float, ...]  # learning rates, or other values of the hyperparameter, to start with
     tuned: str
+    beside: Mapping[str, tuple[float, ...]]  # further hyperparameters, with the values to start with
     largest: str  # why no larger proxy is run
     trainer: str | None = None
 
@@ -131,7 +138,11 @@ class Plan:
     @property
     def checkpoint_every(self) -> int:
         """Return the steps between checkpoints of our networks, about five minutes; 0 for shorter runs."""
-        if not self.is_time or self.goal.base is None:
+        if self.goal.base is None:
+            return 0
+        if any(step.is_continued for step in self.steps):
+            return min(self.goal.steps(step.values)[0] for step in self.steps)
+        if not self.is_time:
             return 0
         # The runs of a size may train in one pack.
         parts = max(step.cost for step in self.steps) / CHECKPOINT_S
@@ -148,11 +159,12 @@ class Plan:
         comments = "".join(f"# {line}\n" for line in self.lines())
         target = {"values": dict(self.goal.values), "follows": list(self.goal.shrinks), "rule": self.rule}
         target |= {"fix": dict(self.fixes)} if self.fixes else {}
+        target |= {"laws": list(self.goal.derived)} if self.goal.derived else {}
         if self.sweep is not None:
             return f"{comments}{write_sweep(self.sweep)}\n[target]\n{write_values(target)}"
         top: dict[str, Any] = {"experiment": self.experiment}
         top |= {"trainer": self.trainer} if self.trainer else {}
-        top["tune"] = {self.tuned: list(self.rates)}
+        top["tune"] = {self.tuned: list(self.rates)} | {n: list(v) for n, v in self.beside.items()}
         names, points, same = self.changing, list(self._points), self._same
         ladder = ""
         if len(names) == 1:
@@ -190,11 +202,18 @@ class Plan:
         base = self.base.base.replace(**self._same, **bases, parametrization=self.rule)
         scale = Axis(names[0], tuple(p[names[0]] for p in points)) if len(names) == 1 else Ladder(points)
         seeds = max(look.seeds for look in self.steps[0].looks)
-        return Sweep(self.experiment, base, (self.rule,), None, self.rates, seeds, scale)
+        if not self.beside:
+            return Sweep(self.experiment, base, (self.rule,), None, self.rates, seeds, scale)
+        axes = (Axis(self.tuned, self.rates), *(Axis(name, values) for name, values in self.beside.items()))
+        return Sweep(self.experiment, base, (self.rule,), scale=scale, tune=Design(axes))
 
     def to_dict(self) -> dict[str, Any]:
         steps = [
-            {name: value for name, value in asdict(step).items() if name != "looks"}
+            {
+                name: value
+                for name, value in asdict(step).items()
+                if name != "looks" and value not in ((), False)
+            }
             | {"runs": step.runs, "at": at_words(step.values, self.changing)}
             for step in self.steps
         ]
@@ -225,8 +244,9 @@ def plan(
     flops_per_second: float | Machine | None = None,
     rule: str | None = None,
     fix: Mapping[str, float] | Sequence[str] = (),
+    tune: Mapping[str, Sequence[float]] | None = None,
 ) -> Plan:
-    """Plan the runs, for a budget, that tell a target's learning rate.
+    """Plan the runs, for a budget, that tell a target's learning rate, or several hyperparameters.
 
     Examples:
         >>> made = plan("params=1.3B", "200h", flops_per_second=8 * 0.3 * 312e12)
@@ -243,6 +263,8 @@ def plan(
         flops_per_second: FLOP a second that training reaches, all devices together; or a machine.
         rule: rule that the runs follow, such as "mup"; by default the base's, else none.
         fix: exponents that are known, by size: {"width": 0}.
+        tune: values to start from of further hyperparameters, without a base: {"weight_decay": [0.03, 0.1,
+            0.3]}; a sweep or study has its own.
 
     Raises:
         ConfigError: a name or value is not allowed, or the budget does not pay three proxies.
@@ -250,17 +272,13 @@ def plan(
     """
     given, space = read_target(target), getattr(base, "space", base)
     sweep = base if isinstance(base, Sweep) else Sweep("plan", base) if isinstance(base, Trial) else None
-    tuned = sweep.tune_axis.fields if sweep is not None else tuple(getattr(space, "tune", ("learning_rate",)))
-    if len(tuned) > 1 or (sweep is not None and tuned != ("learning_rate",)):
-        whose, alone = (
-            ("sweep", "the learning rate") if sweep is not None else ("study", "one hyperparameter")
-        )
-        raise ConfigError(f"tune {', '.join(tuned)} of the {whose}: a plan is made for {alone} alone")
-    vocabulary = 0
+    if tune and base is not None:
+        raise ConfigError(f"tune {', '.join(tune)}: a {'study' if sweep is None else 'sweep'} names its own")
+    given_values = _start(sweep, space, tune or {})
+    tuned, vocabulary = tuple(given_values), 0
     if sweep is not None:
-        from mup_tpu.tuning.runner import (
-            Corpora,
-        )  # with all that trains, which one's own transformer does without
+        # With all that trains, which one's own transformer does without.
+        from mup_tpu.tuning.runner import Corpora
 
         vocabulary = Corpora().of(sweep.base).vocab_size
     goal = goal_of(given, space, vocabulary)
@@ -281,25 +299,26 @@ def plan(
 
     whole, rungs = cost(goal.values, 1), _rungs(goal)
     analysis = None if table is None else analyze(table)
-    rates = tuple(getattr(space, "values", ()))
-    if sweep is not None:
-        assert isinstance(sweep.tune_axis, Axis)
-        rates = sweep.tune_axis.values if sweep.learning_rates or sweep.tune else ()
-    designs: list[tuple[float, int, tuple[Step, ...], str, str, _Belief]] = []
+    rates = given_values[tuned[0]]
+    designs: list[tuple[float, int, tuple[Step, ...], str, str, _Belief, tuple[float, ...]]] = []
     for name in _rules(sweep, goal, rule):
-        belief = _belief(goal, name, fixes, analysis)
+        belief = _belief(goal, name, fixes, analysis, tuned)
         start = rates or (_guess(goal, name, analysis),)
-        looks = first_batch(name, 1.0, [math.log2(r) for r in start if r > 0]).cells
-        made = _design(belief, rungs, looks, cost, paid, whole)
+        first = first_batch(name, 1.0, [math.log2(r) for r in start if r > 0]).cells
+        around = _around(first[len(first) // 2].x, len(tuned))
+        # Of several the design of the given values, and one about the optimum that it shows
+        looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
+        made = _design(belief, rungs, looks, around, cost, paid, whole)
         if made is not None:
             steps, largest = made
             score = steps[-1].regret + WORTH * sum(step.cost for step in steps) / whole
-            designs.append((score, len(designs), steps, largest, name, belief))
+            values = rates or tuple(2.0**look.x for look in first)
+            designs.append((score, len(designs), steps, largest, name, belief, values))
     if not designs:
         at = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ConfigError(_too_little(goal, rungs, looks, cost, paid, machine is not None, at))
-    _, _, steps, largest, name, belief = min(designs)
-    sp = _belief(goal, "sp", fixes, None)
+        raise ConfigError(_too_little(goal, rungs, looks, around, cost, paid, machine is not None, at))
+    _, _, steps, largest, name, belief, rates = min(designs)
+    sp = _belief(goal, "sp", fixes, None, tuned)
     is_other = name not in ("", "sp") and analysis is None and sp.priors != belief.priors
     return Plan(
         goal=goal,
@@ -308,15 +327,17 @@ def plan(
         budget=paid,
         target_cost=whole,
         is_time=machine is not None,
-        shortened={size: 1.96 * math.sqrt(belief.variance(steps, size)) for size in goal.shrinks},
+        is_measured=is_timed,
+        shortened={n: 1.96 * math.sqrt(belief.variances(steps, n)[0]) for n in goal.shrinks},
         copied=belief.copied(steps[0]),
-        others={"sp": belief.assumed.regret(sp.variance(steps))} if is_other else {},
+        others={"sp": sp.regret(steps)} if is_other else {},
         source=belief.assumed.source,
         fixes=fixes,
         base=sweep,
         experiment=sweep.experiment if sweep is not None else getattr(space, "name", "plan"),
-        rates=tuple(rates or (2.0**look.x for look in steps[0].looks)),
+        rates=rates,
         tuned=tuned[0],
+        beside={n: values for n, values in given_values.items() if n != tuned[0]},
         largest=largest,
     )
 
@@ -326,13 +347,13 @@ def planned_of(
     points: Sequence[Mapping[str, Any]],
     base: Trial | None,
     settings: Mapping[str, Any],
-    columns: Columns,
+    axes: StoredAxes,
 ) -> Planned:
     """Return the plan of a file's [target] table, for the results folder of its runs.
 
     `points` are the sizes that the file plans; somebody's own training has no base, but may have settings.
     """
-    misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule and fix"
+    misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule, fix and laws"
     with raised_as(ConfigError, misfit, (TypeError, ValueError, KeyError, AttributeError)):
         values = {str(name): value for name, value in table["values"].items()}
         goal = Goal(values, tuple(table["follows"]), {}, base=base, settings=settings)
@@ -342,7 +363,15 @@ def planned_of(
             known = {name: value for name, value in point.items() if name != "compute"}
             at = {field_column(name) if base is not None else name: value for name, value in known.items()}
             cells.append((at, goal.sizes(known)))
-        return Planned(columns, goal.shrinks, goal.sizes(values), tuple(cells), str(table["rule"]), fix)
+        sizes, rule, laws = goal.sizes(values), str(table["rule"]), tuple(map(str, table.get("laws", ())))
+        tuned, compared = axes.tune.columns, axes.compare.column
+        known = {**settings, **values}
+        if any("compute" in point for point in points):
+            sizes["compute"] = goal.compute(values)
+        if base is not None:  # fields that are not at their defaults
+            default = Trial().flat()
+            known = {n: v for n, v in (base.flat() | values).items() if v != default[n] or n in values}
+        return Planned(tuned, compared, goal.shrinks, sizes, tuple(cells), rule, fix, known, laws)
 
 
 def _budget(budget: str | float, machine: Machine | None) -> float:
@@ -400,10 +429,13 @@ class _Belief:
 
     goal: Goal
     assumed: Assumed
-    priors: tuple[Priors, ...]
+    priors: tuple[tuple[Priors, ...], ...]  # of each hyperparameter, along each size
 
-    def variance(self, steps: Sequence[Step], whole_size: str = "") -> float:
-        """Return the expected variance of the target's optimum; runs have the target's `whole_size`."""
+    def variances(self, steps: Sequence[Step], whole_size: str = "") -> list[float]:
+        """Return the expected variance of the target's optimum in each hyperparameter.
+
+        Runs have the target's `whole_size`.
+        """
         target = self.goal.sizes(self.goal.values)
         octaves_SA = np.array(
             [
@@ -411,24 +443,38 @@ class _Belief:
                 for step in steps
             ]
         )
-        errors = np.sqrt([self.assumed.error(runs_within_reach(step.looks)) for step in steps])
-        trend = Trend(2.0**octaves_SA, np.zeros(len(steps)), errors, self.priors)
-        return trend.expected_variance([1.0] * len(self.priors))
+        # Hyperparameters share what the runs of a size tell.
+        runs = [runs_within_reach(step.looks) / len(self.priors) for step in steps]
+        errors = np.sqrt([*map(self.assumed.error, runs)])
+        return [
+            Trend(2.0**octaves_SA, np.zeros(len(steps)), errors, priors).expected_variance(
+                [1.0] * len(priors)
+            )
+            for priors in self.priors
+        ]
+
+    def regret(self, steps: Sequence[Step]) -> float:
+        """Return the expected regret of all predicted values, nat."""
+        return self.assumed.regret(sum(self.variances(steps)))
 
     def copied(self, step: Step) -> float:
         """Return the expected regret at the target of this cell's optimum, nat."""
         moved, target = 0.0, self.goal.sizes(self.goal.values)
-        for prior, size in zip(self.priors, self.goal.shrinks, strict=True):
-            octaves = math.log2(step.sizes[size] / target[size])
-            at = np.array([abs(octaves)])
-            for probability, mean, pace in prior.paces:
-                moved += probability * (float(pace.covariance(at, at)[0, 0]) + (mean * octaves) ** 2)
-        scatter = max((prior.scatter for prior in self.priors), default=0.1)
-        error2 = self.assumed.error(runs_within_reach(step.looks))
-        return self.assumed.regret(moved + 2 * scatter**2 + error2)
+        for priors in self.priors:
+            for prior, size in zip(priors, self.goal.shrinks, strict=True):
+                moved += prior.moves(abs(math.log2(step.sizes[size] / target[size])))[1]
+        scatter = max((prior.scatter for priors in self.priors for prior in priors), default=0.1)
+        error2 = self.assumed.error(runs_within_reach(step.looks) / len(self.priors))
+        return self.assumed.regret(moved + len(self.priors) * (2 * scatter**2 + error2))
 
 
-def _belief(goal: Goal, rule: str, fixes: Mapping[str, float], analysis: TransferAnalysis | None) -> _Belief:
+def _belief(
+    goal: Goal,
+    rule: str,
+    fixes: Mapping[str, float],
+    analysis: TransferAnalysis | None,
+    tuned: Sequence[str],
+) -> _Belief:
     """Assume what usual sweeps, or those of a table, show."""
     kinds = {name: kind_of(name) for name in goal.shrinks}
     each = {name: Assumed.usual(name, rule) for name in goal.shrinks}
@@ -437,7 +483,13 @@ def _belief(goal: Goal, rule: str, fixes: Mapping[str, float], analysis: Transfe
     source = Reason.of("usual sweeps", kind=", ".join(goal.shrinks), keeps=rule if kept else "")
     first = next(iter(each.values()), Assumed.usual("width", rule))
     assumed = replace(first, curvature=curvature, source=source)
-    priors = {name: fixed(fixes[name]) if name in fixes else each[name].priors for name in goal.shrinks}
+    priors = [
+        {
+            name: fixed(fixes[name]) if name in fixes else priors_of(name, claims(rule, kinds[name], one))
+            for name in goal.shrinks
+        }
+        for one in tuned
+    ]
     if analysis is not None:
         along = next((n for n in goal.shrinks if kinds[n] and kinds[n] == kind_of(analysis.scale)), None)
         if along is None:
@@ -446,8 +498,36 @@ def _belief(goal: Goal, rule: str, fixes: Mapping[str, float], analysis: Transfe
         else:
             assumed = Assumed.measured(analysis, rule)
             if along not in fixes:
-                priors[along] = assumed.priors
-    return _Belief(goal, assumed, tuple(priors.values()))
+                priors[0][along] = assumed.priors
+    return _Belief(goal, assumed, tuple(tuple(one.values()) for one in priors))
+
+
+def _around(x: float, count: int) -> list[Look]:
+    """Return the runs about an expected optimum, by their values of the first of some hyperparameters."""
+    return [Look(1.0, at[0], 1, 1) for at in sorted(design_around([x] + [0.0] * (count - 1)))]
+
+
+def _start(
+    sweep: Sweep | None, space: Any, tune: Mapping[str, Sequence[float]]
+) -> dict[str, tuple[float, ...]]:
+    """Return the hyperparameters to tune, with the values to start with; without any a guess is made."""
+    if sweep is not None:
+        axis, is_given = sweep.tune_axis, bool(sweep.learning_rates or sweep.tune)
+        axes = axis.axes if isinstance(axis, Design) else (axis,)
+        if axes[0].field != "learning_rate":
+            raise ConfigError(
+                f"tune {', '.join(axis.fields)} of the sweep: a plan is made for the learning rate, and "
+                "others named after it"
+            )
+        return {one.field: one.values if is_given else () for one in axes}
+    if space is not None:
+        return {name: tuple(values) for name, values in space.tune.items()}
+    start: dict[str, tuple[float, ...]] = {"learning_rate": ()}
+    for name, values in tune.items():
+        start[name] = tuple(sorted(parse_number(value, f"tune: {name}") for value in values))
+    if len(start) > 1:
+        design_points({name: values or (1.0, 2.0, 4.0) for name, values in start.items()}, DESIGNS[0])
+    return start
 
 
 def _guess(goal: Goal, rule: str, analysis: TransferAnalysis | None) -> float:
@@ -485,6 +565,7 @@ def _design(
     belief: _Belief,
     rungs: Sequence[Mapping[str, float]],
     first: Sequence[Look],
+    around: Sequence[Look],
     cost: Callable[[Values, int], float],
     budget: float,
     whole: float,
@@ -504,16 +585,24 @@ def _design(
         if values == goal.values or work in seen or is_short:
             continue
         seen.add(work)
-        looks = tuple(first if not pool else look_around(1.0, first[len(first) // 2].x))
+        looks = tuple(around if pool else first)
         pool.append(Step(values, goal.sizes(values), looks, cost(values, sum(look.runs for look in looks))))
     if len(pool) < NEEDED:
         return None
 
+    def priced(steps: Sequence[Step]) -> list[float]:
+        """Return what sizes cost whose runs go on from shorter ones of the others."""
+        costs = []
+        for step in steps:
+            shared = max((_shared(goal, other.values, step.values) for other in steps), default=0.0)
+            costs.append(step.cost * (1 - _SAME_RATES * shared))
+        return costs
+
     def spent(steps: Sequence[Step]) -> float:
-        return sum(step.cost for step in steps)
+        return sum(priced(steps))
 
     def score_of(steps: Sequence[Step]) -> float:
-        return belief.assumed.regret(belief.variance(steps)) + WORTH * spent(steps) / whole
+        return belief.regret(steps) + WORTH * spent(steps) / whole
 
     chosen, score = [pool[0]], math.inf
     while len(chosen) < _MOST_CELLS:
@@ -532,28 +621,44 @@ def _design(
     if len(chosen) < NEEDED or spent(chosen) > budget:
         return None
     chosen.sort(key=lambda step: (step is not pool[0], step.cost / step.runs))
-    steps = []
+    steps, costs = list[Step](), priced(chosen)
     for i, step in enumerate(chosen):
-        variance = belief.variance(chosen[: i + 1])
-        regret = belief.assumed.regret(variance)
-        steps.append(replace(step, half_width=1.96 * math.sqrt(variance), regret=regret))
+        regret = belief.regret(chosen[: i + 1])
+        widths = [1.96 * math.sqrt(v) for v in belief.variances(chosen[: i + 1])]
+        known: dict[str, Any] = {"half_width": widths[0], "beside": tuple(widths[1:]), "regret": regret}
+        steps.append(replace(step, cost=costs[i], is_continued=costs[i] < step.cost, **known))
     larger = [step for step in pool if step.cost / step.runs > chosen[-1].cost / chosen[-1].runs]
     if not larger:
         return tuple(steps), "the next one is the target itself"
     step = larger[0]
     why = "cost more than is left of the budget"
     if step.cost <= budget - spent(chosen):
-        saved = steps[-1].regret - belief.assumed.regret(belief.variance([*chosen, step]))
+        saved = steps[-1].regret - belief.regret([*chosen, step])
         price = WORTH * step.cost / whole
         why = f"save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
     smaller = [name for name, value in step.values.items() if value != goal.values[name]]
     return tuple(steps), f"{at_words(step.values, smaller)} would {why}"
 
 
+def _shared(goal: Goal, shorter: Values, values: Values) -> float:
+    """Return the share of a run's steps that a shorter run of the same size has made, if it can go on."""
+    steps = goal.steps(shorter)[0]
+    if (
+        goal.base is None
+        or steps >= goal.steps(values)[0]
+        or {**shorter, "steps": 0} != {**values, "steps": 0}
+    ):
+        return 0.0
+    from mup_tpu.training.trials import open_steps
+
+    return open_steps(goal.base.replace(**shorter)) / goal.steps(values)[0]
+
+
 def _too_little(
     goal: Goal,
     rungs: Sequence[Mapping[str, float]],
     first: Sequence[Look],
+    around: Sequence[Look],
     cost: Callable[[Values, int], float],
     paid: float,
     is_time: bool,
@@ -565,7 +670,7 @@ def _too_little(
     if len(cells) < NEEDED:
         least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
         return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
-    counts = (sum(look.runs for look in first), PACK, PACK)
+    counts = (sum(look.runs for look in first), len(around), len(around))
     least_cost = sum(cost(values, count) for values, count in zip(cells, counts, strict=False))
     return (
         f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({' + '.join(map(str, counts))} "

@@ -193,8 +193,8 @@ def precision_of(run: RunOptions) -> tuple[str, str]:
 class Packs:
     """Trials of our networks, several of one shape a job.
 
-    Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. With `steps_before`, trials
-    go on from checkpoints of the same trials with that number of steps.
+    Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. Trials go on from
+    checkpoints of the same trials with `steps_before` steps; 0 is none.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Packs:
         options: SweepOptions,
         run: RunOptions,
         console: Console,
-        steps_before: int | None = None,
+        steps_before: Callable[[Trial], int] = lambda trial: 0,
     ) -> None:
         self._store, self._scale, self._steps_before = store, scale, steps_before
         self._corpora, self.trial_id, self.work = corpora, corpora.trial_id, work
@@ -242,20 +242,23 @@ class Packs:
             self._run.require_parts(batch_size)
         place = self._pools.place(len(missing), self._run)
         size = 1 if self._run.split_over > 1 else self._options.pack_size
-        packs = make_packs(missing, place.workers, place.execution, size, place.gpu)
-        if self._steps_before is not None:
-            from mup_tpu.training.checkpoint import begin
-
+        packs, by_steps = list[list[Trial]](), dict[int, list[Trial]]()
+        for trial in missing:
+            by_steps.setdefault(self._steps_before(trial), []).append(trial)
+        for before, group in sorted(by_steps.items()):
+            parts = make_packs(group, place.workers, place.execution, size, place.gpu)
+            packs += parts
             at_start = 0
-            for pack in packs:
-                shorter = [trial.replace(steps=self._steps_before) for trial in pack]
-                folder = self._folders.of(pack)
+            for pack in parts if before else ():
+                from mup_tpu.training.checkpoint import begin
+
+                shorter, folder = [trial.replace(steps=before) for trial in pack], self._folders.of(pack)
                 assert folder is not None
                 at_start += not begin(self._folders.root, pack, shorter, self.trial_id, folder)
             if at_start:
                 self._console.print(
-                    f"{at_start} of {len(packs)} packs have no checkpoint of {self._steps_before} steps or "
-                    "before to go on from, and train from the start"
+                    f"{at_start} of {len(parts)} packs have no checkpoint of {before} steps or before to go "
+                    "on from, and train from the start"
                 )
         self._began, self._rates = time.monotonic(), []
         return [PackJob(pack, place.run, self._folders.of, scale=self._scale) for pack in packs], place.pool

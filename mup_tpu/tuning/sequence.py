@@ -10,32 +10,36 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from mup_tpu.analysis.design import PACK, Batch, Cell, beyond, first_batch, look_around, next_batch, why_stop
+from mup_tpu.analysis.design import Batch, Cell, beyond, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
-from mup_tpu.analysis.planned import Planned
+from mup_tpu.analysis.next_points import design_around, moved_centre, next_points
+from mup_tpu.analysis.optimum import Estimate, Optimum
+from mup_tpu.analysis.planned import Estimates, Planned
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
-from mup_tpu.analysis.verdict import LookTaken, Question, take_looks
+from mup_tpu.analysis.surface import analyze_jointly
+from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, take_looks
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import Table, configured, label, write_scale
-from mup_tpu.config.sweep import Design
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.config.sweep import DESIGNS, Design, design_points
+from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_header
+from mup_tpu.training.trials import open_steps
 from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 from mup_tpu.tuning.sweep import check_alike, measured
-from mup_tpu.words.names import exponent
+from mup_tpu.words.names import exponent, listed
 from mup_tpu.words.reasons import because
+from mup_tpu.words.surfaces import together
 from mup_tpu.words.verdicts import look_verdict, price
 
 _MOST_RUNS = 40  # runs of a planned size after which its grid is not extended
@@ -80,7 +84,17 @@ def run_until_settled(
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
-    with Packs(store, corpora, sweep.scale_axis.fields, options, run, console) as packs:
+
+    def steps_before(trial: Trial) -> int:
+        """Return the steps of the longest stored run from whose checkpoint a trial can go on."""
+        lengths = {point.get("steps", trial.train.steps) for point in sweep.scale_axis.points}
+        fewer = [trial.replace(steps=n) for n in lengths if n < trial.train.steps]
+        known = store.done() if run.checkpoint_every else set[str]()
+        return max(
+            (t.train.steps for t in fewer if open_steps(t) and corpora.trial_id(t) in known), default=0
+        )
+
+    with Packs(store, corpora, sweep.scale_axis.fields, options, run, console, steps_before) as packs:
         run_batch = functools.partial(packs.run, deadline=deadline)
         outcome = buy(grid, store, run_batch, run.halving, deadline, console, until.first_looks)
     if time.monotonic() >= deadline:
@@ -97,25 +111,29 @@ class Grid(Generic[T]):
 
     columns: Columns
     points: Mapping[float, Any]  # points of the scale by their measure
-    values: Sequence[float]  # values of the hyperparameter to start from
-    is_real: bool  # whether the hyperparameter is a real number
+    tuned: Mapping[str, Sequence[float]]  # values of each hyperparameter to start from, by its column
+    is_real: bool  # whether the hyperparameters are real numbers
     compared: Mapping[str, Any]  # compared points by their names in the run table
-    trial: Callable[[Any, Any, float, int], T]
-    """Makes a trial of a point of the scale, a compared point, a value and a seed from 0 on."""
+    trial: Callable[[Any, Any, Sequence[float], int], T]
+    """Makes a trial of a point of the scale, a compared point, tuned values and a seed from 0 on."""
     trial_id: Callable[[T], str]  # name of a trial in the store
     by_column: Callable[[Any], dict[str, Any]] = dict  # returns the values of a point by their columns
 
     def __post_init__(self) -> None:
-        scale, tuned = label(self.columns.scale), f"tune {self.columns.hyperparameter}"
+        scale, tuned = label(self.columns.scale), f"tune {', '.join(self.tuned)}"
         count, least = len(self.points), min(self.points)
         for is_met, has, needs in (
             (count >= NEEDED, f"the sweep has {count} {scale}s", f"{NEEDED} at least"),
             (least > 0, f"the sweep has {scale} {least:g}", "scales above 0"),
             (self.is_real, f"{tuned} is a whole number", "a real one, as learning_rate"),
-            (max(self.values) > 0, f"{tuned} has no value above 0", "one to start from"),
+            (min(map(max, self.tuned.values())) > 0, f"{tuned} has no value above 0", "one to start from"),
         ):
             if not is_met:
                 raise ConfigError(f"{has}: until_settled needs {needs}")
+
+    @property
+    def values(self) -> Sequence[float]:
+        return self.tuned[self.columns.hyperparameter]
 
     @property
     def start(self) -> list[float]:
@@ -123,26 +141,21 @@ class Grid(Generic[T]):
         return [math.log2(value) for value in self.values if value > 0]
 
 
-def several_tuned(names: Sequence[str]) -> str:
-    return f"until_settled buys runs for one tuned hyperparameter, not for {', '.join(names)}: run the design"
-
-
 def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
-    base, tuned = sweep.base, sweep.tune_axis
-    if isinstance(tuned, Design):
-        raise ConfigError(several_tuned(tuned.fields))
-    points = measured(sweep, corpora)
+    base, tuned, points = sweep.base, sweep.tune_axis, measured(sweep, corpora)
+    axes = tuned.axes if isinstance(tuned, Design) else (tuned,)
     start = base.replace(**points[min(points)])
 
-    def trial(point: Any, compared: Any, value: float, seed: int) -> Trial:
-        return base.replace(**point, **compared, **{tuned.field: value}, seed=base.train.seed + seed)
+    def trial(point: Any, compared: Any, values: Sequence[float], seed: int) -> Trial:
+        chosen = dict(zip(tuned.fields, values, strict=True))
+        return base.replace(**point, **compared, **chosen, seed=base.train.seed + seed)
 
     scale, tune, compare = (axis.column for axis in sweep.axes)
     return Grid(
         Columns(scale, tune, parametrization=compare),
         points,
-        tuned.values,
-        isinstance(base.flat()[tuned.field], float),
+        {axis.column: axis.values for axis in axes},
+        all(isinstance(base.flat()[name], float) for name in tuned.fields),
         {str(configured(start.replace(**point))[compare]): point for point in sweep.compare_axis.points},
         trial,
         corpora.trial_id,
@@ -207,15 +220,14 @@ class Buyer(Generic[T]):
         first_looks: bool = False,
     ) -> None:
         self._grid, self._store, self._halving, self._first_looks = grid, store, halving, first_looks
-        self._known = np.empty(0)  # values of the hyperparameter above 0, from the grid and the rows
+        self._known = list[float]()  # values of the hyperparameter, from the grid and the rows
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
     def next(self) -> Purchase[T]:
         """Return the next purchase of all parametrizations, with a table of their looks so far."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
-        values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
-        self._known = np.array([value for value in values if value > 0], dtype=float)
+        self._known = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
         done = done_of(stored, stopped=self._halving)
         plans = [self._plan(name, table, stored, done) for name in self._grid.compared]
         return {trial: plan.purchase for plan in plans for trial in plan.trials}, self._report(plans)
@@ -291,10 +303,8 @@ class Buyer(Generic[T]):
     def _trials(self, name: str, cell: Cell) -> list[T]:
         grid = self._grid
         at = grid.points[min(grid.points, key=lambda scale: abs(scale - cell.scale))]
-        near = float(self._known[np.abs(np.log2(self._known) - cell.x).argmin()])
-        # Rounding in the last digit would make another trial.
-        value = near if abs(math.log2(near) - cell.x) < _SAME_X else 2.0**cell.x
-        return [grid.trial(at, grid.compared[name], value, seed) for seed in range(cell.seeds)]
+        value = _exact(cell.x, self._known)
+        return [grid.trial(at, grid.compared[name], [value], seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
         new = stored.loc[~stored["trial_id"].isin(self._before), self._grid.columns.scale]
@@ -302,63 +312,176 @@ class Buyer(Generic[T]):
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
 
 
+def _exact(x: float, known: Iterable[float]) -> float:
+    """Return 2^x, or the value that is known there: rounding in the last digit would make another trial."""
+    near = min((value for value in known if value > 0), key=lambda value: abs(math.log2(value) - x))
+    return float(near) if abs(math.log2(near) - x) < _SAME_X else 2.0**x
+
+
 class PlanBuyer(Generic[T]):
     """Buyer of the sizes of a plan: each once, around where those before expect its optimum.
 
     Where a grid holds no optimum, it is extended. Sizes whose optimum is expected within an octave are bought
-    together.
+    together. Without a plan the sizes are the scales, and runs are then bought until each rule's verdict on
+    several hyperparameters is settled.
     """
 
-    def __init__(self, grid: Grid[T], store: Store, planned: Planned, halving: bool = False) -> None:
-        self._grid, self._store, self._planned, self._halving = grid, store, planned, halving
-        self._name = next(iter(grid.compared))
-        self._start = first_batch(self._name, 0.0, grid.start).cells
+    def __init__(
+        self,
+        grid: Grid[T],
+        store: Store,
+        planned: Planned | None,
+        halving: bool = False,
+        first_looks: bool = False,
+    ) -> None:
+        self._grid, self._store, self._halving = grid, store, halving
+        self._settles = planned is None and not first_looks
+        scale, compared = grid.columns.scale, grid.columns.parametrization
+        cells = tuple((grid.by_column(grid.points[at]), {scale: at}) for at in sorted(grid.points))
+        target = {scale: max(grid.points)}
+        self._plans = {
+            name: planned or Planned((*grid.tuned,), compared, (scale,), target, cells, name)
+            for name in (grid.compared if planned is None else [next(iter(grid.compared))])
+        }
+        self._start: list[tuple[Sequence[float], int]]
+        self._start = [((look.x,), look.seeds) for look in first_batch("", 0.0, grid.start).cells]
+        if len(grid.tuned) > 1:
+            values = {
+                name: sorted(value for value in given if value > 0) for name, given in grid.tuned.items()
+            }
+            points = design_points(values, DESIGNS[0])
+            self._start = [(tuple(map(math.log2, point.values())), 1) for point in points]
 
     def next(self) -> Purchase[T]:
-        """Return the next purchase of the plan, with a line for each size of it."""
-        planned, rows = self._planned, self._store.results()
-        done = done_of(rows, stopped=self._halving)
-        estimates = planned.estimates(rows) if len(rows) else {}
-        known = {cell: e for cell, e in sorted(estimates.items()) if e.optimum.is_bracketed}
-        tuned, report, wanted = label(planned.columns.hyperparameter), list[Any](), list[Cell]()
-        for cell in range(len(planned.cells)):
-            lines, x, spread = list[str](), math.nan, math.inf
-            others = {c: e for c, e in known.items() if c != cell}
-            if others:
-                optimum = planned.trend(others).optimum(planned.sizes(planned.cells[cell][1]))
-                x, spread = optimum.mean, math.sqrt(optimum.variance)
-            count = int(planned.rows_of(rows, cell).sum()) if len(rows) else 0
-            looks: Sequence[Cell] = ()
-            if cell == 0 and count < sum(look.runs for look in self._start):
-                looks = self._start
-                lines = [f"from 2^{looks[0].x:g} to 2^{looks[-1].x:g}"]
-            elif count < PACK:  # also after a kill within a purchase
-                if spread > 1.0 and wanted or not others:
-                    continue
-                looks = look_around(float(cell), float(round(x)))
-                lines = [f"around 2^{round(x)}, expected 2^{x:.1f} ± {spread:.1f}"]
-            elif cell in known or cell not in estimates or count >= _MOST_RUNS:
-                continue
-            elif "edge" in estimates[cell].optimum.status:
-                looks = [replace(look, scale=float(cell)) for look in beyond(estimates[cell])]
-                lines = [f"on to 2^{looks[0].x:g} and 2^{looks[-1].x:g}: the best so far is at an end"]
-            wanted += looks
-            at_cell = ", ".join(f"{label(n)} {value:g}" for n, value in planned.cells[cell][0].items())
-            report += [f"{at_cell}, {tuned} {line}" for line in lines]
-        trials = [trial for look in wanted for trial in self._trials(look)]
-        trials = missing_trials(trials, done, self._grid.trial_id)
-        if not trials:
-            report = [f"the plan's sizes are run: {len(known)} of {len(planned.cells)} have a known optimum"]
-        return dict.fromkeys(trials, self._store.next_purchase() or 1), report
+        """Return the next purchase, with a line for each size of it."""
+        rows = self._store.results()
+        done, report, bought = done_of(rows, stopped=self._halving), list[Any](), list[T]()
+        self._known = [{*given, *(rows[n] if len(rows) else ())} for n, given in self._grid.tuned.items()]
+        for name, planned in self._plans.items():
+            column = self._grid.columns.parametrization
+            trials, lines = self._sizes(
+                name, planned, rows[rows[column] == name] if len(rows) else rows, done
+            )
+            if not trials and self._settles:
+                trials, lines = self._settling(name, done)
+            bought += trials
+            report += lines
+        return dict.fromkeys(bought, self._store.next_purchase() or 1), report
 
-    def _trials(self, look: Cell) -> list[T]:
-        grid, (values, _) = self._grid, self._planned.cells[int(look.scale)]
+    def _sizes(
+        self, name: str, planned: Planned, rows: pd.DataFrame, done: set[str]
+    ) -> tuple[list[T], list[str]]:
+        """Return missing trials of the plan's sizes, and a line for each size."""
+        estimates = self._estimates(planned, rows)
+        known = {tuned: estimates.known(tuned) for tuned in planned.tuned}
+        wanted, report, around = list[T](), list[str](), len(design_around([0.0] * len(planned.tuned)))
+
+        def want(cell: int, looks: Sequence[tuple[Sequence[float], int]], line: str) -> bool:
+            trials = missing_trials(self._trials(name, planned, cell, looks), done, self._grid.trial_id)
+            at = ", ".join(f"{label(n)} {value:g}" for n, value in planned.cells[cell][0].items())
+            report.extend([f"{at}, {listed([*map(label, planned.tuned)])} {line}"] if trials else [])
+            wanted.extend(trials)
+            return bool(trials)
+
+        for cell in range(len(planned.cells)):
+            count = int(planned.rows_of(rows, cell).sum()) if len(rows) else 0
+            others = [{c: e for c, e in of.items() if c != cell} for of in known.values()]
+            optima = [of[cell].optimum for of in estimates.optima.values() if cell in of]
+            is_known = all(cell in of for of in known.values())
+            if cell == 0 and count < sum(seeds for _, seeds in self._start):
+                ends = " and ".join(
+                    f"2^{min(x):.4g} to 2^{max(x):.4g}"
+                    for x in zip(*(x for x, _ in self._start), strict=True)
+                )
+                want(cell, self._start, f"from {ends}")
+            elif count < around:  # also after a kill within a purchase
+                expected = [
+                    planned.trend(tuned, of).optimum(planned.sizes(planned.cells[cell][1]))
+                    for tuned, of in zip(planned.tuned, others, strict=True) if of
+                ]  # fmt: skip
+                spread = max((math.sqrt(one.variance) for one in expected), default=math.inf)
+                if spread > 1.0 and wanted or len(expected) < len(others):
+                    continue
+                centre = [float(round(one.mean)) for one in expected]
+                at = " and ".join(
+                    f"2^{round(one.mean)}, expected 2^{one.mean:.1f} ± {math.sqrt(one.variance):.1f}"
+                    for one in expected
+                )
+                want(cell, [(x, 1) for x in design_around(centre)], f"around {at}")
+            elif not optima or is_known and (cell > 0 or len(optima) == 1):
+                continue
+            elif is_known:  # the start of several hyperparameters is wide
+                first = rows[rows["purchase"] == rows["purchase"].min()]
+                near = [of[0].optimum for of in self._estimates(planned, first).optima.values() if 0 in of]
+                looks = [(x, 1) for x in design_around(moved_centre(near or optima))]
+                want(cell, looks, "around its first optimum")
+            elif count < _MOST_RUNS * len(optima):
+                self._extend(want, cell, estimates, optima)
+        if not wanted:
+            both = sum(all(cell in of for of in known.values()) for cell in range(len(planned.cells)))
+            report = [f"the plan's sizes are run: {both} of {len(planned.cells)} have a known optimum"]
+        return wanted, report
+
+    def _extend(
+        self, want: Callable[..., bool], cell: int, estimates: Estimates, optima: Sequence[Optimum]
+    ) -> None:
+        """Want values beyond the edges at which a size has its best ones."""
+        (alone, *others) = (of[cell] for of in estimates.optima.values())
+        if others:
+            looks = [(x, 1) for x in design_around(moved_centre(optima))]
+        elif "edge" in alone.optimum.status and isinstance(alone, Estimate):
+            looks = [((look.x,), look.seeds) for look in beyond(alone)]
+        else:
+            return
+        ends = f"2^{looks[0][0][0]:g} and 2^{looks[-1][0][0]:g}"
+        want(cell, looks, f"on to {ends}: the best so far is at an end")
+
+    def _settling(self, name: str, done: set[str]) -> tuple[list[T], list[Any]]:
+        """Return the runs that bring a rule's verdict on several hyperparameters nearest per cost."""
+        joint = analyze_jointly(str(self._store.folder), where=())
+        number = next((i for i, result in enumerate(joint.results) if result.compared == name), None)
+        if number is None:
+            return [], [f"{name} ends here: it has no runs"]
+        report, made = together(joint, number)[:1], next_points(joint, number)
+        purchases = int(joint.table.runs["purchase"].nunique())
+        if made is None:
+            return [], [f"settled: {report[0]}"]
+        if purchases >= len(self._grid.points) + MOST_LOOKS:
+            stops = Reason.of("looks used up", looks=MOST_LOOKS)
+            return [], [*report, f"{name} ends here: {because(stops, self._grid.columns)}"]
+        cells, planned = sorted(self._grid.points), self._plans[name]
+        trials = [
+            trial
+            for point in made.points
+            for trial in self._trials(name, planned, cells.index(point.scale), [(point.x, point.seeds)])
+        ]
+        missing = missing_trials(trials, done, self._grid.trial_id)
+        if not missing:
+            report.append(f"{name} ends here: all runs that would narrow it are stored")
+        else:
+            report.append(f"{name}: {because(made.reason, self._grid.columns)}: {len(missing)} runs")
+        return missing, report
+
+    def _estimates(self, planned: Planned, rows: pd.DataFrame) -> Estimates:
+        try:
+            return planned.estimates(rows) if len(rows) else Estimates({name: {} for name in planned.tuned})
+        except TableError:  # too few runs of several hyperparameters, or no minimum yet
+            return Estimates({name: {} for name in planned.tuned})
+
+    def _trials(
+        self, name: str, planned: Planned, cell: int, looks: Sequence[tuple[Sequence[float], int]]
+    ) -> list[T]:
+        grid, (values, _) = self._grid, planned.cells[cell]
         point = next(
             p
             for p in grid.points.values()
             if all(values.get(n, v) == v for n, v in grid.by_column(p).items())
         )
-        return [grid.trial(point, grid.compared[self._name], 2.0**look.x, seed) for seed in range(look.seeds)]
+        return [
+            grid.trial(point, grid.compared[name], [*map(_exact, at, self._known)], seed)
+            for at, seeds in looks
+            for seed in range(seeds)
+        ]
 
 
 def buyer_of(
@@ -369,6 +492,7 @@ def buyer_of(
     first_looks: bool = False,
 ) -> Buyer[T] | PlanBuyer[T]:
     """Return the buyer of a folder: of its plan, if it holds one. Arguments as for `buy`."""
-    if (planned := Planned.load(str(store.folder))) is not None:
-        return PlanBuyer(grid, store, planned, halving)
+    planned = Planned.load(str(store.folder))
+    if planned is not None or len(grid.tuned) > 1:
+        return PlanBuyer(grid, store, planned, halving, first_looks)
     return Buyer(grid, store, halving, deadline, first_looks)

@@ -56,9 +56,9 @@ def run_sweep(
     check_alike(sweep, store, but=() if continue_to is None else ("steps",))
     run = replace(run, tuned=sweep.tune_axis.fields)
     purchase = store.next_purchase()
-    before = None if continue_to is None else sweep.base.train.steps
+    before = 0 if continue_to is None else sweep.base.train.steps
     fields = sweep.scale_axis.fields
-    with Packs(store, corpora, fields, options, run, console, before) as packs:
+    with Packs(store, corpora, fields, options, run, console, lambda trial: before) as packs:
         return packs.run(trials, lambda trial: purchase)
 
 

@@ -186,6 +186,14 @@ class Goal:
             return math.nan
         return 16.0 * params_of(known["width"], known["depth"])
 
+    def activation_bytes(self, values: Mapping[str, Any]) -> float:
+        """Return the bytes of activations for a token: 34·depth·width in 16 bits, without logits.
+
+        Korthikanti et al. 2022, arXiv:2205.05198, equation 1, with attention that keeps no matrix.
+        """
+        known = self.known(values)
+        return 34.0 * known["depth"] * known["width"]
+
     def work(self, values: Mapping[str, Any]) -> float:
         """Return a measure of a run's time: FLOP, or the product of its values where these do not give it."""
         flops = self.flops(values)

@@ -26,7 +26,7 @@ from mup_tpu.analysis.prediction import predict_analysis
 from mup_tpu.analysis.scores import Score, to_keep
 from mup_tpu.analysis.targets import Target as At
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
-from mup_tpu.config.columns import configured, label
+from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
@@ -37,8 +37,8 @@ from mup_tpu.store import Store, is_search, load_axes, load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.tuning.runner import Corpora, Packs
 from mup_tpu.tuning.target import Goal
-from mup_tpu.words.plans import planned_optimum
 from mup_tpu.words.predictions import prediction, prediction_details
+from mup_tpu.words.recipes import recipe_lines
 from mup_tpu.words.verdicts import score as score_sentence
 
 if TYPE_CHECKING:
@@ -162,13 +162,12 @@ class Transfer:
     """
 
     def __init__(self, path: str, target: TransferOptions) -> None:
-        axes = load_axes(path)
-        if axes.scale.is_study:
-            raise StoreError(
-                f"results folder {path} holds a study, whose training is your own: mup-tpu predict says the "
-                f"value to train with at a larger {label(axes.scale.column)}"
-            )
+        axes, planned = load_axes(path), Planned.load(path)
         self.tuned = axes.tune.columns
+        if planned is not None:  # sizes that are not given are the plan's target's
+            given = {part.partition("=")[0].strip() for text in target.at for part in text.split(",")}
+            sizes_at = [f"{n}={planned.values[n]}" for n in axes.scale.fields if n not in given]
+            target = replace(target, at=(*target.at, *sizes_at))
         self._fields, changes = target.split(axes.scale.fields)
         self._name = f"{Path(path).name}_transfer"
         if target.top > 1 or is_search(path):
@@ -269,11 +268,15 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
         name = str(values[axes.compare.column])
         only = [replace(p, results=tuple(r for r in p.results if r.compared == name)) for p in parts]
         if planned is not None and {*fields} <= {*axes.scale.fields}:
-            at_target = Goal(fields, planned.follows, {}, base=source.trial).sizes(fields)
-            optimum = predict_planned(path, at_target)
-            assert optimum is not None
-            trial = source.trial.replace(learning_rate=2.0**optimum.x)
-            choice = Choice(trial, source.loss, "\n  ".join(planned_optimum(optimum)), True)
+            goal = source.trial.replace(**changes, **fields)
+            recipe = predict_planned(path, Goal(fields, planned.follows, {}, base=source.trial).sizes(fields))
+            assert recipe is not None
+            measures = configured(goal) | sizes(goal, data.load(goal.data).vocab_size)
+            kept_all = recipe.kept(name, scale, float(measures[scale]))
+            best = {f: one.value for f, one in zip(axes.tune.fields, recipe.optima, strict=True)}
+            sentence = "\n  ".join(recipe_lines(recipe))
+            kept = kept_all[0] if len(kept_all) == 1 and not changes else None
+            choice = Choice(source.trial.replace(**best), source.loss, sentence, True, kept)
         elif parts and not {*fields} <= {*axes.scale.fields}:
             why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
         elif parts and not only[0].results:

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mup_tpu.analysis.design import Cell
-from mup_tpu.analysis.planned import PlannedOptimum
 from mup_tpu.config import columns
 from mup_tpu.config.columns import write
 from mup_tpu.config.values import write_time
 from mup_tpu.words.names import name as rule_name
-from mup_tpu.words.names import plain, power
 from mup_tpu.words.reasons import because
 
 # Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
@@ -52,7 +50,10 @@ def at_words(values: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(words)
 
 
-def looks_words(looks: Sequence[Cell], is_first: bool, tuned: str) -> str:
+def looks_words(looks: Sequence[Cell], is_first: bool, tuned: str, others: int = 0) -> str:
+    if others:
+        first = "a design of all values, and one about the optimum that it shows"
+        return first if is_first else "a design about the expected optimum"
     column = "lr" if tuned == "learning_rate" else tuned
     ends = [write(column, 2.0**look.x) for look in (looks[0], looks[-1])]
     counts = sorted({look.seeds for look in looks})
@@ -60,6 +61,12 @@ def looks_words(looks: Sequence[Cell], is_first: bool, tuned: str) -> str:
     if is_first:
         return f"{ends[0]} to {ends[1]}, {seeds}, and beyond an end where the loss still falls"
     return f"within {(looks[-1].x - looks[0].x) / 2:g} octaves of the expected optimum, {seeds}"
+
+
+def within(plan: Any, step: Any, where: str = "") -> str:
+    """Name the half-width of each hyperparameter's interval after a step of a plan."""
+    widths = zip((plan.tuned, *plan.beside), (step.half_width, *step.beside), strict=True)
+    return ", ".join(f"{label(name)}{where} within ×{2**width:.2g}" for name, width in widths)
 
 
 def plan_lines(plan: Any) -> list[str]:
@@ -81,20 +88,19 @@ def plan_lines(plan: Any) -> list[str]:
         )
     changing = plan.changing
     for i, step in enumerate(steps, start=1):
-        known = (
-            f"learning rate at the target within ×{2**step.half_width:.2g} (95 %), expected regret "
-            f"{step.regret:.4f} nat"
-        ).replace("learning rate", label(plan.tuned))
+        known = f"{within(plan, step, ' at the target')} (95 %), expected regret {step.regret:.4f} nat"
         lines.append(
             f"{i}. {at_words(step.values, changing)}{f', {rule}' if rule else ''}: {step.runs} runs, "
-            f"{looks_words(step.looks, i == 1, plan.tuned)}; {cost_words(step.cost, is_time)}; then "
+            f"{'which go on from shorter ones, ' if step.is_continued else ''}"
+            f"{looks_words(step.looks, i == 1, plan.tuned, len(plan.beside))}; "
+            f"{cost_words(step.cost, is_time)}; then "
             f"{known if math.isfinite(step.half_width) else 'nothing is known yet'}"
         )
     share = f"{100 * plan.cost / plan.target_cost:.3g} % of the target's own run"
     whole = goal.sizes(goal.values)
     lines.append(
-        f"with the plan: {label(plan.tuned)} within ×{2**plan.half_width:.2g} (95 %), expected regret "
-        f"{plan.regret:.4f} nat, for {cost_words(plan.cost, is_time)} ({share})"
+        f"with the plan: {within(plan, steps[-1])} (95 %), expected regret {plan.regret:.4f} nat, "
+        f"for {cost_words(plan.cost, is_time)} ({share})"
     )
     for name, half_width in plan.shortened.items():
         largest = max(step.sizes[name] for step in steps)
@@ -114,7 +120,8 @@ def plan_lines(plan: Any) -> list[str]:
         lines.append(
             "memory of weights, gradients and AdamW's moments, 16 bytes a parameter: "
             f"{target_bytes / 1e9:.2g} GB at the target, {proxy_bytes / 1e9:.2g} GB for the largest proxy; "
-            "activations come on top"
+            f"activations {goal.activation_bytes({}) / 1e6:.2g} MB a token at once at the target, "
+            f"{goal.activation_bytes(steps[-1].values) / 1e6:.2g} MB for the proxy, without recomputation"
         )
     left = plan.budget - plan.cost
     if left < plan.target_cost:
@@ -125,31 +132,10 @@ def plan_lines(plan: Any) -> list[str]:
             f"target's own run; a longer or larger run of the target saves {WORTH:g} nat for each e times "
             "the compute"
         )
+    if is_time and not plan.is_measured:
+        lines.append("times are of training steps alone; --probe 60s measures your trainer with its start-up")
     longest = max(step.cost / step.runs for step in steps)
     if is_time and goal.base is None and longest > CHECKPOINT_S:
         lines.append(f"the longest run takes {write_time(longest)}: have the trainer save to its folder")
     lines.append(f"drift, scatter and valleys as in {because(plan.source)}")
-    return lines
-
-
-def planned_optimum(made: PlannedOptimum) -> list[str]:
-    """Return the optimum at a plan's target, with what each size adds, a line each."""
-    (low, high), (half_low, half_high) = made.interval, made.half
-    at = ", ".join(f"{label(name)} {short(size)}" for name, size in made.sizes.items())
-    rule = f"{rule_name(made.rule)}: " if made.rule else ""
-    lines = [
-        f"{rule}{label(made.hyperparameter)} {power(made.x, '.2f')} at the target ({at}); 95 % {plain(low)} "
-        f"to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}",
-        f"from {made.known} of {made.cells} planned sizes with a known optimum, {made.runs} runs",
-    ]
-    if math.isfinite(made.expected_cost):
-        lines.append(
-            f"expected cost over the best value there: {made.expected_cost:.4f} nat (at most "
-            f"{made.high_cost:.4f})"
-        )
-    for name, (slope, error) in made.exponents.items():
-        low, high = slope - 1.96 * error, slope + 1.96 * error
-        lines.append(f"it moves as {label(name)}^{slope:.2f} (95 % {low:.2f} to {high:.2f})")
-    if made.known < made.cells:
-        lines.append("sizes are missing: run the same sweep again for a narrower interval")
     return lines

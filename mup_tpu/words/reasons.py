@@ -71,6 +71,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         ),
         "wide interval": "the interval of {quantity} is too wide: runs beside the optimum at {scale} "
         "{scales} narrow it most",
+        "wide regret": "the cost of the best values is known least at {scale} {at}: runs at {scale} {scales} "
+        "tell most of it",
         # Ends of a sequence without a verdict.
         "moves at no cost": "the best {tuned} moves with the {scale}, at a regret that does not matter: "
         "further runs would show neither verdict",

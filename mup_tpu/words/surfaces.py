@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+from mup_tpu.analysis.next_points import next_points
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.surface import JointAnalysis, JointPredictions, JointResult, Pair
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
-from mup_tpu.words.names import listed, number, plain, point, power
+from mup_tpu.words.names import amount, listed, number, plain, point, power
 from mup_tpu.words.predictions import prediction, prediction_details
+from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import verdict
 
 
@@ -42,6 +44,23 @@ def together(joint: JointAnalysis, number_of_rule: int) -> list[str]:
         flat = " It may be left alone." if high < joint.epsilon else ""
         lines.append(f"    An error of one octave costs {number(value, 4)} {unit}.{flat}")
     return [*lines, *(f"  {interaction(pair)}" for pair in result.pairs if pair.interacts)]
+
+
+def next_lines(joint: JointAnalysis, number_of_rule: int) -> list[str]:
+    """Return a rule's verdict, the runs that bring it nearer per cost, and their price."""
+    first, *_ = together(joint, number_of_rule)
+    made, columns = next_points(joint, number_of_rule), joint.parts[0].columns
+    if made is None:
+        return [first, "  settled: no runs needed"]
+    regrets = zip(joint.results[number_of_rule].surface.scales, made.regrets, strict=True)
+    known = ", ".join(f"{number(regret, 4)} at {point(columns.scale, scale)}" for scale, regret in regrets)
+    lines = [first, f"  expected cost of the estimated best values: {known} ({columns.unit})"]
+    for one in made.points:
+        at = ", ".join(f"{label(name)} {power(x)}" for name, x in zip(joint.tuned, one.x, strict=True))
+        runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
+        lines.append(f"  add {runs} at {point(columns.scale, one.scale)}, {at}")
+    spent = f"next batch: {amount(made.costs, made.cost)}; spent so far: {amount(made.costs, made.spent)}"
+    return [*lines, f"  {because(made.reason, columns)}; {spent}"]
 
 
 def best(tuned: str, scale: str, optimum: Optimum) -> str:

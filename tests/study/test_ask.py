@@ -11,10 +11,8 @@ import trainers
 
 from mup_tpu import Study, octaves
 from mup_tpu.cli import main
-from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import load_runs
-from mup_tpu.tuning.transfer import Transfer
 
 
 def study_in(folder, **changes):
@@ -77,9 +75,12 @@ def test_several_hyperparameters_of_known_optimum_are_asked_for_told_and_predict
     assert [one["predictions"][0]["x"] for one in printed] == pytest.approx([-9.85, -3], abs=0.01)
     main(["watch", str(tmp_path), "--once"])
     assert "rate: DRIFTS" in (shown := capsys.readouterr().out) and "27 of 27 trials stored" in shown
-    for refused in (lambda: study.ask(1, until_settled=True), study.plot):
-        with pytest.raises(ConfigError, match="one tuned hyperparameter, not"):
-            refused()
+    figure = study.plot("transfer_decay")
+    assert len(figure.axes[0].lines) > 3
+    with pytest.raises(
+        ConfigError, match="plot 'transfer' is not one of transfer_rate, optimum_rate, regret"
+    ):
+        study.plot()
     with pytest.raises(StoreError, match="rate by width"):
         study_in(tmp_path, scale={"width": [64, 128, 256]}, tune={"rate": octaves(-7, -5)}).ask()
 
@@ -93,11 +94,46 @@ def test_a_run_leaves_alone_what_was_asked_for_elsewhere(tmp_path, capsys):
     assert load_runs(tmp_path)["status"].value_counts().to_dict() == {"finished": 5, "diverged": 1}
 
 
-def test_a_study_is_not_transferred(tmp_path):
-    study = study_in(tmp_path)
-    study.tell(*study.ask(1), 2.5)
-    with pytest.raises(StoreError, match="holds a study, whose training is your own: mup-tpu predict"):
-        Transfer(study.folder, TransferOptions(at=("width=1024",)))
+@pytest.mark.parametrize("slope", [0.0, -0.7])
+def test_several_hyperparameters_are_asked_for_until_their_verdict_is_settled(slope, tmp_path):
+    """A design at the least width, others about expected optima, then where the regret is largest."""
+    tune = {"rate": octaves(-10, -4), "decay": octaves(-6, 0)}
+    study = Study(tmp_path / "s", scale={"width": [64, 128, 256, 512]}, tune=tune)
+    generator, first = np.random.default_rng(0), study.ask(100, until_settled=True)
+    trials, told = first, 0
+    assert len(first) == 9 and {trial.width for trial in first} == {64}
+    while trials:
+        for trial in trials:
+            a = math.log2(trial.rate) + 6.5 - slope * math.log2(trial.width / 64)
+            b = math.log2(trial.decay) + 3
+            loss = 3 - trial.width / 1e3 + 0.02 * a * a + 0.015 * b * b + 0.01 * a * b
+            study.tell(trial, loss + generator.normal(0, 0.002))
+        told += len(trials)
+        trials = study.ask(100, until_settled=True)
+    verdict = study.verdict()
+    assert verdict.results[0].verdict.decision == ("DRIFTS" if slope else "TRANSFERS")
+    assert 40 <= told <= 100, "the whole grid has 196"
+
+
+def test_the_target_of_a_study_is_trained_with_its_predicted_value_and_scored(tmp_path, capsys):
+    study = Study(tmp_path / "s", scale={"width": [64, 128, 256]}, tune={"rate": octaves(-10, -4)})
+    for trial in study.trials():
+        loss = 3 - 0.1 * math.log2(trial.width) + 0.05 * (math.log2(trial.rate) + 7.3) ** 2
+        study.ask(1)
+        study.tell(trial, loss)
+    main(["transfer", study.folder, "--at", "width=1024"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rate 2^-7.30" in out and f"mup-tpu ask {study.folder}_transfer" in out
+    target = Study.load(f"{study.folder}_transfer")
+    (trial,) = target.ask(9)
+    assert trial.width == 1024 and math.log2(trial.rate) == pytest.approx(-7.3, abs=0.05)
+    target.tell(trial, 2.01)
+    main(["analyze", target.folder])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "at width 1024, predicted on" in out and "measured 2.010, inside the interval" in out
+    main(["predict", study.folder, "--at", "width=1024", "--format", "torchtitan"])
+    assert "--optimizer.param-groups.0.optimizer-kwargs.lr 0.00" not in (out := capsys.readouterr().out)
+    assert "rate" in out
 
 
 def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):

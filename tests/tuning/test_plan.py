@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plan
-from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.planned import predict_planned
 from mup_tpu.analysis.trend import BY_KIND, Pace, Priors, Trend, fixed
-from mup_tpu.config import Axis, Ladder, Sweep, Trial
+from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial
 from mup_tpu.config.toml import load_sweep, parse_axis, write_sweep
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.models import sizes, training_flops
@@ -22,7 +21,7 @@ from mup_tpu.tuning.plan import LAUNCH_S, Machine, planned_of
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sequence import _grid_of
 from mup_tpu.tuning.target import goal_of_a_transformer, read_target
-from mup_tpu.words.plans import planned_optimum
+from mup_tpu.words.recipes import recipe_lines, write_recipe
 
 A100S = Machine(8 * 0.3 * 312e12, 8)
 
@@ -258,18 +257,18 @@ def test_what_cannot_be_planned_is_one_sentence(target, base, budget, sentence):
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def _bought(bought, made, best, folder, noise=0.0, stop=math.inf):
+def _bought(bought, made, best, folder, noise=0.0, stop=math.inf, loss=None):
     """Rows of a planned sweep of ours whose valleys are parabolas around `best` of a row's columns."""
     generator, corpora, loaded = np.random.default_rng(0), Corpora(), made.sweep
-    scale, tune, compare = (axis.column for axis in loaded.axes)
-    table = tomllib.loads(made.toml())["target"]
-    columns = Columns(scale, tune, parametrization=compare)
-    planned_of(table, loaded.scale_axis.points, loaded.base, {}, columns).keep(str(folder))
+    table, axes = tomllib.loads(made.toml())["target"], StoredAxes.of(loaded)
+    planned_of(table, loaded.scale_axis.points, loaded.base, {}, axes).keep(str(folder))
     grid = _grid_of(loaded, corpora)
     store = Store(folder, loaded.experiment, StoredAxes.of(loaded), tuple(grid.points))
 
     def result_of(trial, row):
         counts = sizes(trial, 256)
+        if loss is not None:
+            return counts | {"loss": loss(row | counts)}
         away = math.log2(row["lr"]) - best(row | counts)
         return counts | {"loss": 3.0 + 0.05 * away**2 + noise * generator.standard_normal()}
 
@@ -289,8 +288,9 @@ def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path
         return centre - 0.3 * math.log2(row["tokens_planned"] / whole["tokens"])
 
     rows = _bought(bought, made, best, tmp_path, 0.002)
-    found = predict_planned(str(tmp_path))
-    assert found.known == found.cells == len(made.steps) and found.interval[0] < centre < found.interval[1]
+    recipe = predict_planned(str(tmp_path))
+    (found,) = recipe.optima
+    assert found.known == recipe.cells == len(made.steps) and found.interval[0] < centre < found.interval[1]
     assert found.exponents["tokens"][0] == pytest.approx(-0.3, abs=0.15)
     sd = (found.interval[1] - found.interval[0]) / 3.92
     assert found.expected_cost == pytest.approx(0.05 * sd**2, rel=0.5), "by the curvature of the runs"
@@ -298,7 +298,7 @@ def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path
     assert runs <= len(rows) <= runs + (4 if not away else 12), "grids without an optimum are extended"
     first = rows[rows["purchase"] == 1]
     assert len(first) == made.steps[0].runs and set(first["width"]) == {made.steps[0].values["width"]}
-    assert any("95 %" in line for line in planned_optimum(found))
+    assert any("95 %" in line for line in recipe_lines(recipe))
 
 
 def test_an_interrupted_plan_goes_on_and_its_folder_answers_from_what_there_is(tmp_path, bought):
@@ -307,7 +307,7 @@ def test_an_interrupted_plan_goes_on_and_its_folder_answers_from_what_there_is(t
     for stop in (30, 26, 33):
         _bought(bought, made, lambda row: -6.0, tmp_path / str(stop), stop=stop)
         if stop > 24:
-            assert predict_planned(str(tmp_path / str(stop))).known >= 1
+            assert predict_planned(str(tmp_path / str(stop))).optima[0].known >= 1
         again = _bought(bought, made, lambda row: -6.0, tmp_path / str(stop))
         assert set(again["trial_id"]) == set(whole["trial_id"])
     with pytest.raises(TableError, match="at 'depth': the plan follows width"):
@@ -334,3 +334,59 @@ def test_a_plan_says_what_is_left_and_what_other_rules_would_leave():
     assert moves in mup.lines()
     numbers = [line.partition(". ")[0] for line in mup.lines() if line[:1].isdecimal()]
     assert numbers == [str(i + 1) for i in range(len(numbers))] and len(numbers) > 1
+
+
+def _two(tmp_path, bought, noise=0.002):
+    """Rate and decay of a plan of ours, both bought: the rate falls with tokens, the decay rises."""
+    axes = (Axis("learning_rate", (2**-9, 2**-7, 2**-5)), Axis("weight_decay", (0.03, 0.1, 0.3)))
+    made = plan("width=512 steps=8000", "1e17", Sweep("two", Trial().replace(steps=500), tune=Design(axes)))
+    (tmp_path / "plan.toml").write_text(made.toml())
+    assert load_sweep(tmp_path / "plan.toml") == made.sweep and made.beside == {
+        "weight_decay": (0.03, 0.1, 0.3)
+    }
+    whole, generator = made.goal.sizes(made.goal.values), np.random.default_rng(0)
+
+    def loss(row):
+        a = math.log2(row["lr"]) + 7 + 0.3 * math.log2(row["tokens_planned"] / whole["tokens"])
+        b = math.log2(row["weight_decay"]) + 4 - 0.2 * math.log2(row["width"] / 512)
+        rise = 0.03 * a * a + 0.02 * b * b + 0.015 * a * b + noise * generator.standard_normal()
+        return 2 + 30 * row["flops"] ** -0.1 + rise
+
+    return made, _bought(bought, made, None, tmp_path, loss=loss)
+
+
+def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(tmp_path, bought):
+    made, rows = _two(tmp_path, bought)
+    assert "weight decay at the target within" in repr(made) and "a design of all values" in repr(made)
+    recipe = predict_planned(str(tmp_path))
+    rate, decay = recipe.optima
+    assert rate.interval[0] < -7 < rate.interval[1] and decay.interval[0] < -4 < decay.interval[1]
+    assert rate.exponents["tokens"][0] == pytest.approx(-0.3, abs=0.15)
+    assert rate.by_rule == ("width",) and decay.by_rule == (), "muP claims nothing of decay"
+    assert rate.octave_cost == pytest.approx(0.03 - 0.015**2 / 4 / 0.02, rel=0.3)
+    assert {pair.interacts for pair in recipe.pairs} == {True} and len(rows) < 120
+    text = "\n".join(recipe_lines(recipe))
+    assert "by rule: μP keeps the best learning rate along width (75% of the prior)" in text
+    assert "an error of one octave costs 0.0" in text and "learning rate and weight decay interact" in text
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("toml", ["lr = 0.003906  # 95 % 0.00195 to 0.00781", "batch = 524288", "width = 1024"]),
+        (
+            "transformers",
+            ["    learning_rate=0.003906,  # 95 %", "    max_steps=1000,", "    warmup_steps=100,"],
+        ),
+        ("nanochat", ["  --matrix-lr=0.003906", "  --total-batch-size=524288", "  --aspect-ratio=64"]),
+        (
+            "torchtitan",
+            ["  --optimizer.param-groups.0.optimizer-kwargs.lr 0.003906", "  --training.steps 1000"],
+        ),
+    ],
+)
+def test_a_recipe_is_written_as_a_program_takes_it(program, words):
+    values = {"batch": 2**19, "width": 1024, "depth": 16, "steps": 1000, "warmup": 0.1, "odd": 3}
+    text = write_recipe(program, {"lr": (-8.0, -9.0, -7.0)}, values)
+    assert all(any(line.startswith(one) for line in text.splitlines()) for one in words), text
+    assert program == "toml" or "# odd 3 is not an option here" in text

@@ -17,14 +17,13 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.analysis import analyze_jointly
-from mup_tpu.config import Axis, Ladder, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.sweep import Design
 from mup_tpu.config.toml import write_sweep
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, StoredAxes, load_curves, load_runs
 from mup_tpu.training.loop import PackRun
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import measured, run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
@@ -85,10 +84,6 @@ def test_several_hyperparameters_are_swept_as_their_single_trials_and_all_are_an
     ]
     assert {*map(corpora.trial_id, alone)} <= {*runs["trial_id"]}
     assert analyze_jointly(tmp_path).tuned == ("lr", "init_std")
-    with pytest.raises(ConfigError, match="until_settled buys runs for one tuned hyperparameter, not for"):
-        run_until_settled(
-            sweep, str(tmp_path), SequenceOptions(True), SweepOptions(), ALONE, Console(quiet=True)
-        )
 
 
 def test_three_more_learning_rates_run_alone_and_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):

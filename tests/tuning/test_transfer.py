@@ -15,6 +15,7 @@ from mup_tpu.config import Axis, RunOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.config.sweep import Design
+from mup_tpu.config.toml import load_trial
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import Store, StoredAxes, load_runs
 from mup_tpu.tuning.sweep import run_sweep
@@ -145,10 +146,21 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(rate) and moved.warnings == []
     assert moved.chosen[0].prediction is None, "a run of all values scores none alone"
     assert math.log2(trial.optimizer.weight_decay) == pytest.approx(decay)
-    for command in (["analyze", folder, "--figures"], ["predict", folder]):
-        with pytest.raises(SystemExit):
-            main(command)
-        assert "lr, weight_decay are tuned together: give" in capsys.readouterr().err
+    main(["analyze", folder, "--figures", "--report"])
+    drawn = {"transfer", "optimum", "regret"}
+    assert {f"{figure}_{name}.svg" for figure in drawn for name in ("lr", "weight_decay")} <= {
+        file.name for file in (tmp_path / "two" / "figures").iterdir()
+    }
+    page = (tmp_path / "two" / "report.html").read_text()
+    assert page.count("<figure") == 6 and "weight decay, the others at their best" in page
+    capsys.readouterr()
+    main(["predict", folder, "--at", "width=256", "--format", "toml"])
+    (tmp_path / "trial.toml").write_text(capsys.readouterr().out)
+    trained = load_trial(tmp_path / "trial.toml")
+    assert trained.model.width == 256 and trained == trial.replace(seed=trained.train.seed)
+    with pytest.raises(SystemExit):
+        main(["predict", folder])
+    assert "lr, weight_decay are tuned together: give --at" in capsys.readouterr().err
     with pytest.raises(TableError, match="tunes lr and weight_decay together"):
         load_table(folder)
 
