@@ -279,6 +279,8 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None, seed: in
         return None
     if unknown := next((name for name in at or {} if name not in planned.follows), None):
         raise TableError(f"at {unknown!r}: the plan follows {', '.join(planned.follows)}")
+    if below := next((f"{name}={size:g}" for name, size in (at or {}).items() if not size > 0), None):
+        raise TableError(f"at {below} is not allowed: a size is above 0")
     target = planned.target | dict(at or {})
     rows = load_runs(folder)
     estimates, made = planned.estimates(rows), list[PlannedOptimum]()

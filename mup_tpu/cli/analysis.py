@@ -223,7 +223,7 @@ def predict(
         for made in predictions.predictions:
             at_target = {predictions.scale: made.scale}
             tuned_there = {predictions.hyperparameter: (made.x, *made.interval)}
-            _print_for(format, path, tuned_there, at_target, made.compared)
+            _print_for(format, path, tuned_there, at_target, "" if made.compared == "all" else made.compared)
         return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))

@@ -17,6 +17,7 @@ from mup_tpu.tuning.plan import Machine, Measured, Plan, plan
 from mup_tpu.words.plans import at_words
 
 _FIRST_STEPS = 10
+_LONGER = 4  # attempts to time enough steps
 _ROUNDS = 3  # of timing the sizes that a plan chooses, and planning again
 
 
@@ -34,7 +35,8 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
         work = round(math.log2(goal.work(values) / max(1, goal.steps(values)[0])), 6)
         if work in times:
             return
-        known = {**goal.settings, **values}
+        others = {name: tried[len(tried) // 2] for name, tried in made.beside.items()}
+        known = {**goal.settings, **others, **values}
         if "steps" not in known:
             raise ConfigError(
                 "probe needs steps among the names of the study, so that a few of them can be timed"
@@ -43,7 +45,11 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
         steps = max(1, min(_FIRST_STEPS, int(known["steps"]) // 4))
         few = _run(trainer, known | {"steps": steps}, names, made.tuned, rate, limit_s)
         more = int(steps * min(max(limit_s / 4 / max(few, 1e-3), 2.0), 20.0))
-        many = _run(trainer, known | {"steps": steps + more}, names, made.tuned, rate, limit_s)
+        for _ in range(_LONGER):
+            many = _run(trainer, known | {"steps": steps + more}, names, made.tuned, rate, limit_s)
+            if many - few > few / 2 or many > limit_s / 4:
+                break
+            more *= 4  # the start took as long as these steps, and would hide them
         each = max((many - few) / more, 1e-6)
         start = max(few - steps * each, 0.0)
         times[work] = start, each

@@ -607,7 +607,10 @@ def _design(
     chosen, score = [pool[0]], math.inf
     while len(chosen) < _MOST_CELLS:
         left = budget - spent(chosen)
-        options = [step for step in pool if step not in chosen and step.cost <= left]
+        others = [step for step in pool if step not in chosen]
+        # What the least number of sizes still needs, at the cheapest, is kept.
+        needed = sum(sorted(step.cost for step in others)[: max(0, NEEDED - len(chosen) - 1)])
+        options = [step for step in others if step.cost <= left - needed]
         scored = [(score_of([*chosen, step]), i) for i, step in enumerate(options)]
         best, i = min(scored, default=(math.inf, 0))
         if best >= score and len(chosen) >= NEEDED or not options:

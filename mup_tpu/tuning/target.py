@@ -316,6 +316,11 @@ def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings:
     floors, units = Sizes(), dict[str, int]()
     for name, whole in values.items():
         points = [point[name] for point in scale if name in point]
+        if points and whole < min(points):
+            raise ConfigError(
+                f"target: {name} {whole:g} is below the study's smallest, {min(points):g}, and proxies are "
+                "smaller than the target: give a larger one, or smaller ones to the study"
+            )
         floors[name] = float(min(points)) if points else max(1.0, whole / _SHORTEST)
         if isinstance(whole, int) and kind_of(name) in ("width", "batch size"):
             units[name] = reduce(math.gcd, [int(p) for p in points], whole) or 1

@@ -152,6 +152,7 @@ def write_recipe(program: str, tuned: Mapping[str, Sequence[float]], values: Map
         all_values = {name: value for name, value in all_values.items() if _meaning(name) != "width"}
         all_values["aspect_ratio"] = round(by_meaning["width"] / by_meaning["depth"])
     for name, value in all_values.items():
+        value = int(value) if name not in tuned and isinstance(value, float) and value.is_integer() else value
         taken = form.names.get(_meaning(name), "" if form.names else name)
         interval = " to ".join(map(plain, tuned[name][1:])) if name in tuned else ""
         if not taken:
