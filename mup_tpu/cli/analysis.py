@@ -317,8 +317,8 @@ def _print_for(
     values = {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in values.items()}
     is_ours = FILE in results_folder(path).names() and not load_axes(path).scale.is_study
     if format == "toml" and is_ours:
-        runs = load_runs(path, ["config", *([load_axes(path).compare.column] if rule else [])])
-        row = runs[runs.iloc[:, -1] == rule].iloc[-1] if rule else runs.iloc[-1]
+        runs, compared = load_runs(path), load_axes(path).compare.column
+        row = (runs[runs[compared].astype(str) == rule] if rule else runs).iloc[-1]
         trial = stored_trial(json_format.loads(row["config"]))
         best = {name: float(2.0**x) for name, (x, *_) in fields.items()}
         counts = {n: int(v) if type(trial.flat().get(n)) is int else v for n, v in values.items()}

@@ -43,15 +43,12 @@ def recipe_lines(made: Recipe) -> list[str]:
         if one.by_prior:
             sizes = listed([*map(label, one.by_prior)])
             lines.append(f"by prior: the runs hardly tell how {tuned} moves along {sizes}")
-    lines += [f"fixed: {tuned_moves(made)}{label(n)}^{value:g}" for n, value in made.fix.items()]
+    tuned = listed([label(one.hyperparameter) for one in made.optima])
+    lines += [f"fixed: {tuned} ∝ {label(n)}^{value:g}" for n, value in made.fix.items()]
     lines += [f"by law: {sentence}" for sentence in made.derived]
     if values := ", ".join(f"{label(name)} {_value(name, value)}" for name, value in made.values.items()):
         lines.append(f"the target's run: {values}")
     return lines
-
-
-def tuned_moves(made: Recipe) -> str:
-    return f"{listed([label(one.hyperparameter) for one in made.optima])} ∝ "
 
 
 def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
