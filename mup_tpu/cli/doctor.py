@@ -17,8 +17,7 @@ from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
 from mup_tpu.internals.processes import cores
-from mup_tpu.jobs.address import check_answers, own_note
-from mup_tpu.jobs.this_machine import gpus_of_the_machine
+from mup_tpu.jobs.this_machine import check_answers, gpus_of_the_machine, own_note
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_tpu", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup",

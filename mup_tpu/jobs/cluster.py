@@ -29,8 +29,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, Preempted, first_line
 from mup_tpu.files.local import folder_of_this_process
 from mup_tpu.internals.ray import actor_id, alone_on_this_machine, safe_job
-from mup_tpu.jobs.address import check_answers, find
-from mup_tpu.jobs.job import (
+from mup_tpu.jobs.driver import (
     Ended,
     Failed,
     Finished,
@@ -43,7 +42,7 @@ from mup_tpu.jobs.job import (
     Worker,
     perform,
 )
-from mup_tpu.jobs.this_machine import threads_per_pack
+from mup_tpu.jobs.this_machine import check_answers, find_cluster, threads_per_pack
 from mup_tpu.training.process import handling, host_log
 
 # Module with a function `slots` for a device whose hosts Ray describes by labels. It is imported by this
@@ -97,7 +96,7 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
         else:
             import mup_tpu
 
-            address = find(address)
+            address = find_cluster(address)
             check_answers(address)
             try:
                 # The cluster's workers run the driver's code, not their installed version.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import CONFIGURED, write
-from mup_tpu.jobs.job import Job, Preparing, Question, Surroundings
+from mup_tpu.jobs.driver import Job, Preparing, Question, Surroundings
 from mup_tpu.models import declare, training_flops
 from mup_tpu.training.record import PackResult
 from mup_tpu.training.trials import pack_key

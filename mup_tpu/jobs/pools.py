@@ -24,7 +24,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.jobs import this_machine
-from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Pool, Question, Surroundings, Worker, perform
+from mup_tpu.jobs.driver import Ended, Failed, Job, Lost, Pool, Question, Surroundings, Worker, perform
 from mup_tpu.training.process import host_log
 
 

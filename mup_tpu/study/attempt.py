@@ -35,7 +35,7 @@ from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import StoreError, first_line, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import allow_children
-from mup_tpu.jobs.job import Preparing, WorkerLost
+from mup_tpu.jobs.driver import Preparing, WorkerLost
 from mup_tpu.study.report import Ending, Report, Reported, Stopped, number
 
 Function = Callable[[Any, Report], Any]

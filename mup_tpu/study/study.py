@@ -35,7 +35,7 @@ from mup_tpu.config.values import parse_limit, require_count
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import cores
-from mup_tpu.jobs.job import Failed, Finished, Pool
+from mup_tpu.jobs.driver import Failed, Finished, Pool
 from mup_tpu.jobs.pools import Forked
 from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.store import Store, results_folder

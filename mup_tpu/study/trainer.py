@@ -30,7 +30,7 @@ from mup_tpu.config.values import as_number, on_one_line
 from mup_tpu.errors import ConfigError, StoreError, first_line, reason
 from mup_tpu.files import Folder, short_hash
 from mup_tpu.files.local import scratch_folder
-from mup_tpu.jobs.job import Job, Preparing, Surroundings
+from mup_tpu.jobs.driver import Job, Preparing, Surroundings
 from mup_tpu.study.attempt import Call, Function, Keeper, Outcome, ProgramFailed
 from mup_tpu.study.report import Report
 from mup_tpu.study.space import Space, Trial

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import HostActor, Slots, nodes_with, reservation
-from mup_tpu.jobs.job import Ended, Finished, Job
+from mup_tpu.jobs.driver import Ended, Finished, Job
 
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 TOPOLOGY, POD_TYPE = "ray.io/tpu-topology", "ray.io/tpu-pod-type"

@@ -25,8 +25,7 @@ from mup_tpu.config import DEVICES, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Failed, Finished, Pool, Preparing, Split, Started
+from mup_tpu.jobs.driver import Failed, Finished, Pool, Preparing, Split, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials, work
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.jobs.this_machine import is_cpu

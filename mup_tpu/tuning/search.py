@@ -21,8 +21,7 @@ from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Search
 from mup_tpu.errors import ConfigError, Preempted
-from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Failed, Finished, Preparing, Split, Started
+from mup_tpu.jobs.driver import Failed, Finished, Preparing, Split, Started, run_jobs
 from mup_tpu.jobs.pack_job import Evaluated, PackJob
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import FINAL, Store

@@ -17,8 +17,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots
-from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Finished, Started
+from mup_tpu.jobs.driver import Finished, Started, run_jobs
 from mup_tpu.jobs.pools import Pools
 
 

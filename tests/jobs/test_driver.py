@@ -8,11 +8,11 @@ import pytest
 from mup_tpu.config import SweepOptions
 from mup_tpu.errors import ConfigError, DataError, PackTooLarge, Preempted
 from mup_tpu.jobs import driver
-from mup_tpu.jobs.driver import Heartbeats, run_jobs
-from mup_tpu.jobs.job import (
+from mup_tpu.jobs.driver import (
     Ended,
     Failed,
     Finished,
+    Heartbeats,
     Job,
     Lost,
     Pool,
@@ -23,6 +23,7 @@ from mup_tpu.jobs.job import (
     Surroundings,
     Worker,
     perform,
+    run_jobs,
 )
 
 LIMIT = 5.0

@@ -5,7 +5,7 @@ import shutil
 
 from mup_tpu.config import RunOptions, Sweep, Trial
 from mup_tpu.errors import DataError
-from mup_tpu.jobs.job import Finished, Preparing, Refused, Surroundings, TooLarge, perform
+from mup_tpu.jobs.driver import Finished, Preparing, Refused, Surroundings, TooLarge, perform
 from mup_tpu.jobs.pack_job import PackJob, largest_pack, make_packs, missing_trials
 from mup_tpu.training.record import Report
 from mup_tpu.training.trials import pack_key

@@ -16,8 +16,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import DataError
 from mup_tpu.jobs import this_machine
-from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Failed, Finished, Split
+from mup_tpu.jobs.driver import Failed, Finished, Split, run_jobs
 from mup_tpu.jobs.pools import Forked, InProcess, Pools
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ends processes as Linux has them")
@@ -253,7 +252,7 @@ Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from light_jobs import Hungry
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.pools import Forked
-from mup_tpu.jobs.job import Failed, Finished, Split
+from mup_tpu.jobs.driver import Failed, Finished, Split
 with Forked(1, None, preload=()) as pool:
     for _, event in run_jobs([Hungry("abcd", 150)], pool, 600.0):
         if isinstance(event, Split | Failed):

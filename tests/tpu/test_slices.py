@@ -13,8 +13,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import RayActors, slots
-from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Failed, Finished, Started
+from mup_tpu.jobs.driver import Failed, Finished, Started, run_jobs
 from mup_tpu.store import load_runs
 from mup_tpu.tpu.hosts import SliceKind
 from mup_tpu.training.record import Report

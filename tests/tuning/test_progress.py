@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
-from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Finished, Preparing, Started
+from mup_tpu.jobs.driver import Finished, Preparing, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.pools import InProcess
 from mup_tpu.store import Store

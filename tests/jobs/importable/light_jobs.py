@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from mup_tpu.errors import DataError, PackTooLarge
-from mup_tpu.jobs.job import Job, Question
+from mup_tpu.jobs.driver import Job, Question
 
 
 class Count(Job):
