@@ -1,4 +1,4 @@
-"""Jobs, what a worker sends about one, the interface of pools of workers, and the driver, which schedules jobs.
+"""Jobs, what a worker sends about one, the interface of pools of workers, and the driver, which schedules.
 
 The driver has attempts, heartbeats, splits and the end of a run. It serves every kind of job and every pool.
 """
