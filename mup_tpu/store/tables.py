@@ -113,17 +113,14 @@ def decode(
         known = dict(zip(schema.names, schema.types, strict=True))
         for index, field in enumerate(table.schema):
             if (wanted := known.get(field.name, field.type)) != field.type:
-                if pa.types.is_string(wanted) != _is_text(field.type) and not pa.types.is_null(field.type):
+                is_coded = pa.types.is_dictionary(field.type)
+                kind = field.type.value_type if is_coded else field.type
+                is_text = kind in (pa.string(), pa.large_string(), pa.string_view())
+                if pa.types.is_string(wanted) != is_text and not pa.types.is_null(field.type):
                     raise ValueError(f"column {field.name} is {field.type}, not {wanted}")
                 column = table.column(index).cast(wanted)
                 table = table.set_column(index, pa.field(field.name, wanted), column)
         return table
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    is_kind = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(is_one(kind) for is_one in is_kind)
 
 
 def part_names(folder: Folder, table: str) -> list[str]:

@@ -369,27 +369,41 @@ def database(file: Path) -> pd.DataFrame:
         if views:
             raise TableError(f"{file} has views ({_some(views)}), which neither MLflow nor Optuna makes")
         if {"trials", "studies", "trial_values"} <= tables:
-            return _optuna(file, *_optuna_rows(connection))
-    if {"experiments", "runs"} <= tables:
-        return _mlflow_database(file)
-    raise TableError(f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}")
-
-
-def _optuna_rows(connection: sqlite3.Connection) -> tuple[list[str], dict[int, dict[str, Any]]]:
-    studies = [name for (name,) in connection.execute("SELECT study_name FROM studies")]
-    trials: dict[int, dict[str, Any]] = {
-        key: {"number": number, "state": state, "run": study}
-        for key, number, state, study in connection.execute(
-            "SELECT trial_id, number, state, study_name FROM trials JOIN studies USING (study_id)"
+            studies = [name for (name,) in connection.execute("SELECT study_name FROM studies")]
+            trials: dict[int, dict[str, Any]] = {
+                key: {"number": number, "state": state, "run": study}
+                for key, number, state, study in connection.execute(
+                    "SELECT trial_id, number, state, study_name FROM trials JOIN studies USING (study_id)"
+                )
+            }
+            for key, value in connection.execute(
+                "SELECT trial_id, value FROM trial_values WHERE objective = 0"
+            ):
+                trials[key]["value"] = value
+            for key, name, value, kind in connection.execute(
+                "SELECT trial_id, param_name, param_value, distribution_json FROM trial_params"
+            ):
+                trials[key][f"params_{name}"] = _optuna_value(value, kind)
+            return _optuna(file, studies, trials)
+    if not {"experiments", "runs"} <= tables:
+        raise TableError(
+            f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}"
         )
-    }
-    for key, value in connection.execute("SELECT trial_id, value FROM trial_values WHERE objective = 0"):
-        trials[key]["value"] = value
-    for key, name, value, kind in connection.execute(
-        "SELECT trial_id, param_name, param_value, distribution_json FROM trial_params"
-    ):
-        trials[key][f"params_{name}"] = _optuna_value(value, kind)
-    return studies, trials
+    mlflow = package(str(file), "mlflow", "mlflow")
+    hush_mlflow()
+    before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
+    mlflow.set_tracking_uri(uri)
+    try:
+        runs = mlflow.search_runs(search_all_experiments=True)
+        names = {e.experiment_id: e.name for e in mlflow.search_experiments()}
+    finally:
+        mlflow.set_tracking_uri(before)
+    if len(runs) and runs["experiment_id"].nunique() > 1:
+        known = _some(names[number] for number in runs["experiment_id"].unique())
+        raise TableError(
+            f"{file} holds several experiments ({known}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
+        )
+    return runs
 
 
 def _optuna_value(value: float, distribution: str) -> Any:
@@ -432,24 +446,6 @@ def _optuna(file: Path, studies: list[str], trials: dict[int, dict[str, Any]]) -
         )
     rows = pd.DataFrame([*trials.values()])
     return rows if len(studies) > 1 else rows.drop(columns="run")
-
-
-def _mlflow_database(file: Path) -> pd.DataFrame:
-    mlflow = package(str(file), "mlflow", "mlflow")
-    hush_mlflow()
-    before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
-    mlflow.set_tracking_uri(uri)
-    try:
-        runs = mlflow.search_runs(search_all_experiments=True)
-        names = {e.experiment_id: e.name for e in mlflow.search_experiments()}
-    finally:
-        mlflow.set_tracking_uri(before)
-    if len(runs) and runs["experiment_id"].nunique() > 1:
-        known = _some(names[number] for number in runs["experiment_id"].unique())
-        raise TableError(
-            f"{file} holds several experiments ({known}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
-        )
-    return runs
 
 
 def _some(names: Iterable[Any]) -> str:

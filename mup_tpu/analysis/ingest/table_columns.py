@@ -147,8 +147,13 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
                 scores = ["value"]
             column = scores[0] if len(scores) == 1 else None
         names |= {} if column is None else {part: column}
-    if "hyperparameter" not in names:
-        table, names = _from_log(table, names, notes)
+    logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
+    if "hyperparameter" not in names and len(logs) == 1 and "lr" not in table:
+        name, match = logs[0]
+        base, exponents = float(match[1] or match[2]), pd.to_numeric(table[name], errors="coerce")
+        if (exponents.abs() <= 30).all():
+            notes.append(Reason.of("learning rate from its logarithm", base=base, name=name))
+            table = table.assign(lr=base**exponents)
     if columns.step == defaults.step not in table and (step := _find(table, "step", "step", notes)):
         keys = [key for key in names.values() if key in table and means(key) != "loss"]
         if keys and table[keys].astype(str).duplicated().any():
@@ -309,21 +314,6 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
     if prefix and (prefix[1] or prefix[2]).lower() not in ("summary", "metrics"):
         return _CONFIGURED, place
     return _EXACT if name == what else _LIKE, place
-
-
-def _from_log(
-    table: pd.DataFrame, names: dict[str, Any], notes: list[Reason]
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
-    if len(logs) != 1 or "lr" in table:
-        return table, names
-    name, match = logs[0]
-    base = float(match[1] or match[2])
-    exponents = pd.to_numeric(table[name], errors="coerce")
-    if exponents.isna().any() or (exponents.abs() > 30).any():
-        return table, names
-    notes.append(Reason.of("learning rate from its logarithm", base=base, name=name))
-    return table.assign(lr=base**exponents), names
 
 
 def distinct(column: pd.Series) -> int:

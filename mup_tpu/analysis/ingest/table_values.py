@@ -237,6 +237,12 @@ _CROSS_ENTROPY = re.compile(r"(^|_)(loss|ce|xent|nll|cross_entropy|nats?)(_|$)")
 _BITS = re.compile(r"(^|_)(bpt|bits|bits_per_token)(_|$)")
 
 
+# Unit of a loss -> pattern of its column's name, in the order of trying
+_UNITS = {
+    "perplexity": _PERPLEXITY, "score": SCORE, "bpb": _BITS_PER_BYTE, "bit": _BITS,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class LossUnit:
     """Unit of a table's loss."""
@@ -261,7 +267,11 @@ class LossUnit:
             TableError: it is a score, and `maximize` does not say so; a loss, and it does; or in bits per
                 byte, and the bytes of a token are not known.
         """
-        column, unit = columns.loss, self._of(columns.loss)
+        column, unit = columns.loss, str(self.name)
+        if unit == "auto":
+            is_bit = re.search(r"[(\[]\s*bits?\s*[)\]]", column)
+            named = [unit for unit, pattern in _UNITS.items() if pattern.search(plain_name(column))]
+            unit = named[0] if named else "bit" if is_bit else "nat"
         if self.maximize:
             if unit != "score" and (means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column))):
                 raise TableError(f"{column} is a loss, of which less is better: leave --maximize out")
@@ -296,18 +306,6 @@ class LossUnit:
             factor *= self.bytes_per_token
         nat = rows.assign(loss=rows["loss"] * factor, loss_error=rows["loss_error"] * factor)
         return nat, columns, Reason.of("loss converted", name=column, unit=_WORDS[unit], factor=factor)
-
-    def _of(self, column: str) -> str:
-        if self.name != "auto":
-            return self.name
-        plain = plain_name(column)
-        if _PERPLEXITY.search(plain):
-            return "perplexity"
-        if SCORE.search(plain):
-            return "score"
-        if _BITS_PER_BYTE.search(plain):
-            return "bpb"
-        return "bit" if _BITS.search(plain) or re.search(r"[(\[]\s*bits?\s*[)\]]", column) else "nat"
 
 
 AUTO = LossUnit()
