@@ -304,8 +304,8 @@ def _analyze_one(
             low, high = law.law.compute_share_interval(size, one.low, one.high)
             if not math.isnan(low):
                 share = law.law.compute_share(size, one.value)
-                ends = {"compute_low": min(low, share), "compute_high": max(high, share)}
-                regrets[i] = replace(one, compute_share=share, **ends)
+                low, high = min(low, share), max(high, share)
+                regrets[i] = replace(one, compute_share=share, compute_low=low, compute_high=high)
     costs = run_cost(table) if question.planned else costs
     at_scale_0, generator = None, np.random.default_rng(question.seed)
     if len(table.at_scale_0):

@@ -422,9 +422,10 @@ def _roles(
     for name, part in large.named_modules():
         scales = [1.0, 1.0]
         for i, one in enumerate((small.get_submodule(name), part)):
-            known = (getattr(one, attribute, None) for attribute in ("scalar_embed_scale", "embed_scale"))
-            if isinstance(one, nn.Embedding):
-                scales[i] = next((value for value in known if isinstance(value, int | float)), 1.0)
+            for attribute in ("embed_scale", "scalar_embed_scale"):
+                factor = getattr(one, attribute, None)
+                if isinstance(one, nn.Embedding) and isinstance(factor, int | float):
+                    scales[i] = factor
         power = math.log2(scales[1] / scales[0])
         if logits and part is large.get_output_embeddings():  # type: ignore[operator]
             power = logits
