@@ -44,7 +44,10 @@ class Source:
 
 
 def _step_law(clone: Path) -> Iterator[Sweep]:
-    """Sweeps along parameters, tokens or batch size, the other two fixed; four scales at least in each."""
+    """Sweeps along parameters, tokens or batch size, the other two fixed; three scales at least in each.
+
+    The loss is the smoothed one: `loss` is a single batch's, and the luckiest batch would win.
+    """
     kinds = {"N": "parameters", "Na": "active parameters (MoE)", "D": "tokens", "bs": "batch size"}
     for file in ("dense_lr_bs_loss.csv", "moe_lr_bs_loss.csv"):
         frame = pd.read_csv(clone / "data" / file)
@@ -52,9 +55,10 @@ def _step_law(clone: Path) -> Iterator[Sweep]:
         for scale in (size, "D", "bs"):
             fixed = [column for column in (size, "D", "bs") if column != scale]
             for values, part in frame.groupby(fixed):
-                runs = part.groupby([scale, "lr"], as_index=False)["loss"].mean()
+                runs = part.groupby([scale, "lr"], as_index=False)["smooth loss"].mean()
                 at = ", ".join(f"{column} {value:.3g}" for column, value in zip(fixed, values, strict=True))
-                if runs[scale].nunique() >= 4:
+                if runs[scale].nunique() >= 3:
+                    runs = runs.rename(columns={"smooth loss": "loss"})
                     yield Sweep(f"{file.partition('_')[0]}, {at}", kinds[scale], scale, runs)
 
 
@@ -142,6 +146,26 @@ SOURCES = {
         "tokens^-0.28", Columns(scale="steps"), "AdamH",
         "Rates are Adam's; AdamH's are 13/3 of them. Left out: the longest length (crashed), larger widths.",
     ),
+    "megatron_mup": Source(
+        "NVIDIA/Megatron-LM", "pull/3058", "a table in a comment",
+        "Best rates of GPT over width 128 to 2048: SP's halve with each doubling, μP's stay up to 1024",
+        ours="Optima alone, on a grid of factor 2.",
+    ),
+    "marin_depth_mup": Source(
+        "marin-community/marin", ".agents/logbooks/moe-depth-mup-lr-sweep.md", "05768c5",
+        "Mixtures of experts of width 512 to 1024 under AdamH, residual branches × 1/√layers: the best "
+        "multiple of tokens^-0.28 · width^-0.37 · √batch stays 1",
+        Columns("flops"), "AdamH, multiple of a law",
+        "The largest at 12 000 of 12 648 steps.",
+    ),
+    "marin_muonh_recipe": Source(
+        "marin-community/marin", "issues/5951", "a table in a comment",
+        "MuonH on mixtures of experts of three widths, 10 to 240 tokens a parameter: the best rate falls as "
+        "tokens^-0.395",
+        Columns("tokens", parametrization="width"), "MuonH",
+        "Optima alone, by parabolas through five rates; 10 % is taken as their error, tokens are in active "
+        "parameters, and rates are multiples of the recipe's at 10.",
+    ),
     "small_batches": Source(
         "martin-marek/batch-size", "utils/fig10.ipynb", "32700f0, read off its figure",
         "AdamW on C4, 19 M parameters, batches of 16 to 1024 at equal tokens: small ones do as well as large "
@@ -167,7 +191,7 @@ SOURCES = {
     "step_law": Source(
         "step-law/steplaw", "data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv", "32a8f4c",
         "lr ∝ N^-0.713 · D^0.307, at the best batch", rule="SP",
-        ours="As sweeps of four points or more along size, tokens or batch, the others fixed.",
+        ours="As sweeps of three points or more along size, tokens or batch, the others fixed; smooth loss.",
         sweeps=_step_law,
     ),
 }  # fmt: skip

@@ -3,9 +3,10 @@
     python scripts/public_tables.py                    # rows in results/public/rows, and our own sweeps
     python scripts/public_tables.py --tables FOLDER    # also the tables that are not copied here
 
-results/public gets a row for each sweep (sweeps.csv), exponents pooled over sources (pooled.csv), a figure
-and a page. FOLDER holds clones of github.com/step-law/steplaw, fabian-sp/lr-scheduling and
-TatianaUshakova/batch-size-lr-scaling, in folders of these names; without one its rows of sweeps.csv are kept.
+results/public gets a row for each sweep with its optima (sweeps.csv), exponents pooled over sources
+(pooled.csv), a figure and a page. FOLDER holds clones of github.com/step-law/steplaw,
+fabian-sp/lr-scheduling and TatianaUshakova/batch-size-lr-scaling, in folders of these names; without one its
+rows of sweeps.csv are kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -26,6 +28,8 @@ from public_sources import SOURCES, Source, Sweep
 from scipy import stats
 
 from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
+from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.trend import Pace, Priors, Trend, claims, kind_of
 from mup_tpu.errors import MupTpuError
 from mup_tpu.plots.style import raised
 from mup_tpu.store import load_runs
@@ -39,12 +43,17 @@ ORDER = (
     "active parameters (MoE)",
     "batch size",
     "tokens",
-    "steps planned",
-    "flops",
+    "compute",
 )
 
 
-_GROWING = {"params": "parameters", "steps": "tokens", "batch_size": "batch size"}
+_GROWING = {
+    "params": "parameters",
+    "steps": "tokens",
+    "steps_planned": "tokens",
+    "batch_size": "batch size",
+    "flops": "compute",
+}
 """Ways of growing by column; a column that is not here is its own name. Steps are at a fixed batch."""
 
 
@@ -81,6 +90,8 @@ def _of_source(
         print(f"{source.repository}: no clone, earlier rows are kept")
         rows = before[before["source"] == source.repository].to_dict("records")
     for row in rows:
+        if source.rule and source.sweeps is None and len(rows) > 1:  # the table compares sizes
+            row["sweep"] = f"{name}, {row['rule']}"
         yield row | ({"rule": source.rule} if source.rule else {})
 
 
@@ -102,7 +113,8 @@ def _ours(results: Path) -> Iterator[dict[str, object]]:
         if table.columns.hyperparameter == "lr":
             runs = load_runs(header.parent)
             update_rule = str(runs["optimizer"].iloc[0]) if "optimizer" in runs else "adamw"
-            kind = table.columns.scale.replace("num_", "number of ").replace("_", " ")
+            scale = table.columns.scale
+            kind = _GROWING.get(scale, scale.replace("num_", "number of ").replace("_", " "))
             for row in _rows(table, "ours", header.parent.name, kind):
                 by = "" if update_rule == "adamw" else f", {names.name(update_rule, 'optimizer')}"
                 yield row | {"rule": f"{row['rule']}{by}"}
@@ -110,10 +122,11 @@ def _ours(results: Path) -> Iterator[dict[str, object]]:
 
 def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[str, object]]:
     """A row for each rule of a sweep."""
-    analysis = analyze(table)
+    analysis = analyze(table, laws=False)
     scales = sorted(table.runs["scale"].unique())
     for result in analysis.results:
         drift, regret = result.drift, result.headline_regret
+        known = [o for o in result.optima if o.is_bracketed and o.status != Status.FLAT]
         yield {
             "source": source,
             "sweep": sweep,
@@ -129,11 +142,37 @@ def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[
             "regret_low": regret.low if regret else math.nan,
             "regret_high": regret.high if regret else math.nan,
             "verdict": result.verdict.decision,
+            "kind": kind_of(table.columns.scale),
+            "claimed": claims(result.compared, kind_of(table.columns.scale)),
+            "late": _broke_late(known),
+            "optima": "; ".join(f"{o.scale:.6g} {o.mean:.4f} {o.se:.4f}" for o in known),
         }
 
 
+def _broke_late(known: list[Optimum]) -> bool | None:
+    """Whether the last optimum leaves the 95 % of a constant slope through those before; None below four."""
+    if len(known) < 4:
+        return None
+    scales, x_S, error_S = np.array([(o.scale, o.mean, o.se) for o in known]).T
+    straight = Priors(0.0, 0.1, moving=Pace(1.0, 1e-4), breaks=0.0)
+    expected = Trend(scales[:-1], x_S[:-1], error_S[:-1], (straight,)).optimum(scales[-1])
+    expected = replace(expected, deviation_K=np.hypot(expected.deviation_K, error_S[-1]))
+    return bool(x_S[-1] < expected.quantile(0.025) or expected.quantile(0.975) < x_S[-1])
+
+
+def known_optima(written: object) -> np.ndarray:
+    """Scale, log2 of the optimum and its error, a row each, as sweeps.csv has them."""
+    rows = [one.split() for one in str(written).split("; ")] if isinstance(written, str) else []
+    return np.array(rows, float).reshape(-1, 3)
+
+
+_DECISIONS = {"held": "TRANSFERS", "drifted": "DRIFTS", "open": "INCONCLUSIVE"}
+
+
 def pool(sweeps: pd.DataFrame) -> pd.DataFrame:
-    """α of each rule along each way of growing: random effects over sweeps, then over sources.
+    """The atlas: α of each rule along each way of growing, its verdicts, late breaks and misses.
+
+    α has random effects over sweeps, then over sources.
 
     The variance between is DerSimonian and Laird's (1986), and the interval over sources Hartung and Knapp's
     (2001), which with two sources is wide, as it should be. One source alone keeps its own interval.
@@ -147,9 +186,14 @@ def pool(sweeps: pd.DataFrame) -> pd.DataFrame:
         if len(of_sources) > 1:
             mean, error, between = _pooled(*np.array([found[:2] for found in of_sources]).T)
             half = stats.t.ppf(0.975, len(of_sources) - 1) * error
+        verdicts, late = group["verdict"].value_counts(), group["late"].dropna().astype(bool)
+        moved = [abs(float(x[-1] - x[0])) for x in (known_optima(w)[:, 1] for w in group["optima"])]
         rows.append(
             {"growing": kind, "rule": rule, "sources": ", ".join(sorted(set(group["source"]))),
-             "sweeps": len(group), "alpha": mean, "low": mean - half, "high": mean + half, "between": between}
+             "sweeps": len(group), "alpha": mean, "low": mean - half, "high": mean + half, "between": between,
+             **{name: verdicts.get(decision, 0) for name, decision in _DECISIONS.items()},
+             "late": late.sum(), "of": len(late), "octaves": np.median(moved),
+             "regret": group["regret"].median()}
         )  # fmt: skip
     found = pd.DataFrame(rows)
     place = found["growing"].map({kind: number for number, kind in enumerate(ORDER)})
@@ -208,14 +252,13 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
 
 def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     """The page of results/public."""
-    several = pooled[(pooled["sweeps"] > 1) & (pooled["sources"] != "ours")]
-    parts = [_TOP, _findings(sweeps, pooled), _table(several, ["growing", "rule", "sweeps", "sources"])]
+    parts = [_TOP, _atlas(pooled), _findings(sweeps, pooled)]
     parts.append(_SOURCES + "".join(_item(name, source) for name, source in SOURCES.items()))
     rows, counts = [], []
     for name, source in SOURCES.items():
         own = sweeps[sweeps["source"] == source.repository]
         if source.sweeps is None:
-            rows.append(own[own["sweep"] == name].assign(table=name))
+            rows.append(own[own["sweep"].str.split(", ").str[0] == name].assign(table=own["sweep"]))
         elif len(own) <= 4:
             rows.append(own.assign(table=name, rule=own["rule"] + ", " + own["sweep"]))
         else:
@@ -228,6 +271,20 @@ def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
         "Verdicts of the tables with many sweeps:\n\n" + _markdown(["table", "growing", *many], cells)
     )
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _atlas(pooled: pd.DataFrame) -> str:
+    """A row for each rule and way of growing."""
+    headings = ["growing", "rule", "sweeps", "sources", "α (95 %)", "held, drifted, open", "broke late",
+                "missed: octaves", "nat"]  # fmt: skip
+    cells = [
+        [row["growing"], row["rule"], row["sweeps"], row["sources"], _exponent(row),
+         ", ".join(str(row[name]) for name in _DECISIONS),
+         f"{row['late']} of {row['of']}" if row["of"] else "–",
+         f"{row['octaves']:.1f}", f"{row['regret']:.3f}" if math.isfinite(row["regret"]) else "–"]
+        for row in pooled.to_dict("records")
+    ]  # fmt: skip
+    return _markdown(headings, cells)
 
 
 def _item(name: str, source: Source) -> str:
@@ -244,11 +301,10 @@ def _item(name: str, source: Source) -> str:
 def _options(source: Source) -> str:
     """Options of the analysis that the command line does not find by itself."""
     along = "".join(f" --along {column}" for column in source.columns.along)
-    named = source.columns.parametrization == "optimizer"
-    scale = (
-        f" --scale {source.columns.scale}" if named or source.columns.scale in ("steps", "batch_size") else ""
-    )
-    return along + scale + (" --compare optimizer" if named else "")
+    scale, compared = source.columns.scale, source.columns.parametrization
+    is_named = compared != Columns().parametrization
+    named = f" --scale {scale}" if is_named or scale in ("steps", "batch_size", "flops") else ""
+    return along + named + (f" --compare {compared}" if is_named else "")
 
 
 def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
@@ -276,16 +332,25 @@ def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
 
 
 _TOP = """\
-# Other people's sweeps
-Public tables of learning-rate sweeps, analysed as our own, and pooled: along the width μP's best rate stays,
+# Atlas of learning-rate sweeps
+How does the best learning rate move as a model or its training grows, under which rule, and how far would a
+small run have missed? Public tables and our own sweeps, analysed alike: along the width μP's best rate stays,
 SP's falls.
 
 ![Exponents by rule and way of growing](alphas.png)
 
-α: best learning rate ∝ scale^α. Sweeps of one source are pooled first, then sources (random effects;
-DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001): no law, as sources are no random sample.
-`python scripts/public_tables.py --tables FOLDER` makes this page and [pooled.csv](pooled.csv) in minutes of
-one core. Repositories are under MIT, Apache 2.0 (marin) or no licence (Gemstone).
+- **α**: best learning rate ∝ scale^α. Sweeps of one source are pooled first, then sources (random effects;
+  DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001): no law, as sources are no random sample.
+- **Held, drifted, open**: sweeps that TRANSFER, DRIFT, or are INCONCLUSIVE.
+- **Broke late**: of the sweeps with four known optima or more, those whose last one leaves the 95 % interval
+  of a constant slope through the others. One in twenty would by chance.
+- **Missed**: distance from the smallest scale's optimum to the largest's, octaves, and its cost at the
+  largest scale, nat: medians.
+
+`python scripts/public_tables.py --tables FOLDER` makes this page, [sweeps.csv](sweeps.csv) with all optima,
+and [pooled.csv](pooled.csv) in minutes of one core; the priors of `predict` and `plan` are
+[chosen from them](../../benchmarks/prediction.md). Repositories are under MIT, Apache 2.0 (marin) or no
+licence (Gemstone).
 """
 _SOURCES = """\
 ## Tables of others
