@@ -1,73 +1,330 @@
 """Optima predicted from smaller scales: calibration by distance, and priors by empirical Bayes.
 
-    python benchmarks/prediction.py             # the package's priors, beside three other methods
-    python benchmarks/prediction.py --choose    # also priors of which the scored source has no part; half an hour
+    python benchmarks/prediction.py             # the package's priors beside three other methods
+    python benchmarks/prediction.py --choose    # also priors chosen without the source that is scored
 
 Sweeps: those of the atlas (results/public/sweeps.csv) with three known optima or more. Each prefix of two
 optima or more predicts every later one; intervals are widened by the later optimum's own error. A repository
-is one source, and so are our sweeps of one name.
+is one source, and so are our own sweeps of one name. All prefixes go through the regression of
+mup_tpu/analysis/trend.py together, which a test holds to it.
 
-Shapes: S optima, Q quantiles.
+Shapes: P prefixes, S optima of a prefix (padded by optima without weight), T later optima (padded), K sets
+times scatters.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import tyro
-from scipy import optimize, stats
+from scipy import optimize, special
 
-from mup_tpu.analysis.trend import BY_KIND, KEPT, Mixture, Pace, Priors, Trend
+from mup_tpu.analysis.trend import BY_KIND, FLAT, KEPT, LEAST_ERROR, Pace, Priors
 
 RANGES = (0.0, 1.25, 2.4, 3.6, 99.0)
 """Bounds of the distances, octaves, by which calibration is counted."""
-_QUANTILES = np.arange(0.0125, 1.0, 0.025)
+Mixtures = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Means, standard deviations and weights, (K, P, T) each."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """A later optimum and those before it."""
+class Prefixes:
+    """Optima of each prefix and the later ones, in octaves from the prefix's last optimum."""
 
-    source: str
-    sweep: str
-    kind: str
-    claimed: bool
-    scale_S: np.ndarray
-    x_S: np.ndarray
-    error_S: np.ndarray
-    target: float
-    x: float
-    error: float
+    source_P: np.ndarray
+    sweep_P: np.ndarray
+    kind_P: np.ndarray
+    claimed_P: np.ndarray
+    r_PS: np.ndarray
+    x_PS: np.ndarray
+    error_PS: np.ndarray
+    later_r_PT: np.ndarray
+    later_x_PT: np.ndarray
+    later_error_PT: np.ndarray
+    is_later_PT: np.ndarray
 
-    @property
-    def octaves(self) -> float:
-        """Distance of the target from the largest scale of the prefix."""
-        return math.log2(self.target / self.scale_S[-1])
-
-    def predicted(self, priors: Priors) -> Mixture:
-        """Prediction, with the target's own error."""
-        made = Trend(self.scale_S, self.x_S, self.error_S, (priors,)).optimum(self.target)
-        return replace(made, deviation_K=np.hypot(made.deviation_K, self.error))
+    def part(self, chosen_P: np.ndarray) -> Prefixes:
+        return Prefixes(*(getattr(self, f.name)[chosen_P] for f in fields(self)))
 
 
-def cases_of(sweeps: pd.DataFrame) -> list[Case]:
-    """Every prefix and later optimum of the atlas."""
-    cases = []
-    for row in sweeps.fillna("").to_dict("records"):
+def prefixes(sweeps: pd.DataFrame) -> Prefixes:
+    """All prefixes of the atlas."""
+    of_sweeps = []
+    for number, row in enumerate(sweeps.fillna("").to_dict("records")):
         known = np.array([one.split() for one in row["optima"].split("; ") if one], float).reshape(-1, 3)
-        if len(known) < 3 or len(set(known[:, 1])) == 1:
+        if len(known) > 2:
+            source = row["source"] if row["source"] != "ours" else f"ours: {row['sweep'].split('_')[0]}"
+            known[:, 0] = np.log2(known[:, 0])
+            known[:, 2] = np.maximum(known[:, 2], LEAST_ERROR)
+            of_sweeps.append(((source, number, row["kind"], bool(row["claimed"])), known))
+    most = max(len(known) for _, known in of_sweeps) - 1
+    rows = []
+    for labels, known in of_sweeps:
+        for count in range(2, len(known)):
+            first, later = (part - [*known[count - 1, :2], 0.0] for part in (known[:count], known[count:]))
+            first = np.pad(first, ((0, most - count), (0, 0)), constant_values=(0.0, 0.0))
+            first[count:, 2] = 1e3
+            later = np.pad(later, ((0, most - 1 - len(later)), (0, 0)))
+            is_later = np.arange(most - 1) < len(known) - count
+            rows.append((*labels, *first.T, *later[:, :2].T, np.where(is_later, later[:, 2], 1.0), is_later))
+    return Prefixes(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def predicted(given: Prefixes, priors: Priors, kept: float = KEPT, scatters: int = 16) -> Mixtures:
+    """Each later optimum from its prefix; `kept` is the probability of steadiness where a rule claims it."""
+    tau_K = -priors.scatter * special.stdtrit(3, (1 - (np.arange(scatters) + 0.5) / scatters) / 2)
+    steady_P = np.where(given.claimed_P, max(kept, priors.steady), priors.steady)
+    means, variances, logs = [], [], []
+    for chance_P, slope, pace in (
+        (steady_P, 0.0, priors.quiet),
+        (1 - steady_P, priors.mean, priors.moving),
+    ):
+        optima_PSS, across_PTS, later_PT = (
+            FLAT + part for part in _covariances(pace, given.r_PS, given.later_r_PT)
+        )
+        away_PS = given.x_PS - slope * given.r_PS
+        for tau in tau_K:
+            diagonal_PSS = (tau**2 + given.error_PS**2)[:, :, None] * np.eye(given.r_PS.shape[1])
+            inverse_PSS = np.linalg.inv(optima_PSS + diagonal_PSS)
+            weighed_PS = np.einsum("pst,pt->ps", inverse_PSS, away_PS)
+            log_P = 0.5 * (np.linalg.slogdet(inverse_PSS)[1] - (weighed_PS * away_PS).sum(axis=1))
+            means.append(slope * given.later_r_PT + np.einsum("pts,ps->pt", across_PTS, weighed_PS))
+            known_PT = np.einsum("pts,psu,ptu->pt", across_PTS, inverse_PSS, across_PTS)
+            variances.append(np.maximum(later_PT + tau**2 - known_PT, 1e-8) + given.later_error_PT**2)
+            logs.append(log_P + np.log(chance_P))
+    mean_KPT, variance_KPT, log_KP = np.array(means), np.array(variances), np.array(logs)
+    weight_KP = np.exp(log_KP - log_KP.max(axis=0))
+    weight_KPT = (weight_KP / weight_KP.sum(axis=0))[:, :, None] + 0 * mean_KPT
+    beyond_PT = np.maximum(given.later_r_PT, 0.0)
+    chance_PT, more_PT = -np.expm1(-priors.breaks * beyond_PT), (priors.broken * beyond_PT) ** 2 / 3
+    return (
+        np.concatenate([mean_KPT, mean_KPT]),
+        np.sqrt(np.concatenate([variance_KPT, variance_KPT + more_PT])),
+        np.concatenate([weight_KPT * (1 - chance_PT), weight_KPT * chance_PT]),
+    )
+
+
+def _covariances(pace: Pace, r_PS: np.ndarray, t_PT: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Covariance of a trend at the optima, from the later ones to them, and variance at the later ones."""
+
+    def apart(a_PN: np.ndarray, b_PM: np.ndarray) -> np.ndarray:
+        a_PN1, b_P1M = a_PN[:, :, None], b_PM[:, None, :]
+        away = pace._variogram(a_PN1) + pace._variogram(b_P1M) - pace._variogram(a_PN1 - b_P1M)
+        return pace.slope**2 * a_PN1 * b_P1M + away / 2
+
+    return apart(r_PS, r_PS), apart(t_PT, r_PS), pace.slope**2 * t_PT**2 + pace._variogram(t_PT)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A Gaussian process: a line of random slope, and a squared-exponential part."""
+
+    mean: float = 0.0
+    slope: float = 0.4
+    height: float = 0.2
+    length: float = 2.0
+    scatter: float = 0.1
+
+    def predicted(self, given: Prefixes) -> Mixtures:
+        def apart(a_PN: np.ndarray, b_PM: np.ndarray) -> np.ndarray:
+            a_PN1, b_P1M = a_PN[:, :, None], b_PM[:, None, :]
+            near = np.exp(-(((a_PN1 - b_P1M) / self.length) ** 2) / 2)
+            return FLAT + self.slope**2 * a_PN1 * b_P1M + self.height**2 * near
+
+        diagonal_PS = given.error_PS**2 + self.scatter**2
+        optima_PSS = apart(given.r_PS, given.r_PS) + diagonal_PS[:, :, None] * np.eye(given.r_PS.shape[1])
+        inverse_PSS, across_PTS = np.linalg.inv(optima_PSS), apart(given.later_r_PT, given.r_PS)
+        away_PS = given.x_PS - self.mean * given.r_PS
+        mean_PT = self.mean * given.later_r_PT + np.einsum("pts,psu,pu->pt", across_PTS, inverse_PSS, away_PS)
+        prior_PT = FLAT + (self.slope * given.later_r_PT) ** 2 + self.height**2 + self.scatter**2
+        known_PT = np.einsum("pts,psu,ptu->pt", across_PTS, inverse_PSS, across_PTS)
+        deviation_PT = np.sqrt(np.maximum(prior_PT - known_PT, 1e-8) + given.later_error_PT**2)
+        return mean_PT[None], deviation_PT[None], np.ones_like(mean_PT)[None]
+
+
+def log_density(given: Prefixes, made: Mixtures) -> np.ndarray:
+    mean, deviation, weight = made
+    z = (given.later_x_PT - mean) / deviation
+    return np.log(
+        (weight * np.exp(-np.minimum(z * z, 80) / 2) / deviation).sum(axis=0) / math.sqrt(2 * math.pi)
+    )
+
+
+def quantile(made: Mixtures, q: float) -> np.ndarray:
+    """By bisection."""
+    mean, deviation, weight = made
+    low, high = (mean - 8 * deviation).min(axis=0), (mean + 8 * deviation).max(axis=0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        is_above = (weight * special.ndtr((middle - mean) / deviation)).sum(axis=0) < q
+        low, high = np.where(is_above, middle, low), np.where(is_above, high, middle)
+    return (low + high) / 2
+
+
+def crps(given: Prefixes, made: Mixtures) -> np.ndarray:
+    """Continuous ranked probability score of a mixture of normals (Grimit et al. 2006), octaves."""
+    mean, deviation, weight = made
+
+    def absolute(m: np.ndarray, s: np.ndarray) -> np.ndarray:
+        density = np.exp(-((m / s) ** 2) / 2) / math.sqrt(2 * math.pi)
+        return 2 * s * density + m * (2 * special.ndtr(m / s) - 1)
+
+    score = (weight * absolute(given.later_x_PT - mean, deviation)).sum(axis=0)
+    for m, s, w in zip(*made, strict=True):
+        score = score - w * (weight * absolute(m - mean, np.hypot(s, deviation))).sum(axis=0) / 2
+    return np.asarray(score)
+
+
+def scores(given: Prefixes, made: Mixtures, rival: Mixtures | None = None) -> pd.DataFrame:
+    """A row for each later optimum: distance, coverage, CRPS of four methods, and squared errors."""
+    low, half_low, half_high, high = (quantile(made, q) for q in (0.025, 0.25, 0.75, 0.975))
+    mean, deviation, weight = made
+    mean_PT = (weight * mean).sum(axis=0)
+    promised_PT = (weight * (deviation**2 + mean**2)).sum(axis=0) - mean_PT**2
+    weight_PS = (given.error_PS < 1e3) * 1.0
+    center_P, away_P = ((weight_PS * v).sum(axis=1) / weight_PS.sum(axis=1) for v in (given.r_PS, given.x_PS))
+    aside_PS = weight_PS * (given.r_PS - center_P[:, None])
+    slope_P = (aside_PS * given.x_PS).sum(axis=1) / (aside_PS**2).sum(axis=1)
+    line_PT = away_P[:, None] + slope_P[:, None] * (given.later_r_PT - center_P[:, None])
+    x_PT = given.later_x_PT
+    columns = {
+        "octaves": given.later_r_PT,
+        "in 50 %": (half_low <= x_PT) & (x_PT <= half_high),
+        "in 95 %": (low <= x_PT) & (x_PT <= high),
+        "crps": crps(given, made),
+        "of a process": crps(given, rival) if rival else np.full_like(x_PT, np.nan),
+        "of a line": np.abs(x_PT - line_PT),
+        "of the last": np.abs(x_PT),
+        "realised": (x_PT - mean_PT) ** 2,
+        "promised": promised_PT,
+        "density": log_density(given, made),
+    }
+    chosen = given.is_later_PT
+    table = pd.DataFrame({name: column[chosen] for name, column in columns.items()})
+    for name in ("source", "sweep", "kind"):
+        table[name] = np.repeat(getattr(given, f"{name}_P"), chosen.sum(axis=1))
+    return table.assign(range=np.searchsorted(RANGES, table["octaves"]) - 1)
+
+
+def summary(table: pd.DataFrame, by_source: bool = False) -> pd.DataFrame:
+    """Means by range of distances; by source, each counts once."""
+    rows = {}
+    for number, part in table.groupby("range"):
+        numbers = part.drop(columns=["sweep", "kind", "range", "octaves"])
+        means = (
+            numbers.groupby("source").mean().mean() if by_source else numbers.drop(columns="source").mean()
+        )
+        means["realised / promised"] = means.pop("realised") / means.pop("promised")
+        name = f"{RANGES[number]:g} to {RANGES[number + 1]:g}"
+        rows[name] = {"n": len(part), "sources": part["source"].nunique(), **means}
+    return pd.DataFrame(rows).T.round(3)
+
+
+def _fitted(
+    given: Prefixes,
+    start_N: np.ndarray,
+    width_N: np.ndarray,
+    mixtures: Callable[[np.ndarray], Mixtures],
+    most: int,
+) -> np.ndarray:
+    """Numbers of the highest density at later optima, near a start; a source counts as the root of them."""
+    counts = pd.Series(np.repeat(given.source_P, given.is_later_PT.sum(axis=1))).value_counts()
+    weight_PT = given.is_later_PT * counts.loc[given.source_P].to_numpy()[:, None] ** -0.5
+
+    def loss(numbers_N: np.ndarray) -> float:
+        away = float((((numbers_N - start_N) / width_N) ** 2).sum()) / 2
+        return away - float((weight_PT * log_density(given, mixtures(numbers_N))).sum())
+
+    options = {"maxfev": most, "fatol": 0.02, "xatol": 0.01, "adaptive": True}
+    return np.asarray(optimize.minimize(loss, start_N, method="Nelder-Mead", options=options).x)
+
+
+_WIDTH_N = np.array([0.7, 0.7, 0.7, 0.5, 1.0, 0.2, 0.5])
+"""How far numbers of priors may lie from their start: logarithms, log odds, and a mean slope."""
+
+
+def _numbers(priors: Priors) -> np.ndarray:
+    pace, odds = priors.moving, priors.steady / (1 - priors.steady)
+    logs = np.log([pace.slope, pace.wander, pace.memory, priors.scatter, odds])
+    return np.r_[logs, priors.mean, math.log(priors.quiet.slope)]
+
+
+def _priors(numbers_N: np.ndarray, base: Priors) -> Priors:
+    logs_N = np.clip(numbers_N, [-4, -4, -1, -5, -4, -1, -5], [1.5, 1.5, 3, 0.5, 4, 1, -0.5])
+    slope, wander, memory, scatter, odds = np.exp(logs_N[:5])
+    calm = float(np.exp(logs_N[6]))
+    return replace(
+        base, steady=float(odds / (1 + odds)), scatter=float(scatter), mean=float(logs_N[5]),
+        quiet=Pace(calm, calm), moving=Pace(float(slope), float(wander), float(memory)),
+    )  # fmt: skip
+
+
+def chosen(given: Prefixes, start: Priors, most: int = 250) -> Priors:
+    """Priors of the highest density at later optima."""
+
+    def mixtures(numbers_N: np.ndarray) -> Mixtures:
+        return predicted(given, _priors(numbers_N, start), scatters=8)
+
+    return _priors(_fitted(given, _numbers(start), _WIDTH_N, mixtures, most), start)
+
+
+def process_of(given: Prefixes, start: Process, most: int = 250) -> Process:
+    """Gaussian process of the highest density at later optima."""
+
+    def of(numbers_N: np.ndarray) -> Process:
+        return Process(float(numbers_N[0]), *np.exp(np.clip(numbers_N[1:], -5, 2)).tolist())
+
+    start_N = np.r_[start.mean, np.log([start.slope, start.height, start.length, start.scatter])]
+    return of(
+        _fitted(given, start_N, np.array([0.2, 0.7, 0.7, 0.7, 0.5]), lambda n: of(n).predicted(given), most)
+    )
+
+
+def half(source: str) -> int:
+    return hashlib.sha256(source.encode()).digest()[0] % 2
+
+
+def main(sweeps: Path = Path("results/public/sweeps.csv"), choose: bool = False) -> None:
+    """Print calibration and CRPS by distance.
+
+    Args:
+        sweeps: The atlas.
+        choose: Score priors, and a Gaussian process, that are chosen on the other half of the sources.
+    """
+    everything = prefixes(pd.read_csv(sweeps))
+    held_out = []
+    for kind in sorted(set(everything.kind_P)):
+        given = everything.part(everything.kind_P == kind)
+        if not choose:
+            held_out.append(scores(given, predicted(given, BY_KIND[kind])))
             continue
-        source = row["source"] if row["source"] != "ours" else f"ours: {row['sweep'].split('_')[0]}"
-        name = f"{row['source']}, {row['sweep']}, {row['rule']}"
-        cases += [
-            Case(source, name, row["kind"], bool(row["claimed"]), *known[:first].T, *later)
-            for first in range(2, len(known))
-            for later in known[first:]
-        ]
-    return cases
+        half_P = np.array([half(source) for source in given.source_P])
+        for number in (0, 1):
+            others, scored = given.part(half_P != number), given.part(half_P == number)
+            priors, process = chosen(others, BY_KIND[kind]), process_of(others, Process())
+            print(
+                f"{kind or 'any'}, half {number}: {len(others.kind_P)} prefixes, {priors}, {process}",
+                flush=True,
+            )
+            if len(scored.kind_P):
+                table = scores(scored, predicted(scored, priors), process.predicted(scored))
+                held_out.append(table.assign(half=number))
+    table = pd.concat(held_out, ignore_index=True)
+    print(
+        f"{len(table)} later optima, {table['sweep'].nunique()} sweeps, {table['source'].nunique()} sources"
+    )
+    for number, part in table.groupby("half") if choose else ():
+        print(f"half {number}", summary(part.drop(columns="half")).to_string(), sep="\n")
+    table = table.drop(columns="half", errors="ignore")
+    print(summary(table).to_string(), summary(table, by_source=True).to_string(), sep="\n")
+    print(table.groupby("kind")[["in 50 %", "in 95 %", "crps", "of a line"]].mean().round(3).to_string())
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -29,7 +29,9 @@ from scipy import stats
 
 from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
 from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.transfer import tolerance
 from mup_tpu.analysis.trend import Pace, Priors, Trend, claims, kind_of
+from mup_tpu.analysis.verdict import Question, take_looks
 from mup_tpu.errors import MupTpuError
 from mup_tpu.plots.style import raised
 from mup_tpu.store import load_runs
@@ -122,28 +124,34 @@ def _ours(results: Path) -> Iterator[dict[str, object]]:
 
 def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[str, object]]:
     """A row for each rule of a sweep."""
-    analysis = analyze(table, laws=False)
-    scales = sorted(table.runs["scale"].unique())
-    for result in analysis.results:
-        drift, regret = result.drift, result.headline_regret
-        known = [o for o in result.optima if o.is_bracketed and o.status != Status.FLAT]
+    scales, is_runs = sorted(table.runs["scale"].unique()), table.columns.loss != ""
+    alone = {} if is_runs else {result.compared: result for result in analyze(table).results}
+    for compared, runs in table.runs.groupby("compared"):
+        if is_runs:
+            *_, look = take_looks(runs, Question.of(table, tolerance(table, [])))
+            optima = [e.optimum for e in look.evidence.estimates]
+            drift, regret, decision = look.evidence.drift, look.evidence.headline, look.decision
+        else:
+            optima, drift, regret = [*alone[compared].optima], alone[compared].drift, None
+            decision = alone[compared].verdict.decision
+        known = [o for o in optima if o.is_bracketed and o.status != Status.FLAT]
         yield {
             "source": source,
             "sweep": sweep,
             "growing": kind,
-            "rule": names.name(result.compared, analysis.compares),
+            "rule": names.name(str(compared), table.columns.parametrization),
             "from": scales[0],
             "to": scales[-1],
-            "runs": int((table.runs["compared"] == result.compared).sum()),
+            "runs": len(runs),
             "alpha": drift.alpha,
             "low": drift.low,
             "high": drift.high,
             "regret": regret.value if regret else math.nan,
             "regret_low": regret.low if regret else math.nan,
             "regret_high": regret.high if regret else math.nan,
-            "verdict": result.verdict.decision,
+            "verdict": decision,
             "kind": kind_of(table.columns.scale),
-            "claimed": claims(result.compared, kind_of(table.columns.scale)),
+            "claimed": claims(str(compared), kind_of(table.columns.scale)),
             "late": _broke_late(known),
             "optima": "; ".join(f"{o.scale:.6g} {o.mean:.4f} {o.se:.4f}" for o in known),
         }

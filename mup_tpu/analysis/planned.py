@@ -54,8 +54,9 @@ class Assumed:
         """Return numbers of stored and public sweeps of a kind of scale, by its column."""
         kind = kind_of(scale)
         claimed = claims(rule, kind)
-        source = Reason.of("usual sweeps", kind=kind, keeps=rule if claimed else "")
-        return cls(priors_of(scale, claimed), _CURVATURES.get(kind, _USUAL_CURVATURE), _PER_RUN, source)
+        priors = priors_of(scale, claimed)
+        source = Reason.of("usual sweeps", count=priors.sweeps, kind=kind, keeps=rule if claimed else "")
+        return cls(priors, _CURVATURES.get(kind, _USUAL_CURVATURE), _PER_RUN, source)
 
     @classmethod
     def measured(cls, analysis: TransferAnalysis, rule: str) -> Assumed:

@@ -76,6 +76,8 @@ class RulePrediction:
     """The same before them: the part that is prior."""
     unclaimed: tuple[float, float]
     """95 % interval of x without the claim."""
+    sweeps: int
+    """Sweeps of the atlas that the priors rest on."""
 
     @property
     def value(self) -> float:
@@ -240,6 +242,7 @@ def _predict(
         steady=trend.steady,
         steady_before=trend.priors[0].steady,
         unclaimed=(without.quantile(0.025), without.quantile(0.975)),
+        sweeps=trend.priors[0].sweeps,
     )
 
 

@@ -74,6 +74,8 @@ class Priors:
     broken: float = 0.3  # Standard deviation of a break in the slope, octaves per octave
     shared: tuple[float, ...] = (0.0,)
     """Scatters, equally likely, that optima at one value of the scale may have in common, octaves."""
+    sweeps: int = 0  # Sweeps of the atlas (results/public) that the priors rest on
+    claiming: int = 0  # Those of rules that claim to keep the optimum
 
     @cached_property
     def paces(self) -> tuple[tuple[float, float, Pace], ...]:
@@ -449,4 +451,4 @@ def priors_of(scale: str, claimed: bool = False) -> Priors:
         claimed: whether the rule claims to keep the optimum along it.
     """
     priors = BY_KIND[kind_of(scale)]
-    return replace(priors, steady=max(KEPT, priors.steady)) if claimed else priors
+    return replace(priors, steady=max(KEPT, priors.steady), sweeps=priors.claiming) if claimed else priors

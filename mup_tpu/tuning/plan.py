@@ -480,7 +480,8 @@ def _belief(
     each = {name: Assumed.usual(name, rule) for name in goal.shrinks}
     curvature = float(np.mean([a.curvature for a in each.values()])) if each else 0.05
     kept = [name for name in goal.shrinks if claims(rule, kinds[name])]
-    source = Reason.of("usual sweeps", kind=", ".join(goal.shrinks), keeps=rule if kept else "")
+    count = sum(a.priors.sweeps for a in each.values())
+    source = Reason.of("usual sweeps", count=count, kind=", ".join(goal.shrinks), keeps=rule if kept else "")
     first = next(iter(each.values()), Assumed.usual("width", rule))
     assumed = replace(first, curvature=curvature, source=source)
     priors = [

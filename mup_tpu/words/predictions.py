@@ -8,6 +8,7 @@ from typing import Any
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Cost, Predictions, RulePrediction
 from mup_tpu.analysis.scaling_law import ComputeOptimal, Optimal
+from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
 from mup_tpu.words.names import plain, point, power
@@ -48,12 +49,16 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
         furthest = float(f"{_largest(made) * 2**made.furthest:.3g}")
         beyond = f"beyond {point(scale, furthest)}" if made.furthest > 0.05 else "at any distance"
         lines.append(f"extrapolated too far: {beyond} {limit}")
-    low, high = made.unclaimed
+    (low, high), kind = made.unclaimed, kind_of(scale) or "any scale"
     if made.claimed:
+        wider = (high - low) / (made.interval[1] - made.interval[0])
         lines.append(
-            f"{names.name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, "
-            f"before the runs {made.steady_before:.2f}; without the claim 95 % {plain(low)} to {plain(high)}"
+            f"{names.name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, before "
+            f"the runs {made.steady_before:.2f} ({kind} under such rules, {made.sweeps} sweeps); without the "
+            f"claim 95 % {plain(low)} to {plain(high)}, {wider:.1f} times as wide"
         )
+    elif made.sweeps:
+        lines.append(f"prior: {kind}, {made.sweeps} sweeps")
     if math.isnan(made.taking.expected):
         return [*lines, "its cost and the loss there are unknown, since the table has no losses"]
     lines.append(f"expected cost over the best value there: {_cost(made.taking, unit)}")

@@ -108,7 +108,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "one value": "of one {tuned_column} at each {column}",
         # What a plan assumes.
         "usual sweeps": lambda v: (
-            f"stored and public sweeps along {v['kind'] or 'any scale'}"
+            f"{v['count']} stored and public sweeps along {v['kind'] or 'any scale'}"
             + (f", under rules that keep the optimum, such as {v['keeps']}" if v["keeps"] else "")
         ),
         "this sweep": "{name}, {compared}",

@@ -3,8 +3,11 @@
 import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import prediction as benchmark
 import pytest
 from scipy import stats
 from scipy.integrate import dblquad
@@ -219,3 +222,34 @@ def test_priors_come_by_the_kind_of_scale_and_by_the_claim():
     tuned = ("lr", "init_std", "alpha_out", "weight_decay", "optimizer.wd", "dropout", "batch_size", "bs")
     assert [name for name in tuned if claims("mup", "width", name)] == ["lr", "init_std", "alpha_out"]
     assert priors_of("d_model") == BY_KIND["width"] and priors_of("dropout") == BY_KIND[""]
+
+
+def test_the_benchmark_s_regression_of_all_sweeps_together_is_this_one():
+    generator, rows = np.random.default_rng(0), []
+    for number, count in enumerate((3, 5)):
+        written = (
+            f"{64 * 2**k} {-7 - 0.3 * k + 0.1 * generator.standard_normal():.6f} 0.08" for k in range(count)
+        )
+        labels = {"source": f"source {number}", "sweep": "a", "rule": "r", "kind": "width"}
+        rows.append(labels | {"claimed": number == 1, "optima": "; ".join(written)})
+    given = benchmark.prefixes(pd.DataFrame(rows))
+    low_PT = benchmark.quantile(benchmark.predicted(given, BY_KIND["width"]), 0.025)
+    prefix = 0
+    for row in rows:
+        known = np.array([one.split() for one in row["optima"].split("; ")], float)
+        for count in range(2, len(known)):
+            trend = Trend(*known[:count].T, (priors_of("width", row["claimed"]),))
+            for place, (scale, _, error) in enumerate(known[count:]):
+                made = trend.optimum(scale)
+                made = replace(made, deviation_K=np.hypot(made.deviation_K, error))
+                expected = made.quantile(0.025) - known[count - 1, 1]
+                assert low_PT[prefix, place] == pytest.approx(expected, abs=2e-3)
+            prefix += 1
+
+
+def test_priors_count_the_sweeps_of_the_atlas_that_they_rest_on():
+    atlas = pd.read_csv(Path(__file__).parents[2] / "results" / "public" / "sweeps.csv").fillna("")
+    known = atlas[atlas["optima"].str.count(";") >= 2]
+    for kind, priors in BY_KIND.items():
+        along = known[known["kind"] == kind]
+        assert (priors.sweeps, priors.claiming) == (len(along), along["claimed"].astype(bool).sum()), kind

@@ -86,12 +86,12 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
             "diverged",
         ),
         (
-            Reason.of("usual sweeps", kind="", keeps=""),
-            "stored and public sweeps along any scale",
+            Reason.of("usual sweeps", count=0, kind="", keeps=""),
+            "0 stored and public sweeps along any scale",
         ),
         (
-            Reason.of("usual sweeps", kind="width", keeps="mup"),
-            "stored and public sweeps along width, under rules that keep the optimum, such as mup",
+            Reason.of("usual sweeps", count=31, kind="width", keeps="mup"),
+            "31 stored and public sweeps along width, under rules that keep the optimum, such as mup",
         ),
         (
             Reason.of("varies inside cells", name="rule", listed=["a", "b"]),
@@ -300,7 +300,7 @@ def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
 MADE = RulePrediction(
     "mup", "width=1024", 1024.0, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5), (64.0, -8.2), (256.0, -8.1),
     Regretted(0.002, 0.01), Regretted(0.2, 0.5), Regretted(0.003, 0.02), Prediction(2.0, 1.9, 2.1), None,
-    True, 4.0, False, 0.0, 0.0, (-9.0, -7.0),
+    True, 4.0, False, 0.0, 0.0, (-9.0, -7.0), 0,
 )  # fmt: skip
 
 
@@ -319,12 +319,13 @@ MADE = RulePrediction(
         ({"bears": False, "furthest": 1.0}, ["extrapolated too far: beyond width 512 the expected cost "
         "exceeds 0.01 nat"]),
         (
-            {"claimed": True, "steady": 0.912, "steady_before": 0.75},
+            {"claimed": True, "steady": 0.912, "steady_before": 0.75, "sweeps": 31},
             [
-                "μP claims that the optimum stays: probability 0.91, before the runs 0.75; without the "
-                "claim 95 % 0.00195 to 0.00781"
+                "μP claims that the optimum stays: probability 0.91, before the runs 0.75 (width under such "
+                "rules, 31 sweeps); without the claim 95 % 0.00195 to 0.00781, 2.0 times as wide"
             ],
         ),
+        ({"sweeps": 40}, ["prior: width, 40 sweeps"]),
         ({"bears": False, "furthest": 0.0}, ["extrapolated too far: at any distance the expected cost "
         "exceeds 0.01 nat"]),
     ],
