@@ -50,7 +50,13 @@ class Prefixes:
     is_later_PT: np.ndarray
 
     def part(self, chosen_P: np.ndarray) -> Prefixes:
-        return Prefixes(*(getattr(self, f.name)[chosen_P] for f in fields(self)))
+        """Return some prefixes, without padding that none of them needs."""
+        taken = {f.name: getattr(self, f.name)[chosen_P] for f in fields(self)}
+        first, later = (taken["error_PS"] < 1e3).any(axis=0), taken["is_later_PT"].any(axis=0)
+        for name, columns in taken.items():
+            if name.endswith(("PS", "PT")):
+                taken[name] = columns[:, first if name.endswith("PS") else later]
+        return Prefixes(**taken)
 
 
 def prefixes(sweeps: pd.DataFrame) -> Prefixes:

@@ -53,9 +53,9 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     if made.claimed:
         wider = (high - low) / (made.interval[1] - made.interval[0])
         lines.append(
-            f"{names.name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, before "
-            f"the runs {made.steady_before:.2f} ({kind} under such rules, {made.sweeps} sweeps); without the "
-            f"claim 95 % {plain(low)} to {plain(high)}, {wider:.1f} times as wide"
+            f"{names.name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, "
+            f"before the runs {made.steady_before:.2f} ({kind} under such rules, {made.sweeps} sweeps); "
+            f"without the claim 95 % {plain(low)} to {plain(high)}, {wider:.1f} times as wide"
         )
     elif made.sweeps:
         lines.append(f"prior: {kind}, {made.sweeps} sweeps")
