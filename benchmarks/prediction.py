@@ -14,7 +14,6 @@ times scatters.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -247,10 +246,13 @@ def _fitted(
         away = float((((numbers_N - start_N) / width_N) ** 2).sum()) / 2
         return away - float((weight_PT * log_density(given, mixtures(numbers_N))).sum())
 
-    options = {"maxfev": most, "fatol": 0.02, "xatol": 0.01, "adaptive": True}
+    simplex = np.vstack([start_N, start_N + np.diag(width_N / 2)])
+    options = {"maxfev": most, "fatol": 0.02, "xatol": 0.01, "adaptive": True, "initial_simplex": simplex}
     return np.asarray(optimize.minimize(loss, start_N, method="Nelder-Mead", options=options).x)
 
 
+START = Priors(0.3, 0.1, moving=Pace(0.4, 0.15))
+"""Priors of any kind, around which a kind's own are chosen."""
 _WIDTH_N = np.array([0.7, 0.7, 0.7, 0.5, 1.0, 0.2, 0.5])
 """How far numbers of priors may lie from their start: logarithms, log odds, and a mean slope."""
 
@@ -271,7 +273,7 @@ def _priors(numbers_N: np.ndarray, base: Priors) -> Priors:
     )  # fmt: skip
 
 
-def chosen(given: Prefixes, start: Priors, most: int = 250) -> Priors:
+def chosen(given: Prefixes, start: Priors, most: int = 160) -> Priors:
     """Priors of the highest density at later optima."""
 
     def mixtures(numbers_N: np.ndarray) -> Mixtures:
@@ -280,7 +282,7 @@ def chosen(given: Prefixes, start: Priors, most: int = 250) -> Priors:
     return _priors(_fitted(given, _numbers(start), _WIDTH_N, mixtures, most), start)
 
 
-def process_of(given: Prefixes, start: Process, most: int = 250) -> Process:
+def process_of(given: Prefixes, start: Process, most: int = 200) -> Process:
     """Gaussian process of the highest density at later optima."""
 
     def of(numbers_N: np.ndarray) -> Process:
@@ -292,44 +294,32 @@ def process_of(given: Prefixes, start: Process, most: int = 250) -> Process:
     )
 
 
-def half(source: str) -> int:
-    return hashlib.sha256(source.encode()).digest()[0] % 2
-
-
 def main(sweeps: Path = Path("results/public/sweeps.csv"), choose: bool = False) -> None:
     """Print calibration and CRPS by distance.
 
     Args:
         sweeps: The atlas.
-        choose: Score priors, and a Gaussian process, that are chosen on the other half of the sources.
+        choose: Score priors, and a Gaussian process, that are chosen without the source that is scored.
     """
-    everything = prefixes(pd.read_csv(sweeps))
-    held_out = []
+    everything, tables = prefixes(pd.read_csv(sweeps)), []
     for kind in sorted(set(everything.kind_P)):
         given = everything.part(everything.kind_P == kind)
         if not choose:
-            held_out.append(scores(given, predicted(given, BY_KIND[kind])))
+            tables.append(scores(given, predicted(given, BY_KIND[kind])))
             continue
-        half_P = np.array([half(source) for source in given.source_P])
-        for number in (0, 1):
-            others, scored = given.part(half_P != number), given.part(half_P == number)
-            priors, process = chosen(others, BY_KIND[kind]), process_of(others, Process())
-            print(
-                f"{kind or 'any'}, half {number}: {len(others.kind_P)} prefixes, {priors}, {process}",
-                flush=True,
-            )
-            if len(scored.kind_P):
-                table = scores(scored, predicted(scored, priors), process.predicted(scored))
-                held_out.append(table.assign(half=number))
-    table = pd.concat(held_out, ignore_index=True)
-    print(
-        f"{len(table)} later optima, {table['sweep'].nunique()} sweeps, {table['source'].nunique()} sources"
-    )
-    for number, part in table.groupby("half") if choose else ():
-        print(f"half {number}", summary(part.drop(columns="half")).to_string(), sep="\n")
-    table = table.drop(columns="half", errors="ignore")
+        print(f"{kind or 'any'}: {chosen(given, START)}", flush=True)
+        for source in sorted(set(given.source_P)):
+            others, scored = given.part(given.source_P != source), given.part(given.source_P == source)
+            is_alone = not len(others.kind_P)
+            priors = START if is_alone else chosen(others, START)
+            process = Process() if is_alone else process_of(others, Process())
+            tables.append(scores(scored, predicted(scored, priors), process.predicted(scored)))
+    table = pd.concat(tables, ignore_index=True)
+    counts = f"{table['sweep'].nunique()} sweeps, {table['source'].nunique()} sources"
+    print(f"{len(table)} later optima, {counts}")
     print(summary(table).to_string(), summary(table, by_source=True).to_string(), sep="\n")
-    print(table.groupby("kind")[["in 50 %", "in 95 %", "crps", "of a line"]].mean().round(3).to_string())
+    columns = ["in 50 %", "in 95 %", "crps", "of a process", "of a line", "of the last"]
+    print(table.groupby("kind")[columns].mean().round(3).to_string())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
-from mup_tpu.analysis.trend import Trend, fit_trend, priors_of
+from mup_tpu.analysis.trend import VAGUE, Trend, fit_trend, kind_of
 from mup_tpu.analysis.valley import Valley
 from mup_tpu.internals.scipy import ndtr, stdtrit
 
@@ -106,7 +106,7 @@ def fit_drift(
 ) -> Drift:
     """Return the drift exponent: the slope of the trend (trend.py) through the bracketed optima.
 
-    A verdict tests what a rule claims, so the claim is not in its prior.
+    A verdict tests what a rule claims by its own runs, so neither the claim nor the atlas is in its prior.
 
     Args:
         optima: one a scale, ascending.
@@ -115,7 +115,7 @@ def fit_drift(
         valleys: draws of each scale.
     """
     scales = tuple(o.scale for o in optima if o.is_bracketed)
-    priors = priors_of(scale)
+    priors = VAGUE[kind_of(scale)]
     trend = fit_trend(optima, priors, valleys, bracketed=True) if len(scales) >= NEEDED else None
     if trend is None:
         return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
