@@ -61,7 +61,7 @@ class Prefixes:
 def prefixes(sweeps: pd.DataFrame) -> Prefixes:
     """All prefixes of the atlas."""
     of_sweeps = []
-    for number, row in enumerate(sweeps.fillna("").to_dict("records")):
+    for number, row in enumerate(sweeps.fillna({"kind": "", "optima": ""}).to_dict("records")):
         known = np.array([one.split() for one in row["optima"].split("; ") if one], float).reshape(-1, 3)
         if len(known) > 2:
             source = row["source"] if row["source"] != "ours" else f"ours: {row['sweep'].split('_')[0]}"

@@ -365,8 +365,8 @@ SP's falls.
 
 `python scripts/public_tables.py --tables FOLDER` makes this page, [sweeps.csv](sweeps.csv) with all optima,
 and [pooled.csv](pooled.csv) in minutes of one core; the priors of `predict` and `plan` are
-[chosen from them](../../benchmarks/prediction.md). Repositories are under MIT, Apache 2.0 (marin) or no
-licence (Gemstone).
+[chosen from them](../../benchmarks/prediction.md). Repositories are under MIT, Apache 2.0 (marin), BSD
+(Megatron-LM) or no licence (Gemstone).
 """
 _SOURCES = """\
 ## Tables of others
