@@ -21,7 +21,7 @@ def summary(result: TransferAnalysis | Predictions | JointAnalysis | JointPredic
     Examples:
         >>> from mup_tpu.analysis import predict
         >>> print(summary(predict("results/lr_transfer", "width=1024")).split(";")[0])
-        μP: learning rate 2^-5.16 = 0.028 at width 1024 (1 octave beyond width 512)
+        μP: learning rate 2^-5.15 = 0.0282 at width 1024 (1 octave beyond width 512)
     """
     from mup_tpu.analysis.prediction import Predictions
     from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
