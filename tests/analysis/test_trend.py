@@ -248,7 +248,8 @@ def test_the_benchmark_s_regression_of_all_sweeps_together_is_this_one():
 
 
 def test_priors_count_the_sweeps_of_the_atlas_that_they_rest_on():
-    atlas = pd.read_csv(Path(__file__).parents[2] / "results" / "public" / "sweeps.csv").fillna({"kind": "", "optima": ""})
+    file = Path(__file__).parents[2] / "results" / "public" / "sweeps.csv"
+    atlas = pd.read_csv(file).fillna({"kind": "", "optima": ""})
     known = atlas[atlas["optima"].str.count(";") >= 2]
     for kind, priors in BY_KIND.items():
         along = known[known["kind"] == kind]
