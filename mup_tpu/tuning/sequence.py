@@ -22,11 +22,11 @@ from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.next_points import design_around, moved_centre, next_points
-from mup_tpu.analysis.optimum import Estimate, Optimum
+from mup_tpu.analysis.optimum import Estimate, Optimum, Status
 from mup_tpu.analysis.planned import Estimates, Planned
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
-from mup_tpu.analysis.surface import analyze_jointly
+from mup_tpu.analysis.surface import Profile, analyze_jointly
 from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, take_looks
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import Table, configured, label, write_scale
@@ -466,7 +466,7 @@ class PlanBuyer(Generic[T]):
         try:
             return planned.estimates(rows) if len(rows) else Estimates({name: {} for name in planned.tuned})
         except TableError:  # too few runs of several hyperparameters, or no minimum yet
-            return Estimates({name: {} for name in planned.tuned})
+            return _lowest(planned, rows)
 
     def _trials(
         self, name: str, planned: Planned, cell: int, looks: Sequence[tuple[Sequence[float], int]]
@@ -482,6 +482,21 @@ class PlanBuyer(Generic[T]):
             for at, seeds in looks
             for seed in range(seeds)
         ]
+
+
+def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
+    """Return the lowest run of each size for several hyperparameters whose losses show no minimum yet."""
+    optima: dict[str, dict[int, Profile | Estimate]] = {name: {} for name in planned.tuned}
+    for cell in range(len(planned.cells)):
+        runs = rows[planned.rows_of(rows, cell)].dropna(subset=["loss"])
+        runs = runs[runs["loss"] < math.inf]
+        for name in planned.tuned if len(runs) else ():
+            values, best = runs[name], float(runs.loc[runs["loss"].idxmin(), name])
+            is_edge = {Status.LOWER: best == values.min(), Status.UPPER: best == values.max()}
+            status = next((status for status, is_so in is_edge.items() if is_so), Status.NO_RUN)
+            optimum = Optimum(cell + 1.0, status, math.log2(best), -math.inf, math.inf, se=math.nan)
+            optima[name][cell] = Profile(optimum, None)
+    return Estimates(optima)
 
 
 def buyer_of(
