@@ -76,20 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"mup-tpu {mup_tpu.__version__}")
         return
     if not words or words[0] in ("-h", "--help") or words in (["data"], ["data", "--help"], ["data", "-h"]):
-        print(_overview(words[0] if words[:1] == ["data"] else ""))
+        lines, group = ["usage: mup-tpu COMMAND [OPTIONS]", "", _DESCRIPTION, ""], words[:1] == ["data"]
+        for name, (_, summary) in COMMANDS.items():
+            if name.startswith("data" * group):
+                lines += textwrap.wrap(summary, 78, initial_indent=f"  {name:14}", subsequent_indent=" " * 16)
+        print("\n".join([*lines, "", "`mup-tpu COMMAND --help` lists the options of a command."]))
         sys.exit(0 if words else 2)
 
     from mup_tpu.cli.console import guard
 
     guard(lambda: _run(words))
-
-
-def _overview(group: str) -> str:
-    lines = ["usage: mup-tpu COMMAND [OPTIONS]", "", _DESCRIPTION, ""]
-    for name, (_, summary) in COMMANDS.items():
-        if name.startswith(group):
-            lines += textwrap.wrap(summary, 78, initial_indent=f"  {name:14}", subsequent_indent=" " * 16)
-    return "\n".join([*lines, "", "`mup-tpu COMMAND --help` lists the options of a command."])
 
 
 def _run(words: Sequence[str]) -> None:

@@ -40,6 +40,9 @@ def watch(
         html: Also write a page that reloads itself.
         json: Print a JSON object for each look, for machines.
     """
+    from html import escape
+
+    import rich.console
     from rich.console import Group
     from rich.live import Live
 
@@ -58,7 +61,15 @@ def watch(
                     for part in watched.view():
                         console.print(part)
             if html is not None and is_new:
-                write_file(f"page {html}", html, _page(folder, watched.view(), pause))
+                text = io.StringIO()
+                page = rich.console.Console(file=text, width=110, markup=False, emoji=False, highlight=False)
+                for part in watched.view():
+                    page.print(part)
+                head = (
+                    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" '
+                    f'content="{max(1, round(pause))}"><title>{escape(folder)}</title>'
+                )
+                write_file(f"page {html}", html, f"{head}<pre>{escape(text.getvalue())}</pre>\n")
             if once or watched.is_complete:
                 break
             time.sleep(pause)
@@ -217,19 +228,3 @@ class Watched:
         headings = (*table.headings[:1], "runs", "best run", *table.headings[1:4], "width, octaves")
         rule, tuned = name(result.compared, self.analysis.compares), label(self.analysis.hyperparameter)
         return Table(headings, rows, f"{rule}: best {tuned}")
-
-
-def _page(folder: str, parts: Sequence[str | Table], pause: float) -> str:
-    """Return the view as an HTML page that reloads itself."""
-    from html import escape
-
-    import rich.console
-
-    text = io.StringIO()
-    console = rich.console.Console(file=text, width=110, markup=False, emoji=False, highlight=False)
-    for part in parts:
-        console.print(part)
-    return (
-        f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="{max(1, round(pause))}">'
-        f"<title>{escape(folder)}</title><pre>{escape(text.getvalue())}</pre>\n"
-    )

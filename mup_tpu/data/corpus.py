@@ -78,29 +78,24 @@ def source_files(corpus: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        return _files_of_one_format(path)
+        # A *.json beside other files usually describes them: a corpus of that format must be named itself.
+        suffixes = (".txt", ".jsonl", ".parquet", ".arrow")
+        by_suffix = {suffix: sorted(path.rglob(f"*{suffix}")) for suffix in suffixes}
+        by_suffix = {suffix: files for suffix, files in by_suffix.items() if files}
+        if not by_suffix:
+            raise DataError(f"corpus folder {corpus!r} holds no *.txt, *.jsonl, *.parquet or *.arrow file")
+        if len(by_suffix) > 1:
+            formats = ", ".join(by_suffix)
+            raise DataError(f"corpus folder {corpus!r} mixes formats ({formats}); use a folder for each")
+        (files,) = by_suffix.values()
+        if irregular := next((file for file in files if not file.is_file()), None):
+            raise _not_regular(irregular)
+        return files
     if os.path.lexists(path):
         raise _not_regular(path)
     if _HUB_NAME.fullmatch(corpus) and path.suffix not in {".txt", *_BUILDERS}:
         return []
     raise DataError(f"corpus {corpus!r} is neither 'sotu' nor an existing file or folder, nor a hub name")
-
-
-def _files_of_one_format(folder: Path) -> list[Path]:
-    # A *.json beside other files usually describes them, so a corpus of that format must be named itself.
-    suffixes = (".txt", ".jsonl", ".parquet", ".arrow")
-    by_suffix = {suffix: sorted(folder.rglob(f"*{suffix}")) for suffix in suffixes}
-    by_suffix = {suffix: files for suffix, files in by_suffix.items() if files}
-    if not by_suffix:
-        raise DataError(f"corpus folder {str(folder)!r} holds no *.txt, *.jsonl, *.parquet or *.arrow file")
-    if len(by_suffix) > 1:
-        formats = ", ".join(by_suffix)
-        raise DataError(f"corpus folder {str(folder)!r} mixes formats ({formats}); use a folder for each")
-    (files,) = by_suffix.values()
-    for file in files:
-        if not file.is_file():
-            raise _not_regular(file)
-    return files
 
 
 def _not_regular(file: Path) -> DataError:

@@ -58,7 +58,17 @@ def export_stock(
 
     `separator` is the token between documents: texts begin after it and end with it.
     """
-    _import_accelerate()
+    # accelerate (1.15), which models of transformers need, imports torch_xla wherever that is installed,
+    # unless USE_TORCH_XLA is 0 at that moment: in 3 to 4 s, and torch_xla may take the machine's TPUs.
+    is_quiet = "torch_xla" not in sys.modules and "USE_TORCH_XLA" not in os.environ
+    if is_quiet:
+        os.environ["USE_TORCH_XLA"] = "0"
+    try:
+        with contextlib.suppress(ImportError):
+            import accelerate  # noqa: F401
+    finally:
+        if is_quiet:
+            del os.environ["USE_TORCH_XLA"]
     from transformers import GenerationConfig
 
     exported = folded(trial, {name: p.detach().to("cpu", torch.float32) for name, p in weights.items()})
@@ -74,20 +84,3 @@ def export_stock(
     for file in Path(path).glob("*.safetensors"):
         file.chmod(mode)  # safetensors lets only this user read them
     return Path(path)
-
-
-def _import_accelerate() -> None:
-    """Import accelerate (1.15), which models of transformers need, without torch_xla.
-
-    It imports torch_xla wherever that is installed, unless USE_TORCH_XLA is 0 at that moment: in 3 to 4 s,
-    and torch_xla may take the machine's TPUs.
-    """
-    is_quiet = "torch_xla" not in sys.modules and "USE_TORCH_XLA" not in os.environ
-    if is_quiet:
-        os.environ["USE_TORCH_XLA"] = "0"
-    try:
-        with contextlib.suppress(ImportError):
-            import accelerate  # noqa: F401
-    finally:
-        if is_quiet:
-            del os.environ["USE_TORCH_XLA"]

@@ -123,7 +123,16 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         if wider.optima:
             line += f", and in {wider.optima_held} of {wider.optima} at the optima"
         lines.append(line)
-    return [*lines, *filter(None, [_compute(result, columns.scale)])]
+    headline, law = result.headline_regret, result.law.why_not
+    if headline is not None and math.isfinite(headline.compute_share):
+        share = f"{headline.compute_share:.0%} of its compute"
+        interval = f"95 % {headline.compute_low:.0%} to {headline.compute_high:.0%}"
+        model = f"the model of {point(columns.scale, headline.target)}"
+        lines.append(f"that regret is equivalent to training {model} with {share} ({interval})")
+    elif headline is not None and headline.status == "estimated" and not (law and law.code == "refused"):
+        why = because(law) if law else "the irreducible loss E may be as high as the loss there"
+        lines.append(f"that regret as compute is unknown: {why}")  # "refused": too few sizes for any law
+    return lines
 
 
 def recommendation(result: TransferResult, columns: Columns) -> str:
@@ -146,22 +155,6 @@ def recommendation(result: TransferResult, columns: Columns) -> str:
     most = f"{high} {columns.unit}" if math.isfinite(headline.high) else "an unknown amount"
     advice = use if result.verdict.decision == "TRANSFERS" else f"if you {use}"
     return f"{advice}: the expected cost is {cost} {columns.unit}, at most {most}"
-
-
-def _compute(result: TransferResult, scale: str) -> str:
-    headline = result.headline_regret
-    if headline is None:
-        return ""
-    if math.isfinite(headline.compute_share):
-        share = f"{headline.compute_share:.0%} of its compute"
-        interval = f"95 % {headline.compute_low:.0%} to {headline.compute_high:.0%}"
-        model = f"the model of {point(scale, headline.target)}"
-        return f"that regret is equivalent to training {model} with {share} ({interval})"
-    law = result.law.why_not
-    if headline.status != "estimated" or (law and law.code == "refused"):  # too few sizes for any law
-        return ""
-    why = because(law) if law else "the irreducible loss E may be as high as the loss there"
-    return f"that regret as compute is unknown: {why}"
 
 
 def _at_zero(zero: AtZero, result: TransferResult, columns: Columns) -> str:
