@@ -235,16 +235,8 @@ class Sweep:
             raise ConfigError(f"{twice[0]} is on two axes of the sweep: each field may change along one")
         if any(point.get("precision") == "auto" for axis in self.axes for point in axis.points):
             raise ConfigError("precision 'auto' cannot be on an axis: give 'float32', 'bf16' or 'float64'")
-        self._require_bases(set(fields))
-        count = math.prod(len(axis.points) for axis in self.axes) * self.num_seeds
-        if count > MOST_TRIALS:
-            raise ConfigError(f"the sweep has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
-
-    def _require_bases(self, fields: set[str]) -> None:
-        """Refuse a rule for the scale without a base: it would change nothing, silently.
-
-        Trials check the bases of batch and token rules themselves.
-        """
+        # A rule for the scale without a base would change nothing, silently. Trials check the bases of batch
+        # and token rules themselves.
         train = self.base.train
         bases = {
             "depth": (self.base.model.base_depth, "base_depth", "parametrization", _follow_depth),
@@ -263,6 +255,9 @@ class Sweep:
                     f"{rule} {following[0]!r} follows {field_name}, which grows along this sweep, but "
                     f"{base_name} is 0 (each trial's own), so it would change nothing: give {base_name}"
                 )
+        count = math.prod(len(axis.points) for axis in self.axes) * self.num_seeds
+        if count > MOST_TRIALS:
+            raise ConfigError(f"the sweep has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
 
     @property
     def scale_axis(self) -> Axis | Ladder:

@@ -243,33 +243,28 @@ class Pools:
 
     def place(self, trials: int, run: RunOptions, at_most: int = sys.maxsize) -> Place:
         """Return the place for this number of trials; `at_most` limits packs at once."""
+        trials = min(trials, at_most)
         if self._options.on_ray:
-            return self._on_ray(min(trials, at_most), run, at_most)
+            with self._console.status("importing ray"):
+                from mup_tpu.jobs import cluster
+
+            if self._open is None:
+                self._cluster.enter_context(cluster.ray_cluster(self._options.address, self._console))
+            run = replace(run, threads=run.threads or cluster.threads(trials))
+
+            def look() -> cluster.Slots:
+                room = cluster.slots(run)
+                return replace(room, count=min(room.count, at_most))
+
+            room = look()
+            pool = self._kept(room.key, lambda: cluster.RayActors(room, look, self._results))
+            if room.execution == "loop" and run.device == "auto":
+                # Its workers would take a GPU that Ray does not know of, all of them the same one.
+                run = replace(run, device="cpu")
+            execution = room.execution if run.execution == "auto" else run.execution
+            return Place(pool, room.count, execution, run)
         if run.placement != "host":
             raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
-        return self._on_this_machine(min(trials, at_most), run, at_most)
-
-    def _on_ray(self, trials: int, run: RunOptions, at_most: int) -> Place:
-        with self._console.status("importing ray"):
-            from mup_tpu.jobs import cluster
-
-        if self._open is None:
-            self._cluster.enter_context(cluster.ray_cluster(self._options.address, self._console))
-        run = replace(run, threads=run.threads or cluster.threads(trials))
-
-        def look() -> cluster.Slots:
-            room = cluster.slots(run)
-            return replace(room, count=min(room.count, at_most))
-
-        room = look()
-        pool = self._kept(room.key, lambda: cluster.RayActors(room, look, self._results))
-        if room.execution == "loop" and run.device == "auto":
-            # Its workers would take a GPU that Ray does not know of, all of them the same one.
-            run = replace(run, device="cpu")
-        execution = room.execution if run.execution == "auto" else run.execution
-        return Place(pool, room.count, execution, run)
-
-    def _on_this_machine(self, trials: int, run: RunOptions, at_most: int) -> Place:
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             workers, threads = this_machine.room(trials, run)
             workers = min(workers, at_most)
