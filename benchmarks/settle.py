@@ -31,7 +31,7 @@ from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import run_cost
-from mup_tpu.analysis.verdict import DELTA, MOST_LOOKS, Question, take_look
+from mup_tpu.analysis.verdict import DELTA, MOST_LOOKS, LookTaken, Question
 
 WIDTHS = (64, 128, 256, 512)
 SEQUENCE = "sequence"
@@ -201,7 +201,7 @@ def in_sequence(sweep: Sweep | Pool) -> Settled:
         if len(sweep.rows) == bought:
             break  # a pool without such runs
         table = check_table(pd.DataFrame(sweep.rows))
-        taken = take_look(table.runs, question, taken)
+        taken = LookTaken(table.runs, question, taken)
         costs += [sweep.cost] * (taken.number - len(costs))
         if taken.decision != "INCONCLUSIVE":
             break

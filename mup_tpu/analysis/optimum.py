@@ -56,6 +56,10 @@ class LossCurve:
     """Effect of each seed on all losses, nat."""
 
     @property
+    def is_bracketed(self) -> bool:
+        return 0 < int(np.argmin(self.mean_G)) < len(self.x_G) - 1
+
+    @property
     def step(self) -> float:
         # Median distance of grid points, octaves
         return float(np.median(np.diff(self.x_G))) if len(self.x_G) > 1 else 1.0
@@ -233,7 +237,7 @@ class Noise:
         return np.sqrt(variance_G / curve.weight_G)
 
 
-def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
+def pooled_noise(curves: Sequence[LossCurve], rounding: float = 0.0) -> Noise:
     """Return the noise of single runs from replicates, else from given errors, else from the fits' residuals.
 
     Args:
@@ -268,7 +272,7 @@ def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
     return variance
 
 
-def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
+def _lack_of_fit(curves: Sequence[LossCurve]) -> tuple[float, int]:
     """Return the noise by what the valleys' shapes leave, nat, and its degrees of freedom.
 
     The posterior over a grid of noises, log-uniform at first: all shapes are weighed for each, and a point's

@@ -84,8 +84,7 @@ class Sequenced:
     @property
     def spent(self) -> tuple[float, ...]:
         return tuple(
-            float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in look.evidence.curves))
-            for look in self.looks
+            float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in look.curves)) for look in self.looks
         )
 
     def to_dict(self) -> dict[str, Any]:

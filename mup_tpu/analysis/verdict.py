@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.drift import Drift, fit_drift
+from mup_tpu.analysis.drift import NEEDED, Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import (
     EPSILON,
@@ -282,19 +283,17 @@ class Evidence:
     headline: Regret | None
     """Regret from the smallest bracketed scale to the largest that was run; None if they are the same."""
 
-    @property
-    def is_enough(self) -> bool:
-        return self.drift.is_known and self.headline is not None
 
-
-def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None) -> Evidence:
-    """Return the optima, drift and headline regret of one parametrization's runs.
-
-    Curves that have no more runs than `before`, the evidence of some of the runs, are taken from there.
-    """
-    old = {} if before is None else {(curve.scale, curve.runs): curve for curve in before.curves}
+def loss_curves(runs: pd.DataFrame, known: Sequence[LossCurve] = ()) -> list[LossCurve]:
+    """Return the curve of each scale; those with no more runs than a known one are taken from there."""
+    old = {(curve.scale, curve.runs): curve for curve in known}
     groups = [(float(group["scale"].iloc[0]), group) for _, group in runs.groupby("scale")]
-    curves = [old.get((scale, len(group))) or loss_curve(group) for scale, group in groups]
+    return [old.get((scale, len(group))) or loss_curve(group) for scale, group in groups]
+
+
+def weigh(runs: pd.DataFrame, question: Question, curves: Sequence[LossCurve] | None = None) -> Evidence:
+    """Return the optima, drift and headline regret of one parametrization's runs, or of their curves."""
+    curves = loss_curves(runs) if curves is None else curves
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
     made = estimates(curves, noise, generator, question.epsilon)
@@ -307,15 +306,51 @@ def weigh(runs: pd.DataFrame, question: Question, before: Evidence | None = None
     return Evidence(tuple(curves), noise, tuple(made), drift, headline)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LookTaken:
-    """Evidence and verdict after a purchase."""
+    """A look at one parametrization's runs, after a purchase of a sequence.
 
-    number: int  # Number of the look; 0 while drift or regret was unknown
-    purchase: int  # Purchase that this look followed; 0 for none
-    runs: int
-    evidence: Evidence
-    verdict: Verdict
+    Evidence and verdict are weighed when they are asked for: earlier looks mostly give their number alone.
+    """
+
+    rows: pd.DataFrame  # Of a checked table
+    question: Question  # With planned scales, this is one look of a sequence
+    before: LookTaken | None = None
+
+    @property
+    def runs(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def purchase(self) -> int:
+        # 0 for none
+        return int(self.rows["purchase"].max())
+
+    @cached_property
+    def curves(self) -> list[LossCurve]:
+        return loss_curves(self.rows, self.before.curves if self.before else ())
+
+    @cached_property
+    def number(self) -> int:
+        # 0 while drift or regret was unknown
+        is_enough = sum(curve.is_bracketed for curve in self.curves) >= NEEDED
+        return (self.before.number if self.before else 0) + is_enough
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        return weigh(self.rows, self.question, self.curves)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return decide(
+            [e.optimum for e in self.evidence.estimates],
+            self.evidence.drift,
+            self.evidence.headline,
+            self.question.epsilon,
+            self.question.delta,
+            max(self.number, 1) if self.question.planned else None,
+            to_come=len({*self.question.planned} - {c.scale for c in self.curves}),
+        )
 
     @property
     def decision(self) -> str:
@@ -330,32 +365,10 @@ class LookTaken:
         return {"look": self.number, "runs": self.runs, "verdict": self.decision} | numbers
 
 
-def take_look(runs: pd.DataFrame, question: Question, before: LookTaken | None = None) -> LookTaken:
-    """Look at one parametrization's runs.
-
-    Args:
-        runs: rows of a checked table.
-        question: with planned scales, this is one look of a sequence.
-        before: previous look; None for the first.
-    """
-    evidence = weigh(runs, question, None if before is None else before.evidence)
-    number = (before.number if before else 0) + evidence.is_enough
-    verdict = decide(
-        [e.optimum for e in evidence.estimates],
-        evidence.drift,
-        evidence.headline,
-        question.epsilon,
-        question.delta,
-        max(number, 1) if question.planned else None,
-        to_come=len(set(question.planned) - {c.scale for c in evidence.curves}),
-    )
-    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, verdict)
-
-
 def take_looks(runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
     """Return looks at one parametrization's runs: one after each purchase of a sequence, else one at all."""
     purchases = sorted(runs["purchase"].unique()) if question.planned else [np.inf]
     taken = None
     for purchase in purchases:
-        taken = take_look(runs[runs["purchase"] <= purchase], question, taken)
+        taken = LookTaken(runs[runs["purchase"] <= purchase], question, taken)
         yield taken

@@ -12,7 +12,7 @@ from mup_tpu.analysis import analyze, check_table, load_table, predict
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import run_cost
-from mup_tpu.analysis.verdict import MOST_LOOKS, Question, Verdict, regret, take_look, take_looks, weigh
+from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, Verdict, regret, take_looks, weigh
 
 DATA = Path(__file__).parent / "data"
 
@@ -209,7 +209,7 @@ def sequence(alpha, sigma=0.01, seed=0, most=30):
                     {"width": cell.scale, "lr": 2.0**cell.x, "seed": s, "loss": loss, "purchase": purchase}
                 )
         table = check_table(pd.DataFrame(rows))
-        looks.append(take_look(table.runs, question, looks[-1] if looks else None))
+        looks.append(LookTaken(table.runs, question, looks[-1] if looks else None))
         if looks[-1].decision != "INCONCLUSIVE":
             return rows, looks
         batch = next_batch("all", looks[-1].evidence, run_cost(table), question)
@@ -288,7 +288,7 @@ def test_a_grid_that_spans_fourteen_octaves_without_an_optimum_is_given_up():
         {"width": 64.0, "lr": 2.0**x, "seed": 0, "loss": 3 - 0.01 * x, "purchase": 1} for x in range(-16, -1)
     ]
     table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
-    look = take_look(table.runs, question)
+    look = LookTaken(table.runs, question)
     batch = next_batch("all", look.evidence, run_cost(table), question)
     assert why_stop(look, batch, question) == Reason.of("no optimum in a wide grid", at=64.0, octaves=14.0)
 
@@ -330,7 +330,7 @@ def test_a_quickstart_is_settled_or_buys_on_until_its_budget_ends(folder):
             break
         left, spent = left.drop(bought.index), spent + bought["cost"].sum()
         rows.append(bought.assign(purchase=1.0 + len(rows)))
-        look = take_look(pd.concat(rows), question, look)
+        look = LookTaken(pd.concat(rows), question, look)
         if look.decision != "INCONCLUSIVE":
             assert look.decision == "TRANSFERS"
             break
