@@ -57,7 +57,7 @@ def main(corpus: str, results: str) -> None:
     sweep = Sweep("chips", base, ("mup",), widths=(32,), learning_rates=RATES)
     options = SweepOptions(ray=True, pack_size=1)
     outcome = run_sweep(sweep, results, options, RunOptions(device="tpu", threads=1), Console(quiet=True))
-    runs = load_runs(results).sort_values("learning_rate")
+    runs = load_runs(results).sort_values("lr")
     seen = [json.loads(path.read_text()) for path in Path(os.environ["SEEN"]).iterdir()]
     rows = {"losses": runs["loss"].tolist(), "devices": runs["device"].tolist()}
     print(json.dumps({"outcome": outcome, "seen": seen, **rows}))
