@@ -78,7 +78,7 @@ class RunOptions:
     """Parts of a batch, computed in turn before one update to save memory. Sums are taken in another order;
     bf16 rounds each part's gradient."""
     split_over: int = described(1, least=1)
-    """Processes, a GPU each, that a trial too wide for one is split over (docs/gpu.md)."""
+    """Processes, a GPU each, that a trial too wide for one is split over (docs/gpu.md); on XLA, devices."""
     compile: bool = False
     """Compile the step by torch.compile: half a minute at the start of each width; GPUs do where it pays."""
     threads: int = described(0, least=0, most=1024)

@@ -92,8 +92,11 @@ class Device(ABC):
     compiles: bool  # Whether `repeated` compiles steps; otherwise, torch.compile may around their parts
     scan: Callable[..., Any] | None = None  # Loop of the device's compiler, for `Forms.scan`
 
-    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
-        """Return this device ready for packs of this many members; they are padded to fill `mesh.trial`."""
+    def arrange(self, members: int, batch_size: int, mesh: str = "auto", split_over: int = 1) -> Device:
+        """Return this device ready for packs of this many members; they are padded to fill `mesh.trial`.
+
+        `split_over` is as in `RunOptions`, for devices that one process drives.
+        """
         if mesh != "auto" and MeshShape.parse(mesh) != ONE_DEVICE:
             kind = self.torch_device.type
             raise ConfigError(f"mesh {mesh!r} needs device 'xla'; device {kind!r} is one device")

@@ -214,10 +214,13 @@ class XlaDevice(Device):
     reads_cheaply: bool = False
     compiles: bool = True
     scan: Callable[..., Any] = scan_flat
+    cuts: bool = False  # Whether matrices, and their state, are cut over the mesh's data axis
     _mesh: Any = field(default=None, repr=False, compare=False)
 
-    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> XlaDevice:
+    def arrange(self, members: int, batch_size: int, mesh: str = "auto", split_over: int = 1) -> XlaDevice:
         """Return this device with a mesh for a pack."""
+        if split_over > 1:
+            mesh = f"trial=1,data={split_over}"
         shape = choose_mesh(self.count, members, batch_size) if mesh == "auto" else MeshShape.parse(mesh)
         if shape.trial * shape.data != self.count:
             raise ConfigError(
@@ -232,12 +235,16 @@ class XlaDevice(Device):
         from torch_xla.distributed import spmd
 
         devices = np.arange(self.count)
-        return replace(
-            self, mesh=shape, _mesh=spmd.Mesh(devices, (shape.trial, shape.data), ("trial", "data"))
-        )
+        places = spmd.Mesh(devices, (shape.trial, shape.data), ("trial", "data"))
+        return replace(self, mesh=shape, cuts=split_over > 1, _mesh=places)
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
+        axes: list[str | None] = ["trial", *(None,) * (tensor.dim() - 1)]
+        if self.cuts and tensor.dim() > 2:  # XLA gathers each before its use, and cuts the update
+            fits = [i for i in range(1, tensor.dim()) if tensor.shape[i] % self.mesh.data == 0]
+            for i in fits[:1]:
+                axes[i] = "data"
+        return self._send(tensor, tuple(axes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         stack = padded(stack, length)

@@ -69,9 +69,12 @@ class PackRun:
             torch.set_num_threads(options.threads)
         self.options, self.dataset, self._writes = options, dataset, writes
         self.records = Records(trials, dataset)
-        self._processes = Processes(trials, options, checkpoints, follow) if options.split_over > 1 else None
+        by_processes = options.split_over > 1 and options.device != "xla"
+        self._processes = Processes(trials, options, checkpoints, follow) if by_processes else None
         batch_size, parts = trials[0].data.batch_size, options.micro_batches
-        self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
+        self.device: Device = get_device(options.device).arrange(
+            len(trials), batch_size, options.mesh, options.split_over
+        )
         execution = self.device.execution if options.execution == "auto" else options.execution
         gc.collect()  # a pack that ran out of memory holds it until then, through its error's traceback
         options.require_parts(batch_size, max(self.device.mesh.data, options.split_over))
@@ -135,7 +138,7 @@ class PackRun:
         first, mesh = pack.trials[0], self.device.mesh
         flops = pack.declaration.flops_per_token(pack.vocab_size, first.data.sequence_length)
         peak = peak_flops(self.device, first.train.precision)
-        devices = mesh.trial * mesh.data * options.split_over
+        devices = mesh.trial * mesh.data * (options.split_over if self._processes else 1)
         meter = Meter(self.dataset.tokens_per_step, flops, devices, peak)
         chunks = self._chunks(meter)
         unread: list[tuple[torch.Tensor, int]] = []  # losses_SR of chunks on the device, and their steps

@@ -94,7 +94,7 @@ def estimate_pack_bytes(
     elif kind in BY_XLA and execution == "vmap":
         # XLA allocates gradients as it frees activations.
         form = choose_form(True, data.sequence_length)
-        if layers >= SCANNED_FROM:
+        if layers >= SCANNED_FROM and kind == "xla":  # TorchTPU loops over no blocks
             # A block keeps its input, and the loop has all blocks' parameters stacked.
             activations = tokens * (layers * _SCANNED_VECTORS * width + kept.xla_logits * vocab_size) + total
         else:

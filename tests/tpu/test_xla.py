@@ -13,6 +13,7 @@ import pytest
 import torch
 from xla_trials import CHUNK, STEPS, micro_batches, trials
 
+from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.base import MeshShape, choose_mesh
@@ -96,8 +97,6 @@ def run_on_cpu(
     corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw", blocks: str = "in turn"
 ) -> PackResult:
     """The same pack on the CPU device, members in turns, by one thread: by two, sums have another order."""
-    from mup_tpu import data
-
     members = trials(str(corpus), precision_of(architecture), architecture, optimizer, blocks)
     return PackRun(members, data.load(members[0].data), RunOptions(threads=1)).finish()
 
@@ -137,6 +136,23 @@ def test_micro_batches_train_as_the_batch_does_whole(run_program, tmp_path):
     whole = micro_batches(get_device("cpu").arrange(2, 4), 1)
     assert len(whole) == 8 and whole[0] != whole[4]
     assert found["losses"] == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.nightly
+def test_a_trial_split_over_devices_is_the_trial_and_its_checkpoint_goes_on_without_them(
+    run_program, corpus, tmp_path
+):
+    found = run_program("split", corpus, tmp_path, devices=2, XLA_FLAGS=QUICK_TO_COMPILE)
+    members = trials(str(corpus), "float64")[1:2]
+    dataset, options = data.load(members[0].data), RunOptions(device="cpu", threads=1, log_every=1)
+    whole, continued = PackRun(members, dataset, options), PackRun(members, dataset, options, tmp_path)
+    assert 0.5 < found["share"] < 0.6, "half of each matrix; vectors whole"
+    assert continued.pack.steps_done == STEPS // 2
+    whole.finish(), continued.finish()
+    losses = whole.records.losses_SK[:, 0].tolist()
+    rest = continued.records.losses_SK[STEPS // 2 :, 0].tolist()
+    assert found["losses"] == pytest.approx(losses, rel=1e-8)
+    assert rest == pytest.approx(losses[STEPS // 2 :], rel=1e-8)
 
 
 @pytest.mark.slow
@@ -256,8 +272,6 @@ def test_padding_fills_the_mesh_and_is_not_seen(run):
 
 @pytest.mark.slow
 def test_four_devices_checkpoint_is_gone_on_with_on_the_cpu(run, on_cpu, corpus):
-    from mup_tpu import data
-
     _, _, folder = run("trials")
     members = trials(str(corpus), "float32")
     one_thread = RunOptions(threads=1)  # as `run_on_cpu`

@@ -6,6 +6,7 @@ forks for each run that stdin asks for, in a line of JSON: environment, file for
 MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER BLOCKS
 tpu CORPUS
 micro MESH
+split CORPUS CHECKPOINTS
 refused
 """
 
@@ -106,6 +107,18 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def split(corpus: str, checkpoints: str) -> dict[str, Any]:
+    """A trial whose parameters two devices share, and the bytes placed on each for it."""
+    members = trials(corpus, "float64")[1:2]
+    dataset = data.load(members[0].data, progress=False)
+    options = RunOptions(device="xla", split_over=2, log_every=1, checkpoint_every=STEPS // 2)
+    run = PackRun(members, dataset, options, Path(checkpoints))
+    whole = sum(t.nbytes for t in run.pack.tensors().values())
+    placed = sum(xla._PLACED._bytes.values())
+    run.finish()
+    return {"losses": run.records.losses_SK[:, 0].tolist(), "share": placed / whole}
+
+
 def main(
     mesh: str, precision: str, corpus: str, checkpoints: str, architecture: str, optimizer: str, blocks: str
 ) -> None:
@@ -162,7 +175,7 @@ def main(
 
 def run(arguments: list[str]) -> None:
     """One run; it has a process to itself."""
-    kinds = {"micro": in_parts, "tpu": as_on_a_tpu, "refused": refused}
+    kinds = {"micro": in_parts, "tpu": as_on_a_tpu, "refused": refused, "split": split}
     if arguments[0] in kinds:
         print(json.dumps(kinds[arguments[0]](*arguments[1:])))
     else:

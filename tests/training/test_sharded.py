@@ -40,7 +40,7 @@ def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(fields, 
     [
         ({"batch_size": 5}, {}, "split_over 2 is not allowed: it must divide batch_size 5"),
         ({"architecture": "moe"}, {}, "with architecture 'moe'"),
-        ({}, {"execution": "vmap"}, "needs device cpu or cuda, members in turns"),
+        ({}, {"execution": "vmap"}, "needs device cpu, cuda or xla, and of the first two members in turns"),
     ],
 )
 def test_what_cannot_be_split_is_refused(fields, options, message, tiny, dataset):
