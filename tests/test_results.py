@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
-from mup_tpu.analysis.scores import score
 from mup_tpu.cli import main
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.plots import drawings

@@ -16,9 +16,9 @@ from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.optimum import LossCurve
+from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.scores import score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.verdict import Regret
 from mup_tpu.analysis.worth import Worth

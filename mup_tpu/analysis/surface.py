@@ -35,9 +35,8 @@ from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum, Status, loss_curve
-from mup_tpu.analysis.prediction import Predictions, predict_analysis
+from mup_tpu.analysis.prediction import Predictions, predict_analysis, read_targets
 from mup_tpu.analysis.run_table import RunTable, no_column, select
-from mup_tpu.analysis.targets import read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance, without_curves
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley

@@ -15,9 +15,9 @@ import pandas as pd
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.readers import TRACKERS
 from mup_tpu.analysis.ingest.tables import without_suffix
+from mup_tpu.analysis.prediction import Score, answered, score, to_keep
 from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.analysis.run_table import ranked, varied
-from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table
@@ -285,8 +285,7 @@ class Results:
                 console.print(f"  {line}", wrap=False)
 
     def predict(self, at: Sequence[str], claim: bool | None = None) -> Predictions:
-        from mup_tpu.analysis.prediction import predict_analysis
-        from mup_tpu.analysis.targets import read_targets
+        from mup_tpu.analysis.prediction import predict_analysis, read_targets
 
         targets = read_targets(self.table, at)
         return predict_analysis(self.options.analyze(self.table, laws=False), targets, claim=claim)

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from mup_tpu import plots
 from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
 from mup_tpu.analysis.optimum import EPSILON
+from mup_tpu.analysis.prediction import Score
 from mup_tpu.analysis.referee import Comparison
 from mup_tpu.analysis.run_table import RunTable, of_status, ranked, varied
-from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.verdict import DELTA

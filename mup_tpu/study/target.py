@@ -9,8 +9,7 @@ from typing import Any
 from mup_tpu.analysis import JointPredictions
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.planned import Planned, predict_planned
-from mup_tpu.analysis.prediction import Predictions
-from mup_tpu.analysis.scores import to_keep
+from mup_tpu.analysis.prediction import Predictions, to_keep
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.store.header import KeptPrediction, keep_predictions

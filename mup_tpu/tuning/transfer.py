@@ -22,9 +22,8 @@ import pandas as pd
 from mup_tpu import data
 from mup_tpu.analysis import TransferAnalysis, analyze, analyze_jointly, load_table
 from mup_tpu.analysis.planned import Planned, predict_planned
-from mup_tpu.analysis.prediction import predict_analysis
-from mup_tpu.analysis.scores import Score, to_keep
-from mup_tpu.analysis.targets import Target as At
+from mup_tpu.analysis.prediction import Score, predict_analysis, to_keep
+from mup_tpu.analysis.prediction import Target as At
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions

@@ -19,7 +19,7 @@ from mup_tpu.words.names import amount, exponent, plain, point, power
 from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
-    from mup_tpu.analysis.scores import Score
+    from mup_tpu.analysis.prediction import Score
 
 
 def verdict(

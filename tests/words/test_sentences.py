@@ -15,11 +15,10 @@ from mup_tpu.analysis.design import Batch, Cell
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.prediction import Cost as Regretted
-from mup_tpu.analysis.prediction import Predictions, RulePrediction
+from mup_tpu.analysis.prediction import Predictions, RulePrediction, Score
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.scaling_law import Prediction
-from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.verdict import Regret, Verdict
 from mup_tpu.analysis.worth import Interval
 from mup_tpu.store.header import KeptPrediction
