@@ -10,11 +10,13 @@ Student t4; its size is drawn from 0.002, 0.01 and 0.03 nat. Runs that lose more
 from __future__ import annotations
 
 import itertools
+import tempfile
 
 import numpy as np
 import pandas as pd
 import tyro
 
+from mup_tpu import Study, octaves
 from mup_tpu.analysis import Columns, analyze_jointly
 from mup_tpu.config.sweep import design_points
 from mup_tpu.errors import TableError
@@ -43,6 +45,23 @@ def world(generator: np.random.Generator, tuned: int, slope: float, shape: str, 
             quadratic += curvature[0, 0] * (4 * (np.exp(np.minimum(x / 2, 6)) - 1 - x / 2) - x**2 / 2)
         return 0.6 * quadratic**0.75 if shape == "power" else quadratic
 
+    def loss_of(u: np.ndarray, width: int, optimum: np.ndarray) -> np.ndarray:
+        loss = rise(u, optimum)
+        loss = np.where(loss > 1.5, np.inf, loss + noise * generator.standard_t(4, len(u)) / 2**0.5)
+        return loss + 4 * (width / 64) ** -0.1
+
+    cost = float(rise(best[:1], best[-1])[0])
+    if design == "bought":
+        lists = {n: octaves(round(s) - 4, round(s) + 3) for n, s in zip(NAMES, start, strict=False)}
+        with tempfile.TemporaryDirectory() as folder:
+            study = Study(folder, scale={"width": SCALES.tolist()}, tune=lists)
+            while trials := study.ask(1000, until_settled=True):
+                for trial in trials:
+                    u = np.log2([[trial.values[name] for name in lists]])
+                    optimum = best[SCALES.tolist().index(trial.width)]
+                    study.tell(trial, float(loss_of(u, trial.width, optimum)[0]))
+            runs = study.to_frame().drop(columns=["trial_id", "status"])
+        return runs, best, slopes, cost
     rows = []
     for width, optimum in zip(SCALES, best, strict=True):
         if design == "grid":
@@ -54,30 +73,33 @@ def world(generator: np.random.Generator, tuned: int, slope: float, shape: str, 
         else:
             spread = generator.uniform(-3, 3, (20 * tuned, tuned))
             u = start + spread + 0.7 * (optimum - start)
-        loss = rise(u, optimum)
-        loss = np.where(loss > 1.5, np.inf, loss + noise * generator.standard_t(4, len(u)) / 2**0.5)
         values = dict(zip(NAMES, 2.0**u.T, strict=False))
-        rows.append(pd.DataFrame(values | {"width": width, "loss": loss + 4 * (width / 64) ** -0.1}))
-    return pd.concat(rows), best, slopes, float(rise(best[:1], best[-1])[0])
+        rows.append(pd.DataFrame(values | {"width": width, "loss": loss_of(u, width, optimum)}))
+    return pd.concat(rows), best, slopes, cost
 
 
-def main(seed: int = 0, worlds: int = 10) -> None:
+def main(seed: int = 0, worlds: int = 10, only: str = "") -> None:
     """Print a row of the table for each kind of world.
 
     Args:
         seed: of the worlds.
         worlds: number of each kind.
+        only: way of choosing runs, in place of all: "bought" is a study's `ask(until_settled=True)`.
     """
     generator = np.random.default_rng(seed)
-    print("| tuned | slope | valley | runs | optimum in 95 % | α in 95 % | right | open | wrong |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    designs = [(2, "grid"), (2, "random"), (3, "random"), (2, "composite"), (3, "composite")]
+    print(
+        "| tuned | slope | valley | runs | optimum in 95 % | α in 95 % | right | open | wrong | mean runs |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    designs = [(2, "grid"), (2, "random"), (3, "random"), (2, "composite"), (3, "composite"), (2, "bought")]
+    designs = [one for one in designs if only in ("", one[1])]
     for (tuned, design), slope, shape in itertools.product(
         designs, (0.0, -0.7), ("quadratic", "linex", "power")
     ):
-        inside, slopes_in, counts = [], [], {"right": 0, "open": 0, "wrong": 0}
+        inside, slopes_in, numbers, counts = [], [], [], {"right": 0, "open": 0, "wrong": 0}
         for _ in range(worlds):
             runs, best, slopes, cost = world(generator, tuned, slope, shape, design)
+            numbers.append(len(runs))
             try:
                 joint = analyze_jointly(runs, NAMES[:tuned], Columns(scale="width", loss="loss"))
             except TableError:
@@ -92,7 +114,7 @@ def main(seed: int = 0, worlds: int = 10) -> None:
             decision = joint.results[0].verdict.decision
             counts["open" if decision == "INCONCLUSIVE" else "right" if decision == truth else "wrong"] += 1
         covered = [f"{np.mean(inside):.2f}", f"{np.mean(slopes_in):.2f}"]
-        cells = [tuned, f"{slope:g}", shape, design, *covered, *counts.values()]
+        cells = [tuned, f"{slope:g}", shape, design, *covered, *counts.values(), f"{np.mean(numbers):.0f}"]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 

@@ -443,7 +443,10 @@ class _Calls:
 
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
         missing = sorted(missing, key=self.work, reverse=True)
-        jobs = [FunctionJob(self.payload, trial, self.how, self._group(trial)) for trial in missing]
+        # Not what all trials share, nor the work by which a plan orders its sizes
+        point, compared, tuned = self.space.scale[0], self.space.compare[0], self.space.tune
+        shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
+        jobs = [FunctionJob(self.payload, trial, self.how, self._group(trial), shown) for trial in missing]
         return jobs, self.open_pool()
 
     def _group(self, trial: Trial) -> str:

@@ -19,7 +19,7 @@ import string
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,13 +240,14 @@ class How:
 class FunctionJob(Job):
     """Job of one trial of a study.
 
-    `payload` is the pickled function; `group` names the trials among which halving stops those far behind.
+    `payload` is the pickled function; `group` names the trials among which halving stops those far behind,
+    `shown` the values in lines of progress.
     """
 
-    def __init__(self, payload: bytes, trial: Trial, how: How, group: str) -> None:
+    def __init__(self, payload: bytes, trial: Trial, how: How, group: str, shown: Collection[str]) -> None:
         self.payload, self.trial, self.how, self.group = payload, trial, how, group
         self.trials = [trial]
-        self.values = " ".join(f"{name} {on_one_line(value)}" for name, value in trial.values.items())
+        self.values = " ".join(f"{name} {on_one_line(trial.values[name])}" for name in shown)
 
     def __str__(self) -> str:
         return str(self.trial)
