@@ -340,8 +340,11 @@ def _values(planned: Planned, at: Mapping[str, float]) -> dict[str, Any]:
     for name, size in at.items():
         if name in values:
             values[name] = type(values[name])(size)
-    if at and "tokens" in planned.follows and {"steps", "batch"} <= {*values}:
-        values["steps"] = round((planned.target | dict(at))["tokens"] / values["batch"])
+    if {"tokens", "batch"} & {*at} and "steps" in values:
+        # Our networks have a batch in sequences, whose tokens are known by the plan alone.
+        sizes = planned.target | dict(at)
+        batch = sizes.get("batch") or values.get("batch") or planned.target["tokens"] / values["steps"]
+        values["steps"] = round(sizes["tokens"] / batch)
     return values
 
 

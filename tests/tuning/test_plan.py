@@ -365,6 +365,10 @@ def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(tmp_path, bou
     assert rate.by_rule == ("width",) and decay.by_rule == (), "muP claims nothing of decay"
     assert rate.octave_cost == pytest.approx(0.03 - 0.015**2 / 4 / 0.02, rel=0.3)
     assert {pair.interacts for pair in recipe.pairs} == {True} and len(rows) < 120
+    shorter = predict_planned(str(tmp_path), {"tokens": recipe.sizes["tokens"] / 8})
+    assert shorter.values == {"width": 512, "steps": 1000} and shorter.optima[0].x > rate.x + 0.5
+    with pytest.raises(TableError, match="at width=-3 is not allowed: a size is above 0"):
+        predict_planned(str(tmp_path), {"width": -3})
     text = "\n".join(recipe_lines(recipe))
     assert "by rule: μP keeps the best learning rate along width (75% of the prior)" in text
     assert "an error of one octave costs 0.0" in text and "learning rate and weight decay interact" in text
