@@ -50,7 +50,7 @@ if (
 # Module in this package, and summary, of each command
 COMMANDS = {
     "init": ("study", "Write a first TOML file, which runs as it is."),
-    "plan": ("training", "Plan the runs, within a budget, that predict a large model's learning rate."),
+    "plan": ("training", "Plan the runs, within a budget, that predict a large model's hyperparameters."),
     "sweep": ("sweep", "Run the missing trials of a sweep."),
     "search": ("sweep", "Search several hyperparameters at once with Ray Tune."),
     "train": ("training", "Train one trial and print its loss."),

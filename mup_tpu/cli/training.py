@@ -201,7 +201,7 @@ def plan(
     out: File | None = None,
     json: bool = False,
 ) -> None:
-    """Plan the runs, within a budget, that predict a large model's learning rate, and other hyperparameters.
+    """Plan the runs, within a budget, that predict a large model's hyperparameters.
 
     Writes the plan as a sweep of our networks, or as a study of your own training. `mup-tpu sweep FILE` runs
     it, and `mup-tpu predict` then answers for the target.
