@@ -291,7 +291,7 @@ def predict_planned_folder(path: str, at: Sequence[str]) -> Recipe | None:
 
 def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = False) -> None:
     """Print the recipe of a plan's target."""
-    from mup_tpu.words.recipes import recipe_lines
+    from mup_tpu.words.plans import recipe_lines
 
     if json:
         Console().write(to_json(made.to_dict()))
@@ -311,7 +311,7 @@ def _print_for(
     from mup_tpu.config.toml import stored_trial, write_trial
     from mup_tpu.store import load_axes, load_runs, results_folder
     from mup_tpu.store.header import FILE
-    from mup_tpu.words.recipes import write_recipe
+    from mup_tpu.words.plans import write_recipe
 
     fields = {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in tuned.items()}
     values = {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in values.items()}

@@ -14,7 +14,7 @@ from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.study.study import Study
-from mup_tpu.words.recipes import recipe_lines
+from mup_tpu.words.plans import recipe_lines
 
 
 def target_study(path: str, target: TransferOptions, results: str | None) -> tuple[Study, list[str]]:

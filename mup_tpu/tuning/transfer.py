@@ -36,8 +36,8 @@ from mup_tpu.store import Store, is_search, load_axes, load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.tuning.runner import Corpora, Packs
 from mup_tpu.tuning.target import Goal
+from mup_tpu.words.plans import recipe_lines
 from mup_tpu.words.predictions import prediction, prediction_details
-from mup_tpu.words.recipes import recipe_lines
 from mup_tpu.words.verdicts import score as score_sentence
 
 if TYPE_CHECKING:

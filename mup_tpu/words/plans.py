@@ -1,17 +1,28 @@
-"""Sentences about plans: what is run, what it costs, what is then known."""
+"""Sentences about plans (what is run, what it costs, what is then known) and recipes of a training.
+
+A recipe has the predicted values with intervals and costs, where others come from, and the same for the
+programs that train it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mup_tpu.analysis.design import Cell
+from mup_tpu.analysis.ingest.table_columns import means, plain_name
+from mup_tpu.analysis.planned import PlannedOptimum, Recipe
+from mup_tpu.analysis.trend import KEPT
 from mup_tpu.config import columns
 from mup_tpu.config.columns import write
-from mup_tpu.config.values import write_time
+from mup_tpu.config.toml import write_values
+from mup_tpu.config.values import as_number, write_time
+from mup_tpu.words.names import listed, plain, power
 from mup_tpu.words.names import name as rule_name
 from mup_tpu.words.reasons import because
+from mup_tpu.words.surfaces import interaction
 
 # Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
 WORTH = 0.1
@@ -139,3 +150,164 @@ def plan_lines(plan: Any) -> list[str]:
         lines.append(f"the longest run takes {write_time(longest)}: have the trainer save to its folder")
     lines.append(f"drift, scatter and valleys as in {because(plan.source)}")
     return lines
+
+
+def recipe_lines(made: Recipe) -> list[str]:
+    """Return each value at a plan's target with its intervals, what an error costs, and what was fixed."""
+    at = ", ".join(f"{label(name)} {short(size)}" for name, size in made.sizes.items())
+    rule = f"{rule_name(made.rule)}: " if made.rule else ""
+    lines = [line for one in made.optima for line in _optimum(one, rule, at)]
+    lines += [interaction(pair) for pair in made.pairs]
+    known = min(one.known for one in made.optima)
+    lines.append(f"from {known} of {made.cells} planned sizes with a known optimum, {made.runs} runs")
+    if known < made.cells:
+        lines.append("sizes are missing: run the same sweep again for a narrower interval")
+    if made.loss is not None:
+        low, high = made.loss.low, made.loss.high
+        lines.append(f"expected loss {made.loss.loss:.3f} nat (95 % {low:.3f} to {high:.3f})")
+    for one in made.optima:
+        tuned = label(one.hyperparameter)
+        if one.by_rule:
+            sizes = listed([*map(label, one.by_rule)])
+            chance = f"{KEPT:.0%} of the prior"
+            lines.append(f"by rule: {rule_name(made.rule)} keeps the best {tuned} along {sizes} ({chance})")
+        if one.by_prior:
+            sizes = listed([*map(label, one.by_prior)])
+            lines.append(f"by prior: the runs hardly tell how {tuned} moves along {sizes}")
+    tuned = listed([label(one.hyperparameter) for one in made.optima])
+    lines += [f"fixed: {tuned} ∝ {label(n)}^{value:g}" for n, value in made.fix.items()]
+    lines += [f"by law: {sentence}" for sentence in made.derived]
+    if values := ", ".join(f"{label(name)} {_value(name, value)}" for name, value in made.values.items()):
+        lines.append(f"the target's run: {values}")
+    return lines
+
+
+def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
+    (low, high), (half_low, half_high) = one.interval, one.half
+    lines = [
+        f"{rule}{label(one.hyperparameter)} {power(one.x, '.2f')} at the target ({at}); 95 % {plain(low)} "
+        f"to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}"
+    ]
+    if math.isfinite(one.expected_cost):
+        lines.append(
+            f"  expected cost over the best value there: {one.expected_cost:.4f} nat (at most "
+            f"{one.high_cost:.4f}); an error of one octave costs {one.octave_cost:.4f} nat"
+        )
+    for name, (slope, error) in one.exponents.items():
+        low, high = slope - 1.96 * error, slope + 1.96 * error
+        lines.append(f"  it moves as {label(name)}^{slope:.2f} (95 % {low:.2f} to {high:.2f})")
+    return lines
+
+
+def _value(name: str, value: Any) -> str:
+    number = as_number(str(value))
+    return short(number) if name in ("tokens", "batch") and number else write(name, value)
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a program takes a recipe."""
+
+    names: Mapping[str, str]
+    """Its option for each value. A value under another name is left out, or taken as it is without any."""
+    line: str
+    head: str = ""
+    foot: str = ""
+    note: str = ""  # What its user must know of its options
+
+    @property
+    def is_command(self) -> bool:
+        return bool(self.head) and not self.foot
+
+
+PROGRAMS = {
+    "toml": Program({}, "{name} = {value}"),
+    # transformers 5: TrainingArguments; its batch is sequences a device.
+    "transformers": Program(
+        {
+            "learning_rate": "learning_rate", "weight_decay": "weight_decay", "beta1": "adam_beta1",
+            "beta2": "adam_beta2", "eps": "adam_epsilon", "grad_clip": "max_grad_norm", "steps": "max_steps",
+            "warmup": "warmup_steps", "seed": "seed",
+        },
+        "    {name}={value},",
+        "TrainingArguments(",
+        ")",
+        "a batch is per_device_train_batch_size × gradient_accumulation_steps × devices, in sequences",
+    ),
+    # scripts/base_train.py of nanochat, July 2026; the rate is that of Muon's matrices.
+    "nanochat": Program(
+        {
+            "learning_rate": "matrix-lr", "matrix_lr": "matrix-lr", "embedding_lr": "embedding-lr",
+            "unembedding_lr": "unembedding-lr", "scalar_lr": "scalar-lr", "weight_decay": "weight-decay",
+            "depth": "depth", "steps": "num-iterations", "batch": "total-batch-size",
+            "warmup": "warmup-steps", "aspect_ratio": "aspect-ratio",
+        },
+        "  --{name}={value}",
+        "torchrun --standalone --nproc_per_node=8 -m scripts.base_train --",
+        note="nanochat multiplies its rates by √(batch / 2^19) and scales weight decay by itself: these "
+        "values fit if its own script ran the sweep",
+    ),
+    # torchtitan, August 2026, with one parameter group, as its default_adamw has.
+    "torchtitan": Program(
+        {
+            "learning_rate": "optimizer.param-groups.0.optimizer-kwargs.lr",
+            "weight_decay": "optimizer.param-groups.0.optimizer-kwargs.weight_decay",
+            "eps": "optimizer.param-groups.0.optimizer-kwargs.eps",
+            "steps": "training.steps", "batch": "training.num_tokens_per_train_step",
+            "grad_clip": "training.max_norm", "warmup": "lr_scheduler.warmup_steps", "seed": "debug.seed",
+        },
+        "  --{name} {value}",
+        "./run_train.sh",
+        note="width and depth are those of --module and --config",
+    ),
+}  # fmt: skip
+FORMATS = tuple(PROGRAMS)
+
+
+def write_recipe(program: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any]) -> str:
+    """Write a recipe for a program.
+
+    Args:
+        program: one of `FORMATS`.
+        tuned: log2 of each predicted value, and of the ends of its 95 % interval.
+        values: others of the run.
+    """
+    form, lines, comments = PROGRAMS[program], list[str](), list[str]()
+    all_values: dict[str, Any] = {name: float(f"{2.0**x:.4g}") for name, (x, *_) in tuned.items()}
+    all_values |= {name: value for name, value in values.items() if name not in tuned}
+    by_meaning = {_meaning(name): value for name, value in all_values.items()}
+    if "aspect_ratio" in form.names and {"width", "depth"} <= {*by_meaning}:
+        all_values = {name: value for name, value in all_values.items() if _meaning(name) != "width"}
+        all_values["aspect_ratio"] = round(by_meaning["width"] / by_meaning["depth"])
+    for name, value in all_values.items():
+        value = int(value) if name not in tuned and isinstance(value, float) and value.is_integer() else value
+        taken = form.names.get(_meaning(name), "" if form.names else name)
+        interval = " to ".join(map(plain, tuned[name][1:])) if name in tuned else ""
+        if not taken:
+            comments.append(f"{name} {_value(name, value)} is not an option here")
+            continue
+        if form.names and _meaning(name) == "warmup" and value < 1 and "steps" in by_meaning:
+            value = round(value * by_meaning["steps"])
+        text = repr(value) if form.names else write_values({taken: value}).partition(" = ")[2].strip()
+        if interval and form.is_command:
+            comments.append(f"{name}: 95 % {interval}")
+        note = f"  # 95 % {interval}" if interval and not form.is_command else ""
+        lines.append(form.line.format(name=taken, value=text) + note)
+    comments += [form.note] if form.note else []
+    parts = [part for part in (form.head, *lines, form.foot) if part]
+    return (
+        "\n".join([*(f"# {one}" for one in comments), (" \\\n" if form.is_command else "\n").join(parts)])
+        + "\n"
+    )
+
+
+_SAME = {"wd": "weight_decay", "max_steps": "steps", "num_steps": "steps", "warmup_steps": "warmup"}
+
+
+def _meaning(name: str) -> str:
+    """Return the name under which `PROGRAMS` have a value: lr, peak_lr and learning_rate are one."""
+    bare = plain_name(name)
+    if any(bare in program.names for program in PROGRAMS.values()):
+        return bare
+    meaning = means(name)
+    return {"lr": "learning_rate"}.get(meaning) or _SAME.get(bare) or meaning or bare

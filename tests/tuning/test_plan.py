@@ -21,7 +21,7 @@ from mup_tpu.tuning.plan import LAUNCH_S, Machine, planned_of
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sequence import _grid_of
 from mup_tpu.tuning.target import goal_of_a_transformer, read_target
-from mup_tpu.words.recipes import recipe_lines, write_recipe
+from mup_tpu.words.plans import recipe_lines, write_recipe
 
 A100S = Machine(8 * 0.3 * 312e12, 8)
 
