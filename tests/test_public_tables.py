@@ -52,7 +52,7 @@ def test_cooldowns_are_read_from_their_logs_and_other_runs_are_left_out(tmp_path
     (row,) = script._of_source("cooldown_steps", script.SOURCES["cooldown_steps"], tmp_path, pd.DataFrame())
     assert (row["sweep"], row["growing"], row["rule"], row["runs"]) == ("cooldown 0.2", "tokens", "SP", 36)
     assert row["low"] < -0.5 < row["high"]
-    assert row["alpha"] == pytest.approx(-0.5, abs=0.03)
+    assert row["alpha"] == pytest.approx(-0.5, abs=0.02)
 
 
 def test_one_step_s_table_is_a_sweep_for_each_state(tmp_path):
@@ -64,7 +64,7 @@ def test_one_step_s_table_is_a_sweep_for_each_state(tmp_path):
     pd.DataFrame(rows, columns=names).to_csv(folder / "aggregate_results.csv", index=False)
     first, second = script._of_source("one_step", script.SOURCES["one_step"], tmp_path, pd.DataFrame())
     assert (first["sweep"], second["sweep"]) == ("after 100 steps", "after 500 steps")
-    assert first["alpha"] == pytest.approx(1.0, abs=0.05)
+    assert first["alpha"] == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_page_follows_from_the_stored_numbers(monkeypatch):

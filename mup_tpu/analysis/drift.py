@@ -125,7 +125,7 @@ def fit_drift(
     away = np.average(np.log2(scales), weights=1 / (trend.error_S**2 + trend.tau**2))
     classes = set()
     for factor in (0.5, 1.0, 2.0):
-        other = replace(trend, priors=(priors.scaled(factor),)).slope()
+        other = replace(trend, priors=(replace(priors, scatter=factor * priors.scatter),)).slope()
         ends = (other.quantile(0.025), other.quantile(0.975)) if factor != 1 else (low, high)
         classes.add((ends[0] > 0 or ends[1] < 0, -delta < ends[0] and ends[1] < delta))
     return Drift(

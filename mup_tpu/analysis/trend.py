@@ -97,9 +97,6 @@ class Priors:
         # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
         return -math.expm1(-self.breaks * beyond), (self.broken * beyond) ** 2 / 3
 
-    def scaled(self, factor: float) -> Priors:
-        return replace(self, scatter=factor * self.scatter)
-
 
 VAGUE = {
     "width": Priors(0.4, 0.10),
@@ -109,7 +106,7 @@ VAGUE = {
     "size": Priors(0.3, 0.10, -0.2, moving=Pace(0.25, 0.15)),
     "": Priors(0.3, 0.12),
 }
-"""Priors of verdicts by kind of scale."""
+"""Priors of verdicts by kind of scale: wide, so that a verdict rests on its own runs."""
 BY_KIND = {
     "width": Priors(0.24, 0.085, -0.17, moving=Pace(0.47, 0.13), sweeps=37, claiming=18),
     "depth": Priors(0.25, 0.09, -0.04, Pace(0.07, 0.07), Pace(0.32, 0.12), sweeps=6, claiming=2),
