@@ -57,7 +57,7 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
             f"before the runs {made.steady_before:.2f} ({kind} under such rules, {made.sweeps} sweeps); "
             f"without the claim 95 % {plain(low)} to {plain(high)}, {wider:.1f} times as wide"
         )
-    elif made.sweeps:
+    elif made.sweeps > 1:
         lines.append(f"prior: {kind}, {made.sweeps} sweeps")
     if math.isnan(made.taking.expected):
         return [*lines, "its cost and the loss there are unknown, since the table has no losses"]
