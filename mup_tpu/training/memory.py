@@ -23,6 +23,7 @@ from mup_tpu.models.layers import SCANNED_FROM, rows_at_once
 from mup_tpu.training.members import state_slots
 
 _IN_PIECES = 1.1  # Malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)
+_TORCHTPU = 0.77  # Activations of TorchTPU's programs over torch_xla's, of newer libtpus (two packs, v5e)
 _SCANNED_VECTORS = 3.5  # Vectors of the model's width that a block of XLA's loop keeps per token
 _FROM_CUDA = 1.15  # Memory that torch's allocator takes from CUDA over what it hands out (1.01 to 1.6)
 _CUDA_GRADIENTS = {"bf16": 1.8, "float32": 1.0}
@@ -99,7 +100,7 @@ def estimate_pack_bytes(
             activations = tokens * (layers * _SCANNED_VECTORS * width + kept.xla_logits * vocab_size) + total
         else:
             a_layer = kept.xla_vectors[form] * width + kept.xla_scores[form] * pairs
-            share = kept.xla_bf16 if precision == "bf16" else 1.0
+            share = (kept.xla_bf16 if precision == "bf16" else 1.0) * (_TORCHTPU if kind == "tpu" else 1.0)
             activations = tokens * (share * layers * a_layer + kept.xla_logits * vocab_size)
         numbers = members * (state + sums + max(activations, total))
     else:

@@ -141,6 +141,15 @@ def test_estimate_is_what_tpu_compilers_need(model, row):
     assert estimated == pytest.approx((row.argument_mib + row.temp_mib) * 2**20, rel=0.25)
 
 
+@pytest.mark.parametrize(("width", "depth", "batch", "mib"), [(256, 2, 16, 155 + 420), (64, 16, 8, 89 + 389)])
+def test_estimate_is_what_libtpu_needs_for_torchtpu(width, depth, batch, mib):
+    """Eight members of 128 tokens on one chip of v5e, by libtpu 0.0.52; blocks are not looped over."""
+    trial = Trial().replace(
+        width=width, depth=depth, sequence_length=128, batch_size=batch, head_size=32, precision="float32"
+    )
+    assert estimate_pack_bytes(trial, 256, 8, "vmap", kind="tpu") == pytest.approx(mib * 2**20, rel=0.1)
+
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ON_GPU = pd.read_csv(BENCHMARKS / "gpu_memory.csv")
 """Peaks in GiB: of what torch's allocator hands out, and of what it takes from CUDA."""
