@@ -488,10 +488,9 @@ def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
     """Return the lowest run of each size for several hyperparameters whose losses show no minimum yet."""
     optima: dict[str, dict[int, Profile | Estimate]] = {name: {} for name in planned.tuned}
     for cell in range(len(planned.cells)):
-        runs = rows[planned.rows_of(rows, cell)].dropna(subset=["loss"])
-        runs = runs[runs["loss"] < math.inf]
+        runs = rows[planned.rows_of(rows, cell) & (rows["loss"] < math.inf)].sort_values("loss")
         for name in planned.tuned if len(runs) else ():
-            values, best = runs[name], float(runs.loc[runs["loss"].idxmin(), name])
+            values, best = runs[name], float(runs[name].iloc[0])
             is_edge = {Status.LOWER: best == values.min(), Status.UPPER: best == values.max()}
             status = next((status for status, is_so in is_edge.items() if is_so), Status.NO_RUN)
             optimum = Optimum(cell + 1.0, status, math.log2(best), -math.inf, math.inf, se=math.nan)
