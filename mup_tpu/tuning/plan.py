@@ -282,7 +282,14 @@ def plan(
 
         vocabulary = Corpora().of(sweep.base).vocab_size
     goal = goal_of(given, space, vocabulary)
-    fixes = _fixes(fix, goal)
+    pairs = dict(fix) if isinstance(fix, Mapping) else dict(text.partition("=")[::2] for text in fix)
+    fixes: dict[str, float] = {}
+    for name, value in pairs.items():
+        if name not in goal.shrinks:
+            raise ConfigError(
+                f"fix {name}={value}: proxies make {', '.join(goal.shrinks)} smaller, not {name}"
+            )
+        fixes[name] = parse_number(value, f"fix: {name}")
     machine = flops_per_second
     if machine is not None and not isinstance(machine, Machine):
         machine = Machine(float(machine))
@@ -305,8 +312,10 @@ def plan(
         belief = _belief(goal, name, fixes, analysis, tuned)
         start = rates or (_guess(goal, name, analysis),)
         first = first_batch(name, 1.0, [math.log2(r) for r in start if r > 0]).cells
-        around = _around(first[len(first) // 2].x, len(tuned))
-        # Of several the design of the given values, and one about the optimum that it shows
+        # Of several the design of the given values, and one about the optimum that it shows; a look has the
+        # value of the first of them.
+        about = sorted(design_around([first[len(first) // 2].x] + [0.0] * (len(tuned) - 1)))
+        around = [Look(1.0, at[0], 1, 1) for at in about]
         looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
         made = _design(belief, rungs, looks, around, cost, paid, whole)
         if made is not None:
@@ -389,18 +398,6 @@ def _budget(budget: str | float, machine: Machine | None) -> float:
     if machine is not None and machine.measured is not None:
         raise ConfigError(f"budget {text} is FLOP, and the trainer is timed: give a time, as 2h")
     return flops if machine is None else flops / machine.flops_per_second
-
-
-def _fixes(fix: Mapping[str, float] | Sequence[str], goal: Goal) -> dict[str, float]:
-    pairs = dict(fix) if isinstance(fix, Mapping) else dict(text.partition("=")[::2] for text in fix)
-    fixes = {}
-    for name, value in pairs.items():
-        if name not in goal.shrinks:
-            raise ConfigError(
-                f"fix {name}={value}: proxies make {', '.join(goal.shrinks)} smaller, not {name}"
-            )
-        fixes[name] = parse_number(value, f"fix: {name}")
-    return fixes
 
 
 def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]:
@@ -501,11 +498,6 @@ def _belief(
             if along not in fixes:
                 priors[0][along] = assumed.priors
     return _Belief(goal, assumed, tuple(tuple(one.values()) for one in priors))
-
-
-def _around(x: float, count: int) -> list[Look]:
-    """Return the runs about an expected optimum, by their values of the first of some hyperparameters."""
-    return [Look(1.0, at[0], 1, 1) for at in sorted(design_around([x] + [0.0] * (count - 1)))]
 
 
 def _start(
