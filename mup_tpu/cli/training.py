@@ -252,7 +252,7 @@ def plan(
     if probe is not None:
         if trainer is None:
             raise ConfigError(f"probe {probe} times a --trainer: give one")
-        from mup_tpu.study.probe import probed_plan
+        from mup_tpu.study.target import probed_plan
 
         limit_s = parse_seconds("probe", probe)
         planned = probed_plan(trainer, limit_s, console, budget=budget, **arguments)
