@@ -27,7 +27,7 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.store import is_search, load_runs, results_folder
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.header import keep_predictions, load_predictions
-from mup_tpu.words import surfaces, tables, verdicts
+from mup_tpu.words import tables, verdicts
 from mup_tpu.words.names import name, power
 from mup_tpu.words.reasons import because, notes
 
@@ -371,9 +371,13 @@ class JointResults(Results):
         return self.joint.to_dict()
 
     def show(self, console: Console) -> None:
+        from mup_tpu.words import surfaces
+
         self.show_joint(console, surfaces.lines(self.joint))
 
     def show_next(self, console: Console) -> None:
+        from mup_tpu.words import surfaces
+
         every = range(len(self.joint.results))
         self.show_joint(
             console, [line for number in every for line in surfaces.next_lines(self.joint, number)]
