@@ -70,22 +70,22 @@ class Chunks:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._program: Callable[..., Any] | None = None
+        self._programs: dict[Any, Callable[..., Any]] = {}  # by the shapes of the stacks
 
     def __call__(self, changed: Any, fixed: Any, stacks: Any, steps: int) -> Tensor:
         """Make `steps` steps; return results (L, ...), meaningless after the first `steps`."""
         tensors = [tree_leaves(group) for group in (changed, fixed, stacks)]
         limit = torch.tensor(steps, dtype=torch.int32).to(tensors[2][0].device)
         given = [limit, *tensors[0], *tensors[1], *tensors[2]]
-        began = None if self._program else time.perf_counter()
-        if self._program is None:
-            traced = trace(self._step, changed, fixed, stacks)
-            loop = _loop(traced, *tensors)
-            self._program = compiled(loop, given, range(1, 1 + len(tensors[0])))
-        *new, out = self._program(*given)
+        began, shapes = time.perf_counter(), tuple(stack.shape for stack in tensors[2])
+        is_new = shapes not in self._programs
+        if is_new:
+            loop = _loop(trace(self._step, changed, fixed, stacks), *tensors)
+            self._programs[shapes] = compiled(loop, given, range(1, 1 + len(tensors[0])))
+        *new, out = self._programs[shapes](*given)
         for tensor, value in zip(tensors[0], new, strict=True):
             tensor.data = value  # the program wrote over the old values' memory
-        if began is not None:
+        if is_new:
             _COUNTS["compilations"] += 1
             _COUNTS["compile_s"] += time.perf_counter() - began
         _COUNTS["executions"] += 1

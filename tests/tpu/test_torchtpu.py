@@ -45,6 +45,10 @@ def test_chunks_of_any_length_are_one_program_and_change_what_single_steps_chang
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert programs == [[1, 2]], "the second and third argument are written over"
     assert report()["executions"] - counted["executions"] == 3
+    shorter = tuple(stack[:2] for stack in stacks)
+    losses = chunks(mine, (torch.tensor(0.5),), shorter, 2)
+    assert torch.equal(losses, one_by_one(step)(theirs, (torch.tensor(0.5),), shorter, 2))
+    assert len(programs) == 2, "one for each shape"
 
 
 def test_without_torch_tpu_the_device_is_a_sentence():
