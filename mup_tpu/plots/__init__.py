@@ -7,6 +7,7 @@ and hyperparameters lie on a log2 axis. Keys lie below the panels, or beside a s
 for colour-blind readers, and nothing depends on colour alone. `FIGURES` has all figures with their titles.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -45,7 +46,7 @@ def drawings(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Callable[.
     """
     if isinstance(analysis, JointAnalysis):
         return {
-            f"{name}_{part.hyperparameter}": partial(_of_part, draw, part)
+            re.sub(r"\W", "_", f"{name}_{part.hyperparameter}"): partial(_of_part, draw, part)
             for part in analysis.drawn
             for name, draw in drawings(part).items()
             if name in OF_EACH

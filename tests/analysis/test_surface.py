@@ -10,6 +10,7 @@ import scipy
 from mup_tpu.analysis import Columns, analyze_jointly
 from mup_tpu.analysis.surface import _bend, _unbend
 from mup_tpu.errors import TableError
+from mup_tpu.plots import drawings
 
 SCALES = (64, 128, 256, 512)
 TUNED = ("learning_rate", "weight_decay")
@@ -69,6 +70,12 @@ def test_what_stays_transfers_and_a_flat_hyperparameter_does_not_stop_it():
     joint = analyze_jointly(flat, TUNED, COLUMNS, epsilon=0.2)
     assert all(high < 0.5 for _, high in joint.results[0].octave_cost)
     assert joint.results[0].verdict.decision == "TRANSFERS"
+
+
+def test_figures_of_a_tracker_s_columns_have_names_of_files():
+    table = table_of(noise=0.002, points=15).rename(columns={"learning_rate": "config/lr"})
+    joint = analyze_jointly(table, ("config/lr", "weight_decay"), COLUMNS)
+    assert {"transfer_config_lr", "optimum_weight_decay"} <= {*drawings(joint)}
 
 
 def test_a_valley_that_is_steeper_above_has_its_optimum_in_the_interval():
