@@ -231,7 +231,7 @@ def test_several_hyperparameters_are_analysed_and_predicted_together(tmp_path, o
     assert code == 0 and "wd differs among the runs of one width" in " ".join(out.split())
     assert "if it is tuned too, --tune lr,wd analyses both" in " ".join(out.split())
     for command in (
-        ("analyze", table, "--tune", "lr,weight_decay", "--figures"),
+        ("analyze", table, table, "--tune", "lr,weight_decay"),
         ("predict", table, "--tune", "lr,weight_decay"),
         ("analyze", table, "--tune", "lr,beta"),
     ):
