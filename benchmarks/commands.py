@@ -48,6 +48,9 @@ def main(
             "--help": ["--help"],
             "analyze results/quickstart": ["analyze", "results/quickstart"],
             "predict results/lr_transfer": ["predict", "results/lr_transfer", "--at", "width=1024"],
+            "plan --at width=2048": [
+                "plan", "--at", "width=2048", "--budget", "2h", "--on", "8xA100", "--json"
+            ],
             "analyze results/lr_transfer --report": [
                 "analyze", "results/lr_transfer", "--report", "--out", f"{scratch}/report.html"
             ],
@@ -67,7 +70,7 @@ def main(
             *earlier, now = map(min, zip(*turns, strict=True))
             ratio = {"before_cpu_s": earlier[0], "ratio": now / earlier[0]} if earlier else {}
             rows.append({"command": name, "cpu_s": now, **ratio})
-            print(rows[-1])
+            print(rows[-1], flush=True)
     if out is not None:
         pd.DataFrame(rows).round(2).to_csv(out, index=False)
 
