@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from mup_tpu.config.columns import label
 from mup_tpu.errors import TableError
-from mup_tpu.internals.scipy import stdtrit
 
 COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")
 

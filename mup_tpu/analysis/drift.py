@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.trend import VAGUE, Trend, fit_trend, kind_of
 from mup_tpu.analysis.valley import Valley
-from mup_tpu.internals.scipy import ndtr, stdtrit
 
 NEEDED = 3  # Least number of scales with a bracketed optimum for a drift exponent, and so for a verdict
 WIDEST_TOLD = 2.0

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import chdtr, chdtri
 
 from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
-from mup_tpu.internals.scipy import chdtr, chdtri
 
 _STABLE = 2.0  # octaves, or grid steps, from the best cell within which cells say the effects of seeds
 # Cells beyond which no effects are taken out: their covariance is a matrix of all of them

@@ -25,11 +25,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from mup_tpu.analysis.ingest.table_columns import means, plain_name
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.valley import Valley
-from mup_tpu.internals.scipy import ndtr, stdtrit
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 LEAST = 2  # Scales with a known optimum that a prediction needs

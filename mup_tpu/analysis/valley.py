@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-
-from mup_tpu.internals.scipy import log_ndtr, ndtr, ndtri, stdtrit
+from scipy.special import log_ndtr, ndtr, ndtri, stdtrit
 
 MODEL_ERROR = 0.1  # Standard error of a shape at a point, as a share of the point's rise above the best
 _PLAINLY = 1e-3  # Chance of noise alone by which a point counts as plainly worse than the best

@@ -91,8 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: Sequence[str]) -> None:
     import tyro  # a tenth of a second, which the overview and --version do without
 
-    import mup_tpu.internals.tyro  # noqa: F401
-
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
