@@ -69,7 +69,8 @@ class TrainedModules(Subject):
     def outputs(self) -> list[dict[str, list[Tensor]]]:
         self._losses = []
         for k, (module, _) in enumerate(self._trained):
-            with self._attention[k]:
+            # A compiled module runs as it is written, so that hooks are called and each operation is seen.
+            with torch.compiler.set_stance("force_eager"), self._attention[k]:
                 try:
                     loss = self._loss(module, self._batch)
                 except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:

@@ -274,7 +274,8 @@ def test_a_table_without_purchases_is_looked_at_once():
 def test_a_budget_ends_what_is_not_worth_its_cost():
     rows, taken = sequence(0.12, sigma=0.03)
     table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
-    late = replace(taken[-1], number=3, verdict=Verdict("INCONCLUSIVE", 3))
+    late = replace(taken[-1])
+    vars(late).update(number=3, verdict=Verdict("INCONCLUSIVE", 3))
     batch = replace(next_batch("all", late.evidence, run_cost(table), question), to_verdict=500.0)
     assert why_stop(late, batch, question) is None is why_stop(late, batch, question, left=51.0)
     assert why_stop(late, batch, question, 49.0).code == "over budget"

@@ -32,10 +32,11 @@ def test_a_gpu_that_torch_cannot_use_is_explained_once(hollow_gpu, monkeypatch, 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     program = (
-        "from mup_tpu.config import RunOptions\nfrom mup_tpu.cli.doctor import _cuda\nfrom mup_tpu.devices "
-        "import get_device\nfrom mup_tpu.errors import ConfigError\nfrom mup_tpu.jobs.this_machine import "
-        "unused_gpus\ntry: get_device('cuda')\nexcept ConfigError as error: "
-        "print(error)\nprint(get_device('auto').name, unused_gpus(RunOptions()), _cuda().problem, "
+        "from mup_tpu.config import RunOptions\nfrom mup_tpu.cli.doctor import check_cuda\n"
+        "from mup_tpu.devices import get_device\nfrom mup_tpu.errors import ConfigError\n"
+        "from mup_tpu.jobs.this_machine import unused_gpus\n"
+        "try: get_device('cuda')\nexcept ConfigError as error: "
+        "print(error)\nprint(get_device('auto').name, unused_gpus(RunOptions()), check_cuda().problem, "
         "sep='\\n')\n"
     )
     refused, device, note, problem = hollow_gpu("-c", program, **settings).splitlines()
