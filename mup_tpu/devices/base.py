@@ -172,7 +172,16 @@ def why_no_gpu() -> str | None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
-            return _too_old()
+            # Torch only warns of a GPU that it has no kernels for, and fails at the first kernel.
+            capability = torch.cuda.get_device_capability(0)
+            arches = torch.cuda.get_arch_list()
+            known = [int(name.removeprefix("sm_")) for name in arches if name[3:].isdigit()]
+            if not known or 10 * capability[0] + capability[1] >= min(known):
+                return None
+            name, has = torch.cuda.get_device_name(0), ".".join(map(str, capability))
+            return (
+                f"torch {torch.__version__} needs compute capability {min(known) / 10}, and {name} has {has}"
+            )
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is for CPUs"
     for message in (str(warning.message) for warning in caught):
@@ -180,13 +189,3 @@ def why_no_gpu() -> str | None:
             return message.removeprefix("CUDA initialization: ").partition(". ")[0].rstrip(".")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r}"
-
-
-def _too_old() -> str | None:
-    # Torch only warns of a GPU that it has no kernels for, and fails at the first kernel.
-    capability = torch.cuda.get_device_capability(0)
-    known = [int(name.removeprefix("sm_")) for name in torch.cuda.get_arch_list() if name[3:].isdigit()]
-    if not known or 10 * capability[0] + capability[1] >= min(known):
-        return None
-    name, has = torch.cuda.get_device_name(0), ".".join(map(str, capability))
-    return f"torch {torch.__version__} needs compute capability {min(known) / 10}, and {name} has {has}"

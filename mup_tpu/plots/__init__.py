@@ -46,17 +46,15 @@ def drawings(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Callable[.
     """
     if isinstance(analysis, JointAnalysis):
         return {
-            re.sub(r"\W", "_", f"{name}_{part.hyperparameter}"): partial(_of_part, draw, part)
+            re.sub(r"\W", "_", f"{name}_{part.hyperparameter}"): partial(
+                lambda draw, part, _: draw(part), draw, part
+            )
             for part in analysis.drawn
             for name, draw in drawings(part).items()
             if name in OF_EACH
         }
     known = {name: kind for name, kind in FIGURES.items() if kind.has_data is not None}
     return {name: kind.draw for name, kind in known.items() if kind.has_data and kind.has_data(analysis)}
-
-
-def _of_part(draw: Callable[..., Figure], part: TransferAnalysis, joint: JointAnalysis) -> Figure:
-    return draw(part)
 
 
 def transfer_figures(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Figure]:
