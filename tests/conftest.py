@@ -403,7 +403,7 @@ def drawn() -> Callable[[Any], list[Any]]:
 
     def drawn(figure: Any) -> list[Any]:
         summaries = []
-        for axes in figure.axes:
+        for axes in [a for ax in figure.axes for a in (ax, *ax.child_axes)]:  # a second axis is a child
             lines = [np.column_stack([np.asarray(v, float) for v in line.get_data()]) for line in axes.lines]
             dots = [np.asarray(c.get_offsets(), float).reshape(-1, 2) for c in axes.collections]
             marks = []
