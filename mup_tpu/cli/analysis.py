@@ -309,13 +309,14 @@ def _print_for(
     """Print values for a program; as TOML, those of our networks are a trial for `mup-tpu train`."""
     from mup_tpu.config.columns import CONFIGURED
     from mup_tpu.config.toml import stored_trial, write_trial
-    from mup_tpu.store import load_axes, load_runs, results_folder
-    from mup_tpu.store.header import FILE
+    from mup_tpu.store import holds_store, load_axes, load_runs
     from mup_tpu.words.plans import write_recipe
 
-    fields = {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in tuned.items()}
-    values = {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in values.items()}
-    is_ours = FILE in results_folder(path).names() and not load_axes(path).scale.is_study
+    def by_field(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in given.items()}
+
+    fields, values = by_field(tuned), by_field(values)
+    is_ours = holds_store(path) and not load_axes(path).scale.is_study
     if format == "toml" and is_ours:
         runs, compared = load_runs(path), load_axes(path).compare.column
         row = (runs[runs[compared].astype(str) == rule] if rule else runs).iloc[-1]

@@ -24,7 +24,7 @@ from mup_tpu.config.columns import Table
 from mup_tpu.config.options import Repeated
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError
-from mup_tpu.store import is_search, load_runs, results_folder
+from mup_tpu.store import holds_store, is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.header import keep_predictions, load_predictions
 from mup_tpu.words import tables, verdicts
@@ -365,7 +365,7 @@ class JointResults(Results):
 
     @property
     def is_folder(self) -> bool:
-        return STORE in results_folder(self.path).names()
+        return holds_store(self.path)
 
     def to_dict(self) -> dict[str, Any]:
         return self.joint.to_dict()

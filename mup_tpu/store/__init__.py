@@ -7,6 +7,7 @@ from mup_tpu.store.runs import (
     LOG_OBJECTS,
     Store,
     done_of,
+    holds_store,
     is_search,
     load_axes,
     load_curves,
@@ -17,6 +18,6 @@ from mup_tpu.store.runs import (
 
 __all__ = [
     "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Condition", "Store", "StoredAxes", "StoredAxis",
-    "done_of", "is_search", "load_axes", "load_curves", "load_header", "load_runs", "load_values",
-    "results_folder",
+    "done_of", "holds_store", "is_search", "load_axes", "load_curves", "load_header", "load_runs",
+    "load_values", "results_folder",
 ]  # fmt: skip

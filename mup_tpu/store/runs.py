@@ -27,6 +27,7 @@ from mup_tpu.config.values import TYPE_NAMES
 from mup_tpu.errors import StoreError
 from mup_tpu.store import tables
 from mup_tpu.store.header import (
+    FILE,
     Condition,
     Header,
     StoredAxes,
@@ -211,6 +212,10 @@ class Store:
 def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:
     """Return trial_ids of `Store.results`; `stopped` counts trials that were stopped early."""
     return set(results.loc[stopped | (results["status"] != "stopped"), "trial_id"])
+
+
+def holds_store(path: str | os.PathLike[str]) -> bool:
+    return FILE in results_folder(path).names()
 
 
 def is_search(path: str | os.PathLike[str]) -> bool:
