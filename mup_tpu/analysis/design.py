@@ -110,7 +110,10 @@ def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[flo
 
 
 def source_rate(estimates: Sequence[Estimate], scale: float, values: Sequence[float]) -> list[Cell]:
-    """Return a run at the first step of a grid beyond the smallest scale's optimum, if that is outside."""
+    """Return a run near the smallest scale's optimum, if that lies outside the values.
+
+    It is the first step of the grid that reaches the optimum.
+    """
     x = next((e.optimum.x for e in estimates if e.optimum.is_bracketed), values[0])
     step = max(1.0, estimates[-1].curve.step)
     beyond = max(x - max(values), 0.0) or min(x - min(values), 0.0)

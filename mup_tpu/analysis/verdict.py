@@ -47,7 +47,7 @@ grid."""
 
 @dataclass(frozen=True)
 class Regret:
-    """Loss at one scale with the optimum of a smaller one, over the loss at its own."""
+    """What it costs to train a scale with a smaller scale's optimum instead of its own."""
 
     source: float
     target: float
