@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, load_table
-from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.cli import main
+from mup_tpu.cli.results import TableOptions, open_results
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
@@ -158,7 +158,7 @@ def test_predictions_are_older_than_the_runs_at_their_scale(file):
         assert (there > pd.Timestamp(kept.made_at)).all()
 
 
-def test_the_page_of_predictions_says_what_the_stored_rows_say(analysed):
+def test_the_page_of_predictions_says_what_the_stored_rows_say():
     page = (RESULTS / "prediction" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| \[?(\w+).*\| `(\w[\w.]*)` .*\| 2\^([−\d.]+) \(.*\| 2\^([−\d.]+).*\| (inside|outside)",
@@ -169,7 +169,7 @@ def test_the_page_of_predictions_says_what_the_stored_rows_say(analysed):
     scored = [
         (file.parent.name, s.prediction.compared, s.prediction.x, s.x, "inside" if s.is_inside else "outside")
         for file in PREDICTED
-        for s in score(load_predictions(file.parent), analysed(file.parent))
+        for s in open_results(str(file.parent), TableOptions()).scores
         if s.is_inside is not None
     ]
     assert len(rows) == len(scored)

@@ -14,17 +14,18 @@ import pandas as pd
 
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.load import load_table, tuned_together
 from mup_tpu.analysis.optimum import LossCurve
 from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.surface import analyze_jointly
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.verdict import Regret
 from mup_tpu.analysis.worth import Worth
 from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError
-from mup_tpu.store import is_search
+from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import PREDICTIONS, load_predictions
 
 _FIRST = "parametrization"  # compared column whose rows come first
@@ -175,10 +176,13 @@ def predictions_inside(root: Path) -> dict[str, list[bool]]:
     inside: dict[str, list[bool]] = {}
     for file in sorted(root.rglob(PREDICTIONS)):
         with contextlib.suppress(MupTpuError):
-            table = load_table(file.parent)
-            run = set(table.runs["scale"])
-            kept = [p for p in load_predictions(file.parent) if p.scale in run and p.scale not in p.scales]
-            scores = score(kept, analyze(table)) if kept else []
+            folder, runs = file.parent, load_runs(file.parent)
+            made = load_predictions(folder)
+            kept = [p for p in made if p.scale in {*runs.get(p.scale_column, ())} - {*p.scales}]
+            if not kept:
+                continue
+            parts = analyze_jointly(folder).parts if tuned_together(folder) else [analyze(load_table(folder))]
+            scores = [one for part in parts for one in score(kept, part)]
             if known := [one.is_inside for one in scores if one.is_inside is not None]:
                 inside.setdefault(file.relative_to(root).parts[0], []).extend(known)
     return inside

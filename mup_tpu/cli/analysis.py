@@ -183,8 +183,10 @@ def predict(
     if format != "text" and (json or figures or sizes or best_over):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
     if (recipe := predict_planned_folder(path, at)) is not None:
-        if figures or keep or best_over:
-            raise ConfigError("the folder holds a plan, whose prediction takes no figures, keep or best_over")
+        if figures or best_over:
+            raise ConfigError("the folder holds a plan, whose prediction takes no figures or best_over")
+        if keep:
+            _keep_planned(path, recipe)
         print_recipe(recipe, path, format, json)
         return
     if tuned := table.tuned(path):
@@ -287,6 +289,18 @@ def predict_planned_folder(path: str, at: Sequence[str]) -> Recipe | None:
     if planned is None or not {*sizes} <= {*planned.follows} or None in sizes.values():
         return None
     return predict_planned(path, {name: value for name, value in sizes.items() if value is not None})
+
+
+def _keep_planned(path: str, made: Recipe) -> None:
+    from mup_tpu.config.options import TransferOptions
+    from mup_tpu.store import load_axes
+    from mup_tpu.tuning.transfer import Transfer
+
+    scale = load_axes(path).scale
+    if scale.is_study:
+        raise ConfigError(f"the prediction of your own training is kept by mup-tpu transfer {path}")
+    at = tuple(f"{name}={made.values[name]}" for name in scale.fields)
+    Transfer(path, TransferOptions(at)).keep(path)
 
 
 def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = False) -> None:

@@ -367,13 +367,18 @@ class JointResults(Results):
     def is_folder(self) -> bool:
         return holds_store(self.path)
 
+    @property
+    def scores(self) -> list[Score]:
+        return [one for part in self.joint.parts for one in self._scores(part)]
+
     def to_dict(self) -> dict[str, Any]:
         return self.joint.to_dict()
 
     def show(self, console: Console) -> None:
         from mup_tpu.words import surfaces
 
-        self.show_joint(console, surfaces.lines(self.joint))
+        scored = [f"{verdicts.score(one)}." for one in self.scores]
+        self.show_joint(console, [*surfaces.lines(self.joint), *scored])
 
     def show_next(self, console: Console) -> None:
         from mup_tpu.words import surfaces

@@ -63,8 +63,8 @@ class Choice:
     sentence: str = ""  # where the value comes from
     is_predicted: bool = False
     """Whether its value is its rule's predicted optimum at the target; else it is its own best value."""
-    prediction: KeptPrediction | None = None
-    """The prediction, where a run of the trial scores it: not with other steps or another batch size."""
+    predictions: tuple[KeptPrediction, ...] = ()
+    """One a hyperparameter, where runs at the target score them: not of other steps or batch sizes."""
 
 
 def _finished(results: str) -> pd.DataFrame:
@@ -200,7 +200,7 @@ class Transfer:
         return [choice.sentence for choice in self.chosen if choice.sentence] or [searched]
 
     def keep(self, results: str) -> None:
-        keep_predictions(results, [c.prediction for c in self.chosen if c.prediction is not None])
+        keep_predictions(results, [made for choice in self.chosen for made in choice.predictions])
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
         """Run the missing trials at the target."""
@@ -217,14 +217,15 @@ class Transfer:
         """Compare each prediction with the loss of the runs at the predicted value, in a sentence each."""
         sentences = []
         for choice in self.chosen:
-            if (made := choice.prediction) is None:
-                continue
             rule = choice.trial.model.parametrization
             rows = runs[(runs[field_column("parametrization")] == rule) & (runs["status"] == "finished")]
-            rows = rows[np.isclose(rows[self.tuned[0]], 2**made.x, rtol=1e-6)]
+            for made in choice.predictions:
+                rows = rows[np.isclose(rows[made.hyperparameter], 2**made.x, rtol=1e-6)]
             if len(rows):
-                reached = Score(made, math.nan, math.nan, float(rows["loss"].mean()))
-                sentences.append(score_sentence(reached))
+                loss = float(rows["loss"].mean())
+                sentences += [
+                    score_sentence(Score(made, math.nan, math.nan, loss)) for made in choice.predictions
+                ]
         return sentences
 
 
@@ -271,10 +272,9 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
             recipe = predict_planned(path, Goal(fields, planned.follows, {}, base=source.trial).sizes(fields))
             assert recipe is not None
             measures = configured(goal) | sizes(goal, data.load(goal.data).vocab_size)
-            kept_all = recipe.kept(name, scale, float(measures[scale]))
+            kept = () if changes else tuple(recipe.kept(name, scale, float(measures[scale])))
             best = {f: one.value for f, one in zip(axes.tune.fields, recipe.optima, strict=True)}
             sentence = "\n  ".join(recipe_lines(recipe))
-            kept = kept_all[0] if len(kept_all) == 1 and not changes else None
             choice = Choice(source.trial.replace(**best), source.loss, sentence, True, kept)
         elif parts and not {*fields} <= {*axes.scale.fields}:
             why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
@@ -298,9 +298,9 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
                 lines = list[str]()
                 for one, part in zip(made, predicted, strict=True):
                     lines += [prediction(one, part), *(f"  {line}" for line in prediction_details(one, part))]
-                # Of several values a run would score none alone, nor one with other steps or batch size.
+                # Predictions of several hyperparameters are kept of plans alone.
                 is_scored = len(made) == 1 and all(source.trial.flat()[n] == v for n, v in changes.items())
-                kept = to_keep(predicted[0], table)[0] if is_scored else None
+                kept = tuple(to_keep(predicted[0], table)) if is_scored else ()
                 choice = Choice(source.trial.replace(**best), source.loss, "\n".join(lines), True, kept)
         if not choice.sentence:
             place = "its scale"

@@ -2,7 +2,10 @@
 
 import json
 import math
+import re
+import shutil
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,11 +14,14 @@ import pytest
 from mup_tpu import plan
 from mup_tpu.analysis.planned import predict_planned
 from mup_tpu.analysis.trend import BY_KIND, Pace, Priors, Trend, fixed
+from mup_tpu.cli import main
 from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial
+from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, parse_axis, write_sweep
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.models import sizes, training_flops
 from mup_tpu.store import Store, StoredAxes
+from mup_tpu.store.header import load_predictions
 from mup_tpu.study import Study
 from mup_tpu.tuning.plan import LAUNCH_S, Machine, planned_of
 from mup_tpu.tuning.runner import Corpora
@@ -340,6 +346,7 @@ def _two(tmp_path, bought, noise=0.002):
     """Rate and decay of a plan of ours, both bought: the rate falls with tokens, the decay rises."""
     axes = (Axis("learning_rate", (2**-9, 2**-7, 2**-5)), Axis("weight_decay", (0.03, 0.1, 0.3)))
     made = plan("width=512 steps=8000", "1e17", Sweep("two", Trial().replace(steps=500), tune=Design(axes)))
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "plan.toml").write_text(made.toml())
     assert load_sweep(tmp_path / "plan.toml") == made.sweep and made.beside == {
         "weight_decay": (0.03, 0.1, 0.3)
@@ -352,7 +359,9 @@ def _two(tmp_path, bought, noise=0.002):
         rise = 0.03 * a * a + 0.02 * b * b + 0.015 * a * b + noise * generator.standard_normal()
         return 2 + 30 * row["flops"] ** -0.1 + rise
 
-    return made, _bought(bought, made, None, tmp_path, loss=loss)
+    rows = _bought(bought, made, None, tmp_path, loss=loss)
+    rows.attrs["loss"] = loss
+    return made, rows
 
 
 def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(tmp_path, bought):
@@ -372,6 +381,33 @@ def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(tmp_path, bou
     text = "\n".join(recipe_lines(recipe))
     assert "by rule: μP keeps the best learning rate along width (75% of the prior)" in text
     assert "an error of one octave costs 0.0" in text and "learning rate and weight decay interact" in text
+
+
+@pytest.mark.slow
+def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(tmp_path, bought, capsys):
+    made, rows = _two(tmp_path / "two", bought)
+    for _ in range(2):  # the second time adds nothing
+        main(["predict", str(tmp_path / "two"), "--keep"])
+    kept = load_predictions(tmp_path / "two")
+    assert [one.hyperparameter for one in kept] == ["lr", "weight_decay"]
+    (tmp_path / "there").mkdir()
+    shutil.copy(tmp_path / "two" / "predictions.json", tmp_path / "there")
+    rates, decays = ([2 ** (one.x + step) for step in (-2, -1, 0, 1, 2)] for one in kept)
+    tuned = Design((Axis("learning_rate", rates), Axis("weight_decay", decays)))
+    sweep = replace(made.sweep, scale=Ladder((made.goal.values,)), tune=tuned)
+    loss, runs = rows.attrs["loss"], []
+    for i, trial in enumerate(sweep.trials()):
+        row = configured(trial) | sizes(trial, 256) | {"trial_id": f"{i}", "status": "finished"}
+        runs.append(row | {"loss": loss(row)})
+    Store(tmp_path / "there", "two", StoredAxes.of(sweep)).append(runs)
+    capsys.readouterr()
+    main(["analyze", str(tmp_path / "there")])
+    out = " ".join(capsys.readouterr().out.split())
+    scored = [line for line in out.split("μP: at ")[1:] if "predicted on" in line]
+    assert len(scored) == 2 and "weight decay 2^-" in scored[1]
+    for line, x in zip(scored, (-7, -4), strict=True):
+        measured = float(re.search(r"measured 2\^(-[\d.]+) = [\d.]+, inside the interval", line)[1])
+        assert measured == pytest.approx(x, abs=0.3)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
     moved = Transfer(folder, TransferOptions(at=("width=256",)))
     (trial,) = moved.trials
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(rate) and moved.warnings == []
-    assert moved.chosen[0].prediction is None, "a run of all values scores none alone"
+    assert moved.chosen[0].predictions == (), "a run of all values scores none alone"
     assert math.log2(trial.optimizer.weight_decay) == pytest.approx(decay)
     main(["analyze", folder, "--figures", "--report"])
     drawn = {"transfer", "optimum", "regret"}
@@ -202,7 +202,7 @@ def test_what_a_prediction_covers_is_no_warning(two_rules):
     longer = Transfer(two_rules, TransferOptions(at=("width=1024,steps=700",), compare=("sp",)))
     (warning,) = longer.warnings
     assert "became 700" in warning
-    assert longer.chosen[0].prediction is None, "a run of other steps does not score it"
+    assert longer.chosen[0].predictions == (), "a run of other steps does not score it"
 
 
 def test_only_the_transfer_s_own_trials_are_its_rows(small):
@@ -217,7 +217,7 @@ def test_a_rule_that_a_sweep_lacks_takes_mup_s_value(two_rules):
     assert trial.model.parametrization == "completep"
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(-6.0, abs=0.1)
     assert moved.origin[0].startswith("completep takes the value of μP: learning rate 2^-6.0")
-    assert moved.chosen[0].prediction is None
+    assert moved.chosen[0].predictions == ()
 
 
 def test_a_sweep_without_mup_asks_which_of_its_rules_is_meant(tiny, tmp_path):
