@@ -137,7 +137,10 @@ def default_columns(path: Place) -> Columns:
     axes = load_axes(path)
     along = tuple(column for axis in (axes.scale, axes.tune, axes.compare) for column in axis.columns)
     along += DATA if {*IN_FINGERPRINT} & {*axes.scale.fields, *axes.compare.fields} else ()
-    return Columns(axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along)
+    return Columns(
+        axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along,
+        is_per_token=not axes.scale.is_study,
+    )  # fmt: skip
 
 
 def tuned_together(path: Place) -> tuple[str, ...]:

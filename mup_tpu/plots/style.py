@@ -134,7 +134,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
 def in_unit(quantity: str, columns: Columns) -> str:
     """Return the label of an axis of losses or their differences, in the table's unit."""
     if columns.unit == "nat":
-        return f"{quantity} (nat per token)"
+        return f"{quantity} (nat per token)" if columns.is_per_token else f"{quantity} (nat)"
     sign = (
         "−" if columns.maximized and quantity == "loss" else ""
     )  # more is better: the axis has the negative

@@ -48,7 +48,9 @@ class Columns:
     along: tuple[str, ...] = ()
     """Other columns that change with the scale, as on a ladder."""
     unit: str = "nat"
-    """Unit of losses and regrets: nat (per token), or the name of a metric that is in none."""
+    """Unit of losses and regrets: nat, or the name of a metric that is in none."""
+    is_per_token: bool = True
+    """Whether nat are those of a token; a study may be of images."""
     maximized: bool = False
     """Whether the loss is the negative of a metric of which more is better."""
 
