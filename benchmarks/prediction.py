@@ -6,7 +6,8 @@
 Sweeps: those of the atlas (results/public/sweeps.csv) with three known optima or more. Each prefix of two
 optima or more predicts every later one; intervals are widened by the later optimum's own error. A repository
 is one source, and so are our own sweeps of one name. All prefixes go through the regression of
-mup_tpu/analysis/trend.py together, which a test holds to it.
+mup_tpu/analysis/trend.py together, which a test holds to it. Losses at the optima are predicted from each
+prefix of three or more.
 
 Shapes: P prefixes, S optima of a prefix (padded by optima without weight), T later optima (padded), K sets
 times scatters.
@@ -14,6 +15,7 @@ times scatters.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -24,6 +26,8 @@ import pandas as pd
 import tyro
 from scipy import optimize, special
 
+from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.scaling_law import LEAST, expected_loss
 from mup_tpu.analysis.trend import BY_KIND, FLAT, KEPT, LEAST_ERROR, Pace, Priors
 
 RANGES = (0.0, 1.25, 2.4, 3.6, 99.0)
@@ -294,6 +298,28 @@ def process_of(given: Prefixes, start: Process, most: int = 200) -> Process:
     )
 
 
+def loss_scores(sweeps: pd.DataFrame) -> pd.DataFrame:
+    """Whether the 95 % interval of each later loss at an optimum holds it, and its width over the loss."""
+    rows = []
+    for row in sweeps.dropna(subset="losses").to_dict("records"):
+        scales_S, losses_S = np.array([one.split() for one in row["losses"].split("; ")], float).T
+        pairs = itertools.combinations_with_replacement(range(LEAST, len(losses_S)), 2)
+        for count, later in pairs:
+            made = expected_loss(losses_S[:count], scales_S[:count], scales_S[later])
+            if isinstance(made, Reason):
+                continue
+            rows.append(
+                {
+                    "sweep": (row["source"], row["sweep"], row["rule"]),
+                    "along": "batch size" if row["kind"] == "batch size" else "others",
+                    "octaves": math.log2(scales_S[later] / scales_S[count - 1]),
+                    "in 95 %": made.holds(losses_S[later]),
+                    "width": (made.high - made.low) / made.loss,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
 def main(sweeps: Path = Path("results/public/sweeps.csv"), choose: bool = False) -> None:
     """Print calibration and CRPS by distance.
 
@@ -320,6 +346,10 @@ def main(sweeps: Path = Path("results/public/sweeps.csv"), choose: bool = False)
     print(summary(table).to_string(), summary(table, by_source=True).to_string(), sep="\n")
     columns = ["in 50 %", "in 95 %", "crps", "of a process", "of a line", "of the last"]
     print(table.groupby("kind")[columns].mean().round(3).to_string())
+    losses = loss_scores(pd.read_csv(sweeps))
+    by_range = [pd.cut(losses["octaves"], RANGES), "along"]
+    of_losses = losses.groupby(by_range, observed=True)
+    print(of_losses.agg({"sweep": "size", "in 95 %": "mean", "width": "median"}).round(3).to_string())
 
 
 if __name__ == "__main__":

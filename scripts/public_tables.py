@@ -154,6 +154,7 @@ def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[
             "claimed": claims(str(compared), kind_of(table.columns.scale)),
             "late": _broke_late(known),
             "optima": "; ".join(f"{o.scale:.6g} {o.mean:.4f} {o.se:.4f}" for o in known),
+            "losses": "; ".join(f"{o.scale:.6g} {o.loss:.6g}" for o in optima if is_runs and o.is_bracketed),
         }
 
 
