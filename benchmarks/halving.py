@@ -20,7 +20,8 @@ from mup_tpu.analysis import analyze, check_table
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.jobs.pack_job import make_packs
 from mup_tpu.store import load_curves, load_runs
-from mup_tpu.training.record import RECENT, behind_best, rungs
+from mup_tpu.training.record import behind_best
+from mup_tpu.training.trials import RECENT, rungs
 
 
 def replay(runs: pd.DataFrame, curves: pd.DataFrame) -> tuple[pd.DataFrame, float]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table, predict
     from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial
-    from mup_tpu.study import Study, octaves
+    from mup_tpu.study.space import octaves
+    from mup_tpu.study.study import Study
     from mup_tpu.tuning.plan import plan
 
 __version__ = "0.1.0"
@@ -24,7 +25,8 @@ __all__ = [
 _FROM = {
     "analysis": ("analyze", "load_table", "predict"),
     "config": ("Axis", "Design", "Ladder", "Sweep", "Trial"),
-    "study": ("Study", "octaves"),
+    "study.space": ("octaves",),
+    "study.study": ("Study",),
     "tuning.plan": ("plan",),
 }
 

@@ -105,6 +105,13 @@ def heavy_modules_after() -> Iterator[Callable[[str], list[str]]]:
         yield heavy_modules_after
 
 
+def test_each_trial_of_a_study_forks_a_process_with_few_modules() -> None:
+    """With pandas, a fork took three times as long."""
+    imports = "import sys, mup_tpu.jobs.pools, mup_tpu.study.trainer"
+    code = f"{imports}; print(*{{'numpy', 'pandas', 'rich', 'fsspec'}} & {{*sys.modules}})"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=PACKAGE.parent, text=True) == "\n"
+
+
 def room_sources(room: str) -> list[Path]:
     """Files of a room: one module or one package."""
     module = PACKAGE / f"{room}.py"

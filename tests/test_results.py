@@ -17,7 +17,7 @@ from mup_tpu.config.toml import stored_trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.store.header import load_predictions
-from mup_tpu.study import Trial as StudyTrial
+from mup_tpu.study.report import Trial as StudyTrial
 from mup_tpu.words import names
 from mup_tpu.words.tables import referee_page
 from mup_tpu.words.verdicts import to_dict

@@ -16,7 +16,7 @@ from mup_tpu.config.values import as_number, on_one_line, parse_seconds
 from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mup_tpu.study import Study
+    from mup_tpu.study.study import Study
 
 Kind = Literal["sweep", "search", "ladder", "study"]
 # Command that takes the file of each kind
@@ -122,8 +122,7 @@ def tell(
 
 
 def _study(path: str) -> Study:
-    from mup_tpu.study import Study
-    from mup_tpu.study.study import load_study
+    from mup_tpu.study.study import Study, load_study
 
     if not path.endswith(".toml"):
         return Study.load(path)

@@ -17,15 +17,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, Self
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.jobs import this_machine
 from mup_tpu.jobs.driver import Ended, Failed, Job, Lost, Pool, Question, Surroundings, Worker, perform
 from mup_tpu.training.process import host_log
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class _Here(Worker):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -228,11 +229,8 @@ class _Attempt:
 
     def __init__(self, connection: Connection, function: Function, call: Call) -> None:
         self._worker, self._modules, self._line = connection, tuple[str, ...](), b""
-        self._call, self._tail = call, b""
+        self._call, self._tail, self._file = call, b"", call.output
         self._output: TextIOWrapper | None = None
-        if call.output is not None:
-            with raised_as(StoreError, f"{call.results}/{call.output} cannot be opened"):
-                self._output = Folder(call.results).append_to(call.output)
         self._messages, sends = os.pipe()
         self._printed, prints = os.pipe()
 
@@ -292,6 +290,10 @@ class _Attempt:
     def _print(self) -> None:
         part = self._read(self._printed)
         self._tail = (self._tail + part)[-_LAST_LINES * _LONGEST_LINE :]
+        if part and self._output is None and self._file is not None:
+            name, self._file = self._file, None
+            with raised_as(StoreError, f"{self._call.results}/{name} cannot be opened"):
+                self._output = Folder(self._call.results).append_to(name)
         if self._output is not None:
             with contextlib.suppress(OSError):  # a full disk ends no trial
                 os.write(self._output.fileno(), part)
@@ -386,7 +388,7 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
             left = left[os.write(sends, left) :]
 
     report: Report | None = None
-    before = {*sys.modules}
+    before = len(sys.modules)
     try:
         report = made = call.make_report(lambda reported: send(report=asdict(reported)))
         signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
@@ -408,7 +410,8 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
             stream.flush()
     if report is not None:
         outcome = replace(outcome, points=tuple(report.curve.points), step=report.step)
-    modules = tuple(name for name in sys.modules if name not in before)
+    # From the end: a look at all names would copy the pages that this process shares with its keeper.
+    modules = (*itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before)),)[::-1]
     text = outcome.reason and outcome.reason.encode(errors="backslashreplace").decode()
     send(outcome=asdict(replace(outcome, reason=text, modules=modules)))
     os._exit(0)

@@ -1,4 +1,7 @@
-"""Reports of a training function: curve, sign of life, checkpoints, early stops."""
+"""Arguments of a training function: its trial, and its report (curve, sign of life, early stops).
+
+Without numpy and pandas: each trial is a fork of a process with these imports, and pays for its pages.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,75 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import shown
 from mup_tpu.config.values import as_number
-from mup_tpu.files import Folder
-from mup_tpu.training.record import RECENT, rungs
+from mup_tpu.files import Folder, short_hash
+from mup_tpu.training.trials import RECENT, rungs
 
 _SEND_EVERY_S = 0.2
 _MOST_POINTS = 1000
 _RESUME = "resume.json"
+
+Value = str | int | float | bool
+
+
+class Trial:
+    """Values of one run of a study, as attributes: `trial.width`, `trial.learning_rate`, `trial.seed`."""
+
+    __slots__ = ("_id", "_study", "_values")
+
+    def __init__(self, study: str, values: Mapping[str, Value]) -> None:
+        object.__setattr__(self, "_study", study)
+        object.__setattr__(self, "_values", dict(values))
+        object.__setattr__(self, "_id", "")
+
+    @property
+    def values(self) -> dict[str, Value]:
+        return dict(self._values)
+
+    @property
+    def id(self) -> str:
+        """Name of 16 hex digits for the study and the values; 256 and 256.0 are one value."""
+        if not self._id:
+            values = {  # 1 and 1.0 are one number, True and 1 are not
+                name: [type(value).__name__, str(value)]
+                if isinstance(value, bool | str)
+                else ["number", float(value).hex()]
+                for name, value in self._values.items()
+            }
+            content = {"study": self._study, "values": values}
+            digits = short_hash(json.dumps(content, sort_keys=True, separators=(",", ":")))
+            object.__setattr__(self, "_id", digits)
+        return str(self._id)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # as pickle asks for, before there are values
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            names = ", ".join(self._values)
+            raise AttributeError(f"trial has no {name!r}; it has {names}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"trial cannot be changed: {name!r} was set")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trial, (self._study, self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trial) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"Trial({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
 
 @dataclass(frozen=True)

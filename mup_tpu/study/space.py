@@ -20,70 +20,15 @@ from mup_tpu.config import MOST_TRIALS, shown
 from mup_tpu.config.sweep import DESIGNS, design_points
 from mup_tpu.config.values import require_count, require_name
 from mup_tpu.errors import ConfigError, StoreError, reason
-from mup_tpu.files import short_hash
 from mup_tpu.store import FINAL, STUDY_COLUMNS, Store, StoredAxes, StoredAxis
 from mup_tpu.store.runs import Result
+from mup_tpu.study.report import Trial, Value
 
-Value = str | int | float | bool
 Point = dict[str, Value]
 Points = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 _RESERVED = {*STUDY_COLUMNS, "step", "loss_err", "id", "values"}
 """Names of columns of every study or attributes of every trial."""
-
-
-class Trial:
-    """Values of one run of a study, as attributes: `trial.width`, `trial.learning_rate`, `trial.seed`."""
-
-    __slots__ = ("_id", "_study", "_values")
-
-    def __init__(self, study: str, values: Mapping[str, Value]) -> None:
-        object.__setattr__(self, "_study", study)
-        object.__setattr__(self, "_values", dict(values))
-        object.__setattr__(self, "_id", "")
-
-    @property
-    def values(self) -> dict[str, Value]:
-        return dict(self._values)
-
-    @property
-    def id(self) -> str:
-        """Name of 16 hex digits for the study and the values; 256 and 256.0 are one value."""
-        if not self._id:
-            values = {  # 1 and 1.0 are one number, True and 1 are not
-                name: [type(value).__name__, str(value)]
-                if isinstance(value, bool | str)
-                else ["number", float(value).hex()]
-                for name, value in self._values.items()
-            }
-            content = {"study": self._study, "values": values}
-            digits = short_hash(json.dumps(content, sort_keys=True, separators=(",", ":")))
-            object.__setattr__(self, "_id", digits)
-        return str(self._id)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # as pickle asks for, before there are values
-            raise AttributeError(name)
-        try:
-            return self._values[name]
-        except KeyError:
-            names = ", ".join(self._values)
-            raise AttributeError(f"trial has no {name!r}; it has {names}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"trial cannot be changed: {name!r} was set")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Trial, (self._study, self._values)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Trial) and self.id == other.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        return f"Trial({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
 
 def octaves(first: float, last: float, step: float = 1.0) -> list[float]:

@@ -41,8 +41,8 @@ from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
 from mup_tpu.study.attempt import Function, Outcome
-from mup_tpu.study.report import forget_rungs, number
-from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space, Trial
+from mup_tpu.study.report import Trial, forget_rungs, number
+from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
 from mup_tpu.tuning.sequence import Grid, buy, buyer_of
@@ -513,7 +513,9 @@ def _place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
     count = workers_that_fit(workers or len(gpus) or cores(), _SERVER_MB, _WORKER_MB, "a study")
     parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
     threads = max(1, cores() // count)
-    return threads, lambda: Forked(count, folder, preload=("mup_tpu.study.trainer",), parts=parts)
+    return threads, lambda: Forked(
+        count, folder, preload=("mup_tpu.jobs.pools", "mup_tpu.study.trainer"), parts=parts
+    )
 
 
 def _place_on_ray(

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -32,9 +32,11 @@ from mup_tpu.files import Folder, short_hash
 from mup_tpu.files.local import scratch_folder
 from mup_tpu.jobs.driver import Job, Preparing, Surroundings
 from mup_tpu.study.attempt import Call, Function, Keeper, Outcome, ProgramFailed
-from mup_tpu.study.report import Report
-from mup_tpu.study.space import Space, Trial
+from mup_tpu.study.report import Report, Trial
 from mup_tpu.training.process import handling
+
+if TYPE_CHECKING:
+    from mup_tpu.study.space import Space
 
 RESULT = "MUP_TPU_RESULT"
 """Environment variable with the path at which a program may write its result as JSON."""

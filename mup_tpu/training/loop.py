@@ -28,9 +28,9 @@ from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.memory import check_fits, device_errors
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.process import handling
-from mup_tpu.training.record import Meter, PackResult, Records, Report, rungs, summary
+from mup_tpu.training.record import Meter, PackResult, Records, Report, summary
 from mup_tpu.training.sharded import Processes, ShardedPack, follower
-from mup_tpu.training.trials import learning_rate, open_steps
+from mup_tpu.training.trials import learning_rate, open_steps, rungs
 
 # SIGTERM takes effect between two chunks of steps, and comes 30 s before a machine is taken away.
 _LONGEST_CHUNK_S = 10.0

@@ -24,8 +24,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
-from mup_tpu.study import Report, Trial
-from mup_tpu.study.report import Ending
+from mup_tpu.study.report import Ending, Report, Trial
 from mup_tpu.study.trainer import fingerprint
 
 QUIET = Console(quiet=True)
@@ -455,7 +454,10 @@ def test_what_is_appended_to_is_opened_only_if_it_is_ours(name, there, tmp_path)
     else:
         os.mkfifo(path)
     with pytest.raises(StoreError, match=f"{path.name} cannot be opened: "):
-        study.ask() if name.startswith("asked") else study.run(trainers.valley, workers=1, console=QUIET)
+        if name.startswith("asked"):
+            study.ask()
+        else:
+            study.run(lambda trial, report: print("a line") or 2.5, workers=1, console=QUIET)
     assert victim.read_text() == "mine" * 300_000
     assert [*victim.parent.iterdir()] == [victim] and not list(folder.glob("runs/*"))
 

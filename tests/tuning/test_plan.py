@@ -22,7 +22,7 @@ from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.models import sizes, training_flops
 from mup_tpu.store import Store, StoredAxes
 from mup_tpu.store.header import load_predictions
-from mup_tpu.study import Study
+from mup_tpu.study.study import Study
 from mup_tpu.tuning.plan import LAUNCH_S, Machine, planned_of
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sequence import _grid_of
