@@ -55,16 +55,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Device of tests that train on any device; others have no GPU."""
-    told = "where packs of tests train; hollow: on a hollow GPU, whose values the CPU computes"
-    parser.addoption("--device", choices=("cpu", "cuda", "hollow"), default="cpu", help=told)
+    told = (
+        "where packs of tests train; hollow: on a GPU whose values the CPU computes; tpu: by TorchTPU there"
+    )
+    parser.addoption("--device", choices=("cpu", "cuda", "hollow", "tpu"), default="cpu", help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nightly tests are left out unless -m names them."""
     device = config.getoption("--device")
-    os.environ["MUP_TPU_TEST_DEVICE"] = "cpu" if device == "cpu" else "cuda"
-    if device == "cpu":
+    os.environ["MUP_TPU_TEST_DEVICE"] = "cuda" if device == "hollow" else device
+    if device in ("cpu", "tpu"):
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if device == "tpu":
+        import tpu_on_cpu  # noqa: F401
     if device == "hollow":
         import filled_gpu  # noqa: F401
     asked = config.option.markexpr
@@ -97,7 +101,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     Under pytest-xdist a file's tests run in one process, except slow ones without a fixture of their file.
     """
     groups: dict[str, list[pytest.Item]] = {}
+    in_turns = pytest.mark.skip(reason="on TPUs members are stacked")
     for item in items:
+        spec = getattr(item, "callspec", None)
+        if item.config.getoption("--device") == "tpu" and spec and "loop" in spec.params.values():
+            item.add_marker(in_turns)
         if MANY_EXAMPLES and is_drawn(item):
             item.add_marker(pytest.mark.timeout(3 * 3600))
         groups.setdefault(group_of(item), []).append(item)

@@ -73,7 +73,8 @@ class RunOptions:
     placement: Literal["host", "chip", "slice"] = "host"
     """TPU resources reserved for one pack on a Ray cluster: a host's chips, one chip, or a slice of hosts."""
     execution: Literal["auto", "loop", "vmap"] = "auto"
-    """Members of a pack train in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
+    """Members of a pack train in turns ("loop", the CPU's default) or stacked as one program ("vmap", TPUs'
+    only way)."""
     micro_batches: int = described(1, least=1)
     """Parts of a batch, computed in turn before one update to save memory. Sums are taken in another order;
     bf16 rounds each part's gradient."""
@@ -98,6 +99,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         require_valid(self)
+        if self.execution == "loop" and self.device in ("tpu", "xla"):
+            raise ConfigError(f"execution 'loop' is for CPUs and GPUs: device {self.device!r} stacks members")
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
         """Refuse more parts of a batch than it has sequences on each device."""

@@ -106,6 +106,7 @@ TPU_TYPES = {
 
 
 def tpu_type(name: str) -> TpuType:
+    name = name.replace("v5e-", "v5litepod-")  # Google Cloud uses both
     require_one_of("TPU type", name, tuple(TPU_TYPES))
     return TPU_TYPES[name]
 

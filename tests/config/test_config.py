@@ -96,6 +96,7 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
         (lambda: RunOptions(threads=1_000_000), "threads 1000000 is not allowed: it must be at most 1,024"),
         (lambda: RunOptions(threads=-1), "threads -1 is not allowed"),
         (lambda: RunOptions(log_every=0), "log_every 0 is not allowed"),
+        (lambda: RunOptions(device="tpu", execution="loop"), "execution 'loop' is for CPUs and GPUs"),
         (lambda: SweepOptions(heartbeat=math.inf), "heartbeat inf is not allowed: it must be a finite"),
         (lambda: SearchOptions(budget="infs"), "budget 'infs' is not a time; write 90s, 30m or 2h"),
         (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),

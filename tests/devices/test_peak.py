@@ -74,10 +74,11 @@ def test_peaks_of_gpus_are_those_of_nvidia_s_data_sheets(name, bf16, float32):
         ("v5litepod", 197, 16, 1),
         ("v5p", 459, 95, 1),
         ("v6e", 918, 32, 1),
+        ("v7", 2307, 192, 2),
     ],
 )
 def test_chips_are_those_of_google_s_pages(kind, tflops, gib, cores):
-    """A chip up to v3 is two devices, each with half of its memory and arithmetic."""
+    """A chip of v2, v3 and v7 is two devices, each with half of its memory and arithmetic."""
     chip = peak.tpu_generation(f"{kind}-8")
     assert chip.device_flops * cores == tflops * 1e12
     assert chip.device_hbm_bytes * cores == gib * 2**30
@@ -90,3 +91,7 @@ def test_a_type_has_the_devices_of_its_name_and_topology(tpu):
     assert tpu.devices == chips * tpu.generation.devices
     number = int(tpu.accelerator_type.partition("-")[2])
     assert number == (chips if re.match("v5litepod|v6e", tpu.accelerator_type) else 2 * chips)
+
+
+def test_both_names_of_google_for_a_v5e_are_known():
+    assert peak.tpu_type("v5e-8") is peak.tpu_type("v5litepod-8")

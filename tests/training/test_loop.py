@@ -1,6 +1,8 @@
 """The training loop on real text: what it reports, what it stores, and how it ends."""
 
+import functools
 import math
+import os
 import threading
 
 import numpy as np
@@ -12,10 +14,12 @@ from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.record import PackResult, Report
 
+on_device = functools.partial(RunOptions, device=os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
+
 
 def run(trials, dataset, **options):
     checkpoints = options.pop("checkpoints", None)
-    return PackRun(trials, dataset, RunOptions(**options), checkpoints).finish()
+    return PackRun(trials, dataset, on_device(**options), checkpoints).finish()
 
 
 def unigram_loss(dataset, held_out):
@@ -76,7 +80,7 @@ def test_a_member_that_was_stopped_stays_so_after_a_resume(tiny, dataset, tmp_pa
     """Values of what is tuned are compared: far too large an init is stopped, too small a rate is not."""
     trials = [tiny.replace(width=64, steps=40, init_std=std) for std in (0.05, 3.0)]
     trials.append(tiny.replace(width=64, steps=40, learning_rate=1e-5))
-    options = RunOptions(halving=True, tuned=("init_std",), log_every=5, checkpoint_every=5)
+    options = on_device(halving=True, tuned=("init_std",), log_every=5, checkpoint_every=5)
     for event in PackRun(trials, dataset, options, tmp_path).steps():
         if isinstance(event, Report) and event.statuses[1] == "stopped" and event.step % 20:
             break
@@ -118,7 +122,7 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
         base.replace(learning_rate=1e30, grad_clip=0.0),
     ]
     whole = run(trials, dataset, execution=execution, eval_every=8)
-    options = RunOptions(execution=execution, eval_every=8, checkpoint_every=7)
+    options = on_device(execution=execution, eval_every=8, checkpoint_every=7)
     for event in PackRun(trials, dataset, options, tmp_path).steps():
         if isinstance(event, Report) and event.step == 16:
             break  # the generator is dropped here, as in a kill: nothing after step 14's checkpoint is kept
@@ -146,21 +150,21 @@ def test_checkpoints_of_other_trials_are_not_taken(tiny, dataset, tmp_path):
 
 
 def test_reports_come_at_every_log_point(tiny, dataset):
-    reports = [e for e in PackRun([tiny], dataset, RunOptions(log_every=8)).steps() if isinstance(e, Report)]
+    reports = [e for e in PackRun([tiny], dataset, on_device(log_every=8)).steps() if isinstance(e, Report)]
     assert [r.step for r in reports] == [8, 16, 24, 30]
     assert all(r.rates.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
 
 
 def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, dataset, tmp_path):
-    uninterrupted = PackRun([tiny], dataset, RunOptions(log_every=7)).finish()
-    first = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
+    uninterrupted = PackRun([tiny], dataset, on_device(log_every=7)).finish()
+    first = PackRun([tiny], dataset, on_device(log_every=7), tmp_path)
     for event in first.steps():
         if isinstance(event, Report) and event.step == 7:
             first.preempt()
     assert isinstance(event, PackResult)
     assert event.rows[0]["status"] == "preempted"
     assert event.rows[0]["steps_done"] == 7
-    second = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
+    second = PackRun([tiny], dataset, on_device(log_every=7), tmp_path)
     assert second.pack.steps_done == 7
     assert second.finish().rows[0]["loss"] == uninterrupted.rows[0]["loss"]
 
@@ -179,7 +183,7 @@ def test_a_run_that_is_preempted_while_it_waits_for_its_first_batch_ends_at_step
             come.wait()
             return dataset.train_batch(step)
 
-    waits = PackRun([tiny.replace(loss_kind=loss_kind)], Late(), RunOptions())
+    waits = PackRun([tiny.replace(loss_kind=loss_kind)], Late(), on_device())
     threading.Timer(0.5, waits.preempt).start()
     row = waits.finish().rows[0]
     come.set()

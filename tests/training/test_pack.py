@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from mup_tpu.config import Trial
-from mup_tpu.devices import get_device
+from mup_tpu.devices import Device, get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare
 from mup_tpu.optimizers import UPDATE_RULES
@@ -22,6 +22,8 @@ from mup_tpu.training.trials import schedule_factor
 VOCAB = 48
 DEVICE = get_device(os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
 """Where packs train: `pytest --device cuda` sets it."""
+IN_TURNS = get_device("cpu") if DEVICE.torch_device.type == "tpu" else DEVICE
+"""Where members take turns, which TPUs' do not."""
 
 TINY = Trial().replace(
     width=32, base_width=32, head_size=16, depth=1, sequence_length=24, batch_size=4, steps=12, warmup=0.2,
@@ -31,18 +33,19 @@ OWN = {"adamw": {}, "sgd": {"momentum": 0.9}, "muon": {}, "adamh": {}, "muonh": 
 """Hyperparameters that an update rule alone reads."""
 
 
-def batches(trial: Trial, count: int = 12) -> list[torch.Tensor]:
+def batches(trial: Trial, count: int = 12, device: Device = DEVICE) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     shape = (trial.data.batch_size, trial.data.sequence_length + 1)
     drawn = (torch.randint(0, VOCAB, shape, generator=generator) for _ in range(count))
-    return [tokens_BT1.to(DEVICE.torch_device) for tokens_BT1 in drawn]
+    return [tokens_BT1.to(device.torch_device) for tokens_BT1 in drawn]
 
 
 def train(
     trials: list[Trial], execution: str = "loop", count: int = 12, micro_batches: int = 1
 ) -> tuple[Pack, torch.Tensor]:
-    pack = Pack(trials, VOCAB, DEVICE, execution, micro_batches=micro_batches)
-    return pack, torch.stack([pack.read(pack.step(batch)) for batch in batches(trials[0], count)])
+    device = IN_TURNS if execution == "loop" else DEVICE
+    pack = Pack(trials, VOCAB, device, execution, micro_batches=micro_batches)
+    return pack, torch.stack([pack.read(pack.step(batch)) for batch in batches(trials[0], count, device)])
 
 
 @pytest.mark.parametrize(
@@ -73,10 +76,10 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
     loop, loop_losses = train(trials, "loop", 8)
     stacked, stacked_losses = train(trials, "vmap", 8)
     torch.testing.assert_close(loop_losses, stacked_losses, rtol=1e-10, atol=1e-10)
-    for name in loop.parameters:
-        torch.testing.assert_close(loop.parameters[name], stacked.parameters[name], rtol=1e-8, atol=1e-8)
-    held_out = torch.stack(batches(base, 2))
-    torch.testing.assert_close(loop.evaluate(held_out), stacked.evaluate(held_out), rtol=1e-9, atol=1e-9)
+    for name, tensor in loop.tensors().items():
+        torch.testing.assert_close(tensor, stacked.tensors()[name], rtol=1e-8, atol=1e-8)
+    means = [pack.read(pack.evaluate(torch.stack(batches(base, 2, pack.device)))) for pack in (loop, stacked)]
+    torch.testing.assert_close(*means, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +176,15 @@ def test_checkpoint_of_one_execution_loads_in_the_other():
     other.load_tensors(first.tensors(), first.members, 9)
     for batch in batches(TINY)[9:]:
         other.step(batch)
-    for name, p in whole.parameters.items():
-        torch.testing.assert_close(p, other.parameters[name], rtol=1e-8, atol=1e-8)
+    for name, tensor in whole.tensors().items():
+        torch.testing.assert_close(tensor, other.tensors()[name], rtol=1e-8, atol=1e-8)
 
 
 def test_ended_member_trains_no_further():
     pack, _ = train([TINY, TINY.replace(seed=1), TINY.replace(seed=2)], "loop", 3)
     pack.end(0)
     frozen = {name: p.clone() for name, p in pack.member_parameters(0).items()}
-    losses = pack.step(batches(TINY)[3])
+    losses = pack.step(batches(TINY, device=IN_TURNS)[3])
     assert losses.isnan().tolist() == [True, False, False]
     assert all(torch.equal(p, frozen[name]) for name, p in pack.member_parameters(0).items())
 
@@ -259,7 +262,7 @@ def test_bf16_multiplies_matrices_in_bf16_and_leaves_the_rest_in_float32(executi
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_members_in_turns_cast_a_weight_to_bf16_once_a_step(micro_batches):
-    pack = Pack([TINY.replace(precision="bf16")], VOCAB, DEVICE, "loop", micro_batches=micro_batches)
+    pack = Pack([TINY.replace(precision="bf16")], VOCAB, IN_TURNS, "loop", micro_batches=micro_batches)
     shape = pack.parameters["transformer.h.0.mlp.c_fc.weight"].shape[1:]
     casts = []
 
@@ -270,7 +273,8 @@ def test_members_in_turns_cast_a_weight_to_bf16_once_a_step(micro_batches):
                 casts.append(operation)
             return operation(*args, **kwargs)
 
-    for act in (lambda: pack.step(batches(TINY)[0]), lambda: pack.evaluate(torch.stack(batches(TINY, 3)))):
+    tokens_NBT1 = torch.stack(batches(TINY, 3, IN_TURNS))
+    for act in (lambda: pack.step(tokens_NBT1[0]), lambda: pack.evaluate(tokens_NBT1)):
         casts.clear()
         with Casts():
             act()
@@ -288,7 +292,7 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
     for step in range(12):
         expected *= 1 - 0.01 * schedule_factor(base.train, step)
     for execution in ("loop", "vmap"):
-        start = Pack(trials, VOCAB, DEVICE, execution)
+        start = Pack(trials, VOCAB, IN_TURNS if execution == "loop" else DEVICE, execution)
         end, _ = train(trials, execution)
         for name in ("transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"):
             ratio = end.parameters[name] / start.parameters[name]
