@@ -31,6 +31,7 @@ from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import tolerance
 from mup_tpu.analysis.trend import Pace, Priors, Trend, claims, kind_of
+from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import Question, take_looks
 from mup_tpu.errors import MupTpuError
 from mup_tpu.plots.style import raised
@@ -131,9 +132,13 @@ def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[
             *_, look = take_looks(runs, Question.of(table, tolerance(table, [])))
             optima = [e.optimum for e in look.evidence.estimates]
             drift, regret, decision = look.evidence.drift, look.evidence.headline, look.decision
+            noise = look.evidence.noise.sigma
+            valley = next((e.valley for e in reversed(look.evidence.estimates)
+                           if e.valley is not None and e.optimum.is_bracketed), None)  # fmt: skip
         else:
             optima, drift, regret = [*alone[compared].optima], alone[compared].drift, None
             decision = alone[compared].verdict.decision
+            noise, valley = math.nan, None
         known = [o for o in optima if o.is_bracketed and o.status != Status.FLAT]
         yield {
             "source": source,
@@ -153,9 +158,18 @@ def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[
             "kind": kind_of(table.columns.scale),
             "claimed": claims(str(compared), kind_of(table.columns.scale)),
             "late": _broke_late(known),
+            "curvature": np.median(valley.curvature_R) if valley else math.nan,
+            "steeper": _steeper(valley) if valley else math.nan,
+            "noise": noise,
             "optima": "; ".join(f"{o.scale:.6g} {o.mean:.4f} {o.se:.4f}" for o in known),
             "losses": "; ".join(f"{o.scale:.6g} {o.loss:.6g}" for o in optima if is_runs and o.is_bracketed),
         }
+
+
+def _steeper(valley: Valley) -> float:
+    """Logarithm of the rise an octave above the optimum over that an octave below."""
+    one_R = np.ones(len(valley.x_R))
+    return float(np.median(np.log(valley.rise(one_R) / valley.rise(-one_R))))
 
 
 def _broke_late(known: list[Optimum]) -> bool | None:
@@ -365,9 +379,9 @@ SP's falls.
   largest scale, nat: medians.
 
 `python scripts/public_tables.py --tables FOLDER` makes this page, [sweeps.csv](sweeps.csv) with all optima,
-and [pooled.csv](pooled.csv) in minutes of one core; the priors of `predict` and `plan` are
-[chosen from them](../../benchmarks/prediction.md). Repositories are under MIT, Apache 2.0 (marin), BSD
-(Megatron-LM) or no licence (Gemstone).
+valleys and noises, and [pooled.csv](pooled.csv) in minutes of one core; the priors of `predict` and
+`plan` are [chosen from them](../../benchmarks/prediction.md). Repositories are under MIT, Apache 2.0
+(marin), BSD (Megatron-LM) or no licence (Gemstone).
 """
 _SOURCES = """\
 ## Tables of others
