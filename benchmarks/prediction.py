@@ -2,6 +2,7 @@
 
     python benchmarks/prediction.py             # the package's priors beside three other methods
     python benchmarks/prediction.py --choose    # also priors chosen without the source that is scored
+    python benchmarks/prediction.py --largest steplaw/data/dense_lr_bs_loss.csv  # largest sizes held out
 
 Sweeps: those of the atlas (results/public/sweeps.csv) with three known optima or more. Each prefix of two
 optima or more predicts every later one; intervals are widened by the later optimum's own error. A repository
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -26,9 +27,28 @@ import pandas as pd
 import tyro
 from scipy import optimize, special
 
+from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.load import check_table
+from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.power_law import curve_regret, fit_power_laws
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import LEAST, expected_loss
-from mup_tpu.analysis.trend import BY_KIND, FLAT, KEPT, LEAST_ERROR, Pace, Priors
+from mup_tpu.analysis.trend import (
+    BY_KIND,
+    FLAT,
+    KEPT,
+    LEAST_ERROR,
+    Mixture,
+    Pace,
+    Priors,
+    Trend,
+    claims,
+    fit_trend,
+    kind_of,
+    priors_of,
+)  # fmt: skip
+from mup_tpu.analysis.verdict import Question, weigh
+from mup_tpu.tuning.target import rate_by_law
 
 RANGES = (0.0, 1.25, 2.4, 3.6, 99.0)
 """Bounds of the distances, octaves, by which calibration is counted."""
@@ -320,13 +340,81 @@ def loss_scores(sweeps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main(sweeps: Path = Path("results/public/sweeps.csv"), choose: bool = False) -> None:
+TABLES = (
+    ("marin_muonh", "params"), ("marin_adamh", "params"), ("marin_moe_tokens", "steps"),
+    ("marin_depth_mup", "flops"), ("hyperball_tokens", "tokens"), ("hyperball_width", "width"),
+    ("hyperball_depth", "depth"), ("small_batches", "batch_size"), ("mup_mlp", "width"),
+    ("nanogpt_mup_owt", "width"),
+)  # fmt: skip
+"""Copied public tables with losses, and their scales."""
+Held = list[dict[str, object]]
+
+
+def scored(table: str, compared: str, truth: Estimate, made: Mixture, formula: float = math.nan) -> Held:
+    """A row with an optimum that was held out, beside its prediction and a formula's."""
+    x, low, high = made.mean, made.quantile(0.025), made.quantile(0.975)
+    error = 1.96 * truth.optimum.se
+    return [
+        {"table": table, "rule": compared, "off": x - truth.optimum.x, "half_width": (high - low) / 2,
+         "in_95": low - error <= truth.optimum.x <= high + error, "regret": curve_regret(truth, x),
+         "formula": curve_regret(truth, formula) if math.isfinite(formula) else math.nan}
+    ]  # fmt: skip
+
+
+def of_step_law(path: Path, over: Sequence[str]) -> Held:
+    """Cells with the largest N or D of a dense table, by the others; its authors' law has seen them."""
+    scales = [name for name in ("N", "D", "bs") if name not in over]
+    rows, columns = pd.read_csv(path), Columns(hyperparameter="lr", loss="smooth loss")
+    is_largest = (rows["N"] == rows["N"].max()) | (rows["D"] > 0.6 * rows["D"].max())
+    (law,) = fit_power_laws(rows[~is_largest], scales, columns, over)
+    (truth,) = fit_power_laws(rows[is_largest], scales, columns, over)
+    x_S, error_S = np.array([(e.optimum.x, e.optimum.se) for e in law.estimates]).T
+    priors = tuple(BY_KIND[kind] for kind in ("size", "tokens", "batch size")[: len(scales)])
+    trend, held = Trend(2**law.sizes_SA, x_S, error_S, priors), Held()
+    for log_A, e in zip(truth.sizes_SA, truth.estimates, strict=True):
+        sizes = dict(zip(scales, (2**log_A).tolist(), strict=True))
+        formula = math.log2(rate_by_law(sizes["N"], sizes["D"]))
+        held += scored("step_law " + ",".join(scales), "plan", e, trend.optimum([*sizes.values()]), formula)
+        held += scored(
+            "step_law " + ",".join(scales), "law", e, law._trend.optimum([*sizes.values()]), formula
+        )
+    return held
+
+
+def of_table(name: str, scale: str, rows: pd.DataFrame) -> Held:
+    """The largest scale of a public table, by the others; priors as of all sources."""
+    compared = next((c for c in ("optimizer", "parametrization") if c in rows), "parametrization")
+    table, held = check_table(rows, Columns(scale=scale, parametrization=compared), name=name), Held()
+    for rule, runs in table.runs.groupby("compared"):
+        last = weigh(runs, Question.of(table)).estimates[-1]
+        # Noise and shapes of the smaller scales alone.
+        some = weigh(runs[runs["scale"] < last.optimum.scale], Question.of(table)).estimates
+        priors = priors_of(scale, claims(str(rule), kind_of(scale)))
+        trend = fit_trend([e.optimum for e in some], priors, [e.valley for e in some])
+        if trend is not None and last.optimum.is_bracketed:
+            held += scored(name, str(rule), last, trend.optimum(last.optimum.scale))
+    return held
+
+
+def main(
+    sweeps: Path = Path("results/public/sweeps.csv"), choose: bool = False, largest: Path | None = None
+) -> None:
     """Print calibration and CRPS by distance.
 
     Args:
         sweeps: The atlas.
         choose: Score priors, and a Gaussian process, that are chosen without the source that is scored.
+        largest: Step Law's dense table: print instead what the largest sizes of public tables would have
+            cost, predicted from the others.
     """
+    if largest is not None:
+        held = [*of_step_law(largest, ("bs",)), *of_step_law(largest, ())]
+        for name, scale in TABLES:
+            held += of_table(name, scale, pd.read_csv(f"results/public/rows/{name}.csv"))
+        columns = ["off", "half_width", "in_95", "regret", "formula"]
+        table = pd.DataFrame(held).groupby(["table", "rule"], sort=False)
+        print(table[columns].mean().assign(n=table.size()).round(5).to_string())
+        return
     everything, tables = prefixes(pd.read_csv(sweeps)), []
     for kind in sorted(set(everything.kind_P)):
         given = everything.part(everything.kind_P == kind)

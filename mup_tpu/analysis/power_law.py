@@ -114,7 +114,7 @@ class PowerLaw:
         x_S = np.array([one.mean for one in predicted])
         below_S = np.array([one.below(x) for one, x in zip(predicted, truth_S, strict=True)])
         inside = float(((below_S > 0.025) & (below_S < 0.975)).mean())
-        regrets = [_regret(e, x) for e, x in zip(self.estimates, x_S.tolist(), strict=True)]
+        regrets = [curve_regret(e, x) for e, x in zip(self.estimates, x_S.tolist(), strict=True)]
         rmse = math.sqrt(float(np.square(x_S - truth_S).mean()))
         return HeldOut(len(x_S), rmse, float(np.mean(regrets)), inside)
 
@@ -130,7 +130,7 @@ class PowerLaw:
         }
 
 
-def _regret(estimate: Estimate, x: float) -> float:
+def curve_regret(estimate: Estimate, x: float) -> float:
     """Read off a cell's curve what a value costs over the optimum; beyond the grid, what its end costs."""
     curve, optimum = estimate.curve, estimate.optimum
     used = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - optimum.x) > 0.05)
