@@ -91,6 +91,12 @@ class Surface:
         # Curvature along each hyperparameter with the others at their best
         return np.asarray(1 / np.diagonal(np.linalg.inv(self.curvature_RHH), axis1=1, axis2=2))
 
+    @cached_property
+    def octave_cost(self) -> tuple[tuple[float, float], ...]:
+        # Cost of an error of one octave in each hyperparameter alone, and its 97.5 % quantile
+        cost_RH = np.diagonal(self.curvature_RHH, axis1=1, axis2=2) / 2
+        return tuple((float(np.median(c)), float(np.quantile(c, 0.975))) for c in cost_RH.T)
+
     def away_RH(self, source: int, target: int) -> np.ndarray:
         """Return how far a scale's best values are from another's optimum, in the latter's coordinates."""
         moved_RH = self.optimum_RSH[:, source] - self.reference_SH[target]
@@ -140,8 +146,6 @@ class JointResult:
     compared: str
     surface: Surface
     pairs: tuple[Pair, ...]
-    octave_cost: tuple[tuple[float, float], ...]
-    """Cost of an error of one octave in each hyperparameter alone, and its 97.5 % quantile."""
     regret: Regret  # Of all values of the smallest scale at the largest
     verdict: Verdict
 
@@ -150,7 +154,7 @@ class JointResult:
             "parametrization": self.compared,
             "verdict": self.verdict.decision,
             "regret": asdict(self.regret),
-            "octave_cost": [list(cost) for cost in self.octave_cost],
+            "octave_cost": [list(cost) for cost in self.surface.octave_cost],
             "pairs": [asdict(pair) | {"interacts": pair.interacts} for pair in self.pairs],
         }
 
@@ -559,7 +563,9 @@ def _profile(compared: str, surface: Surface, h: int, question: Question) -> Tra
         valley = Valley(surface.optimum_RSH[:, s, h], surface.loss_RS[:, s], height_R, shape_R)
         valleys.append(valley)
         low, high = surface.points.low_SH[s, h], surface.points.high_SH[s, h]
-        optima.append(_optimum(scale, valley, low, high, question.epsilon))
+        optimum = _optimum(scale, valley, low, high, question.epsilon)
+        is_flat = not optimum.is_bracketed and surface.octave_cost[h][1] < question.epsilon
+        optima.append(replace(optimum, status=Status.FLAT) if is_flat else optimum)
     drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
     bracketed = [s for s, optimum in enumerate(optima) if optimum.is_bracketed]
     regrets = [
@@ -614,10 +620,6 @@ def _together(
         low, value, high = (float(q) for q in np.quantile(correlation_R, [0.025, 0.5, 0.975]))
         shift = float(np.median(-size_RHH[:, a, b] / diagonal_RH[:, a]))
         pairs.append(Pair(tuned[a], tuned[b], value, low, high, shift))
-    cost_RH = diagonal_RH / 2
-    octave = tuple(
-        zip(np.median(cost_RH, axis=0).tolist(), np.quantile(cost_RH, 0.975, axis=0).tolist(), strict=True)
-    )
     last = len(surface.scales) - 1
     ends, losses = (surface.scales[0], surface.scales[-1]), [profiles[0].optima[i].loss for i in (0, -1)]
     away_RH = surface.away_RH(0, last)
@@ -625,7 +627,9 @@ def _together(
     regret = _as_regret(ends, regret_R, losses[0] - losses[1])
     # A hyperparameter whose octave costs less than epsilon may drift: the regret says what it costs.
     counts = [
-        profile for profile, (_, high) in zip(profiles, octave, strict=True) if high >= question.epsilon
+        profile
+        for profile, (_, high) in zip(profiles, surface.octave_cost, strict=True)
+        if high >= question.epsilon
     ]
     known = all(o.is_bracketed for profile in counts for o in profile.optima)
     still = all(-question.delta < p.drift.low and p.drift.high < question.delta for p in counts)
@@ -636,4 +640,4 @@ def _together(
         1 if any(p.drift.excludes_0 for p in profiles) else PLAIN
     ):
         decision = "DRIFTS"
-    return JointResult(compared, surface, tuple(pairs), octave, regret, Verdict(decision))
+    return JointResult(compared, surface, tuple(pairs), regret, Verdict(decision))

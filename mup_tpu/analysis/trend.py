@@ -53,12 +53,23 @@ class Pace:
     def covariance(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
         """Return the covariance of the trend, anchored at 0, between distances, octaves²."""
         straight = self.slope**2 * r_N[:, None] * t_M
+        return (
+            straight
+            + self.wandered(r_N, t_M)
+            + (self.shared and self.shared**2 * np.isclose(r_N[:, None], t_M))
+        )
+
+    def wandered(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
+        """Return the part of the covariance that the wandering slope makes."""
         away = self._variogram(r_N[:, None]) + self._variogram(t_M) - self._variogram(r_N[:, None] - t_M)
-        return straight + away / 2 + (self.shared and self.shared**2 * np.isclose(r_N[:, None], t_M))
+        return away / 2
 
     def _variogram(self, d: np.ndarray) -> np.ndarray:
         d = np.abs(d) / self.memory
         return 2 * (self.wander * self.memory) ** 2 * (d + np.expm1(-d))
+
+
+_UNIT = Pace(0.0, 1.0, 3.0)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class Priors:
     broken: float = 0.3  # Standard deviation of a break in the slope, octaves per octave
     shared: tuple[float, ...] = (0.0,)
     """Scatters, equally likely, that optima at one value of the scale may have in common, octaves."""
+    mixed: float = 0.0
+    """Standard deviation by which an octave of one scale changes another's slope: √(a·b) of both."""
     sweeps: int = 0  # Sweeps of the atlas (results/public) that the priors rest on
     claiming: int = 0  # Those of rules that claim to keep the optimum
 
@@ -224,7 +237,15 @@ class Trend:
             np.array([pace.covariance(r_NA[:, a], t_MA[:, a]) for *_, pace in self.priors[a].paces])
             for a in scales
         )
-        return self._each(sum(part[numbers[:, a]] for a, part in zip(scales, parts, strict=True)))
+        each = self._each(sum(part[numbers[:, a]] for a, part in zip(scales, parts, strict=True)))
+        return each if along is not None else each + self._mixed(r_NA, t_MA)
+
+    def _mixed(self, r_NA: np.ndarray, t_MA: np.ndarray) -> np.ndarray:
+        # Covariance of how scales change each other's slopes: products of wandering slopes
+        parts = [
+            p.mixed * _UNIT.wandered(r_NA[:, a], t_MA[:, a]) for a, p in enumerate(self.priors) if p.mixed
+        ]
+        return sum((a * b for a, b in itertools.combinations(parts, 2)), np.zeros((len(r_NA), len(t_MA))))
 
     @cached_property
     def _truth_KSS(self) -> np.ndarray:

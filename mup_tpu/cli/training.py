@@ -16,7 +16,7 @@ from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.options import File, Folder, Repeated, TransferOptions, Where
-from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml
+from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml, split_axis
 from mup_tpu.config.values import as_number, parse_seconds
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.tuning.single import Kept, train_one
@@ -246,9 +246,7 @@ def plan(
     console = Console(stderr=json)
     is_time = as_number(budget) is None  # 200h, not 1e20
     arguments: dict[str, Any] = {"target": at, "base": base, "table": table, "rule": rule, "fix": fix}
-    arguments["tune"] = {
-        name: values.split(",") for name, _, values in (text.partition("=") for text in tune)
-    }
+    arguments["tune"] = dict(split_axis(text, "tune") for text in tune)
     if probe is not None:
         if trainer is None:
             raise ConfigError(f"probe {probe} times a --trainer: give one")

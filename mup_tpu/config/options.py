@@ -17,12 +17,10 @@ from mup_tpu.config.values import (
     parse_limit,
     parse_seconds,
     require_above_zero,
-    require_one_of,
     require_valid,
     shown,
 )
 from mup_tpu.errors import ConfigError
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 
 def _path(text: str) -> str:
@@ -198,8 +196,6 @@ class TransferOptions:
     def __post_init__(self) -> None:
         require_above_zero("top", self.top)
         require_above_zero("num_seeds", self.num_seeds)
-        for name in self.compare or ():
-            require_one_of("compare", name, tuple(PARAMETRIZATIONS))
 
     def split(self, scale: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the fields that grow, and other changes: steps and batch size if `scale` lacks them."""
@@ -220,8 +216,17 @@ class TransferOptions:
             return fields, {}
         return {n: v for n, v in fields.items() if n not in changes}, changes
 
-    def rules(self, default: Sequence[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.compare or default))
+    def rules(self, stored: Sequence[str], path: str, lent: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the compared values at the target: by default the only one of a folder, else mup.
+
+        `lent` are those that may take the value of a stored one.
+        """
+        rules = dict.fromkeys(self.compare or (stored if len(stored) == 1 else ("mup",)))
+        if lacking := next((rule for rule in rules if rule not in (*stored, *lent)), None):
+            raise ConfigError(
+                f"results folder {path} has no trial of {lacking}: give --compare {' or '.join(stored)}"
+            )
+        return tuple(rules)
 
 
 @dataclass(frozen=True)

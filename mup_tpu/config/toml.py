@@ -129,13 +129,18 @@ _DEFAULT_FIELDS = {"scale": "width", "tune": "learning_rate", "compare": "parame
 
 def parse_axis(text: str, option: str) -> Axis:
     """Read an axis from the command line: `depth=2,4,8`, or values of width, rate or rule alone: `64,128`."""
-    name, equals, values = text.partition("=")
-    if not equals:
-        if text in part_of_field():
-            raise ConfigError(f"{option} {text} has no values; write for example depth=2,4,8")
-        name, values = _DEFAULT_FIELDS[option], text
-    name = name.strip()
-    return _axis({name: [parse_value(name, value, option) for value in values.split(",") if value]}, option)
+    if "=" not in text and text not in part_of_field():
+        text = f"{_DEFAULT_FIELDS[option]}={text}"
+    name, values = split_axis(text, option)
+    return _axis({name: [parse_value(name, value, option) for value in values]}, option)
+
+
+def split_axis(text: str, option: str) -> tuple[str, list[str]]:
+    """Split `depth=2,4,8` into the name and its values; each name is the field's, or somebody's own."""
+    name, _, values = text.partition("=")
+    if not (written := [value for value in values.split(",") if value]):
+        raise ConfigError(f"{option} {text} has no values; write for example {name.strip() or 'depth'}=2,4,8")
+    return name.strip(), written
 
 
 def parse_value(name: str, text: str, option: str) -> Any:

@@ -295,6 +295,17 @@ class Folder:
                 else:
                     path.unlink()
 
+    def copy(self, name: str, new: str) -> None:
+        """Copy a folder in this one; locally it has its new name once it is whole."""
+        if not self.is_local:
+            with self._request():
+                self._fs.copy(self._at(name), self._at(new), recursive=True, **self._limit())
+            return
+        with partial(Path(self._at(new)), folder=True) as path:
+            shutil.copytree(self._at(name), path, dirs_exist_ok=True)
+            shutil.rmtree(self._at(new), ignore_errors=True)
+            path.rename(self._at(new))
+
     def remove_leftovers(self) -> None:
         if self.is_local:
             remove_partial(Path(self._root))

@@ -61,6 +61,7 @@ class Space:
     compare: tuple[Point, ...]  # compared points; one empty point without any
     seeds: int  # seeds per cell: 0 to seeds - 1
     settings: tuple[tuple[str, Value], ...]  # values that all trials share
+    continued: str = ""  # name of the scale whose longer runs go on from shorter ones
 
     @classmethod
     def of(
@@ -73,6 +74,7 @@ class Space:
         settings: Mapping[str, Any] | None = None,
         measured_by: str | None = None,
         design: str | None = None,
+        continued: str | None = None,
     ) -> Space:
         """Make a space from arguments of `Study`; ConfigError for a name or value that is not allowed."""
         require_name("name", name)
@@ -100,9 +102,24 @@ class Space:
         count = len(points) * len(tuned_points) * len(compared) * seeds
         if count > MOST_TRIALS:
             raise ConfigError(f"the study has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
+        if continued is not None and continued not in points[0]:
+            raise ConfigError(
+                f"continued {shown(continued)} is not one of {', '.join(points[0])}, which scale sets"
+            )
         measure = measured_by or next(iter(points[0]))
         kind, settings_of_all = design or DESIGNS[0], tuple(shared.items())
-        return cls(name, points, measure, tuned, tuned_points, kind, compared, seeds, settings_of_all)
+        return cls(
+            name,
+            points,
+            measure,
+            tuned,
+            tuned_points,
+            kind,
+            compared,
+            seeds,
+            settings_of_all,
+            continued or "",
+        )
 
     @property
     def tuned(self) -> str:
@@ -141,6 +158,27 @@ class Space:
     def trial_of(self) -> Mapping[str, Trial]:
         return {trial.id: trial for trial in self.trials}
 
+    def shorter(self, trial: Trial) -> list[Trial]:
+        """Return the runs from whose checkpoints a trial may go on, the longest first."""
+        if not self.continued:
+            return []
+        length, free = trial.values[self.continued], {self.continued, "compute"}
+        points = [
+            p
+            for p in self.scale
+            if p[self.continued] < length  # type: ignore[operator]
+            and all(name in free or value == trial.values[name] for name, value in p.items())
+        ]
+        points.sort(key=lambda p: p[self.continued], reverse=True)
+        return [Trial(self.name, {**trial.values, **point}) for point in points]
+
+    def by_length(self, trials: Sequence[Trial]) -> list[list[Trial]]:
+        """Return trials in parts that run one after the other, as later ones go on from earlier ones."""
+        if not self.continued:
+            return [list(trials)]
+        lengths = sorted({trial.values[self.continued] for trial in trials})
+        return [[trial for trial in trials if trial.values[self.continued] == length] for length in lengths]
+
     def size(self, trial: Trial) -> str:
         return " ".join(f"{name} {trial.values[name]:g}" for name in self.scale[0])
 
@@ -154,7 +192,9 @@ class Space:
             "compare": {key: [p[key] for p in self.compare] for key in self.compare[0]},
             "seeds": self.seeds,
             "settings": dict(self.settings),
-        } | ({"design": self.design} if len(self.tune) > 1 else {})
+            **({"design": self.design} if len(self.tune) > 1 else {}),
+            **({"continued": self.continued} if self.continued else {}),
+        }
 
 
 def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:

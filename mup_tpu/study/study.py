@@ -60,7 +60,7 @@ _SERVER_MB, _WORKER_MB = 80, 60
 
 _KEYS = (
     "experiment", "trainer", "scale", "ladder", "measured_by", "tune", "design", "compare", "num_seeds",
-    "settings", "target",
+    "settings", "continued", "target",
 )  # fmt: skip
 
 OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
@@ -119,6 +119,8 @@ class Study:
         measured_by: name that places points which set several; by default their first.
         design: points of several hyperparameters: "composite", the default, has a centre, axes and corners;
             "grid" all combinations.
+        continued: name of the scale, such as "steps", whose longer runs begin with the checkpoints of shorter
+            ones that are equal otherwise: for schedules that can go on, such as a constant one.
 
     Raises:
         ConfigError: a name or value is not allowed.
@@ -136,10 +138,11 @@ class Study:
         name: str | None = None,
         measured_by: str | None = None,
         design: str | None = None,
+        continued: str | None = None,
     ) -> None:
         self.folder = str(results_folder(folder))
         name = name or self.folder.rstrip("/").rpartition("/")[2]
-        self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by, design)
+        self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by, design, continued)
         self._definition = json.dumps(self.space.to_dict(), indent=1).encode()
         self._opened: tuple[Store, Leases] | None = None
 
@@ -232,7 +235,8 @@ class Study:
         try:
             with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
-                calls = _Calls(self.space, pickled(function, by_value=on_ray), how, opened, code)
+                payload = pickled(function, by_value=on_ray)
+                calls = _Calls(self.space, payload, how, opened, code, store.done)
                 # A killed call may have left losses of trials that failed, or of an earlier function.
                 done = store.done() if halving else set[str]()
                 for group in (store.folder / "rungs").names() if halving else ():
@@ -240,9 +244,12 @@ class Study:
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     elsewhere = {lease.trial.id for lease in leases.running()}
-                    return run_missing(
-                        calls, trials, store, tracking, console, heartbeat, halving, of, deadline, elsewhere
-                    )
+                    outcome: Counter[str] = Counter()
+                    for part in self.space.by_length(trials):
+                        outcome += run_missing(
+                            calls, part, store, tracking, console, heartbeat, halving, of, deadline, elsewhere
+                        )
+                    return outcome
 
                 if grid is not None:
                     outcome = buy(grid, store, run, halving, deadline, console, first_looks)
@@ -285,7 +292,18 @@ class Study:
             else:
                 purchase = store.next_purchase()
                 planned = ((trial, purchase) for trial in leases.missing())
+            if self.space.continued:  # longer ones wait for the shorter
+                planned = [*planned]
+                waiting = {lease.trial.id for lease in leases.running()}
+                waiting |= {trial.id for trial, _ in planned}
+                planned = [p for p in planned if waiting.isdisjoint(t.id for t in self.space.shorter(p[0]))]
             return leases.give(planned, count, patience)
+
+    def shorter(self, trial: Trial) -> Trial | None:
+        """Return the longest finished run from whose checkpoint a trial can go on; None without one."""
+        known = self._open()[0].known()
+        done = (t for t in self.space.shorter(trial) if t.id in known and known[t.id].status == "finished")
+        return next(done, None)
 
     def tell(self, trial: Trial | str, loss: Any = None, *, failed: str | None = None) -> Trial:
         """Store the loss of a trial that was asked for.
@@ -419,6 +437,7 @@ def _grid_of(space: Space) -> Grid[Trial]:
             point, compared, dict(zip(space.tune, values, strict=True)), seed
         ),
         lambda trial: trial.id,
+        seeds=space.seeds,
     )
 
 
@@ -431,6 +450,7 @@ class _Calls:
     how: How
     open_pool: Callable[[], Pool[Any]]  # once
     code: str | None  # fingerprint of the trainer
+    done: Callable[[], Collection[str]]  # ids of trials with a result
 
     def trial_id(self, trial: Trial) -> str:
         return trial.id
@@ -446,8 +466,18 @@ class _Calls:
         # Not what all trials share, nor the work by which a plan orders its sizes
         point, compared, tuned = self.space.scale[0], self.space.compare[0], self.space.tune
         shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
-        jobs = [FunctionJob(self.payload, trial, self.how, self._group(trial), shown) for trial in missing]
-        return jobs, self.open_pool()
+        done = self.done() if self.space.continued else ()
+        return [
+            FunctionJob(
+                self.payload,
+                trial,
+                self.how,
+                self._group(trial),
+                shown,
+                [shorter.id for shorter in self.space.shorter(trial) if shorter.id in done],
+            )
+            for trial in missing
+        ], self.open_pool()
 
     def _group(self, trial: Trial) -> str:
         # Trials that differ in hyperparameters alone.
@@ -459,9 +489,10 @@ class _Calls:
         return _rows(job.trial, outcome, code=self.code)
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a trial; of a failed one, its losses at rungs instead."""
+        """Remove checkpoints of a trial that no longer one needs; of a failed one, its losses at rungs."""
         if rows[0]["status"] != "failed":
-            (Folder(self.how.folder) / "work").remove(job.trial.id)
+            if not (rows[0]["status"] == "finished" and self._goes_on(job.trial)):
+                (Folder(self.how.folder) / "work").remove(job.trial.id)
         elif (rungs := self.how.rungs(job.group)) is not None:
             forget_rungs(Folder(rungs), lambda name: name != job.trial.id)
 
@@ -469,7 +500,15 @@ class _Calls:
         # A driver that is killed after it has stored a row leaves checkpoints.
         work = Folder(self.how.folder) / "work"
         if names := work.names():
-            work.remove(*{*names} & {*stored()})
+            ended = {*names} & {*stored()}
+            if self.space.continued:  # others' checkpoints may be gone on from
+                ended &= {trial.id for trial in trials if not self._goes_on(trial)}
+            work.remove(*ended)
+
+    def _goes_on(self, trial: Trial) -> bool:
+        """Whether a longer run of the scale may go on from a trial."""
+        name = self.space.continued
+        return name != "" and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
 
     def summary(self) -> str:
         return ""
@@ -554,7 +593,7 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
             if key not in entries:
                 raise ConfigError(f"{key} is missing")
         trainer = entries.get("trainer")
-        for key in ("experiment", "trainer", "measured_by"):
+        for key in ("experiment", "trainer", "measured_by", "continued"):
             if key in entries and not isinstance(entries[key], str):
                 raise ConfigError(f"{key} {entries[key]!r} is not text")
         study = Study(
@@ -567,6 +606,7 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
             settings=entries.get("settings"),
             measured_by=entries.get("measured_by"),
             design=entries.get("design"),
+            continued=entries.get("continued"),
         )
     return study, trainer
 

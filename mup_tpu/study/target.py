@@ -117,11 +117,9 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
     source = Study.load(path)
     space = source.space
     rules = {str(next(iter(point.values()), space.name)): point for point in space.compare}
-    name = next(iter(target.compare or rules))
-    if name not in rules or len(rules) > 1 and not target.compare:
-        raise ConfigError(
-            f"results folder {path} compares {', '.join(rules)}: give --compare with one of them"
-        )
+    name, *others = target.rules([*rules], path)
+    if others:
+        raise ConfigError(f"compare {', '.join((name, *others))}: a study's target has one of them")
     point: dict[str, Any] = {}
     if (made := predict_planned(path)) is not None:
         if target.at:

@@ -19,7 +19,7 @@ import string
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,11 +243,20 @@ class FunctionJob(Job):
     """Job of one trial of a study.
 
     `payload` is the pickled function; `group` names the trials among which halving stops those far behind,
-    `shown` the values in lines of progress.
+    `shown` the values in lines of progress, `shorter` finished trials from whose checkpoints this one may go
+    on, by their ids.
     """
 
-    def __init__(self, payload: bytes, trial: Trial, how: How, group: str, shown: Collection[str]) -> None:
-        self.payload, self.trial, self.how, self.group = payload, trial, how, group
+    def __init__(
+        self,
+        payload: bytes,
+        trial: Trial,
+        how: How,
+        group: str,
+        shown: Collection[str],
+        shorter: Sequence[str] = (),
+    ) -> None:
+        self.payload, self.trial, self.how, self.group, self.shorter = payload, trial, how, group, shorter
         self.trials = [trial]
         self.values = " ".join(f"{name} {on_one_line(trial.values[name])}" for name in shown)
 
@@ -272,6 +281,10 @@ class FunctionJob(Job):
             if os.path.islink(folder.path):
                 raise StoreError(f"{folder} is a link: the trial would write its checkpoints elsewhere")
             os.makedirs(folder.path, exist_ok=True)
+        if not folder.names():
+            work = Folder(self.how.folder) / "work"
+            if begun := next((name for name in self.shorter if (work / name).names()), None):
+                work.copy(begun, self.trial.id)
         report = functools.partial(Report, folder.path, rungs=self.how.rungs(self.group), name=self.trial.id)
         output = f"output/{self.trial.id}.txt" if folder.is_local else None  # a bucket's objects cannot grow
         call = Call(self.trial, report, self.how.folder, output)

@@ -40,6 +40,7 @@ from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_
 LAUNCH_S = 0.17e-3
 _LEVELS, _MOST_CELLS = 10, 9
 _SAME_RATES = 0.8  # share of a longer size's runs whose rate a shorter one has run: four of five
+_OPEN = 0.8  # share of somebody's own run before its decay, from where a longer one goes on
 _PACK = 32  # trials of our networks that share launches
 # Best learning rates at the smallest scale of stored sweeps of our networks: medians, to an octave
 _TYPICAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
@@ -164,7 +165,10 @@ class Plan:
             return f"{comments}{write_sweep(self.sweep)}\n[target]\n{write_values(target)}"
         top: dict[str, Any] = {"experiment": self.experiment}
         top |= {"trainer": self.trainer} if self.trainer else {}
+        top |= {"continued": "steps"} if self.goal.is_continued and "steps" in self.changing else {}
         top["tune"] = {self.tuned: list(self.rates)} | {n: list(v) for n, v in self.beside.items()}
+        seeds = max(look.seeds for look in self.steps[-1].looks)
+        top |= {"num_seeds": seeds} if self.beside and seeds > 1 else {}
         names, points, same = self.changing, list(self._points), self._same
         ladder = ""
         if len(names) == 1:
@@ -205,7 +209,7 @@ class Plan:
         if not self.beside:
             return Sweep(self.experiment, base, (self.rule,), None, self.rates, seeds, scale)
         axes = (Axis(self.tuned, self.rates), *(Axis(name, values) for name, values in self.beside.items()))
-        return Sweep(self.experiment, base, (self.rule,), scale=scale, tune=Design(axes))
+        return Sweep(self.experiment, base, (self.rule,), num_seeds=seeds, scale=scale, tune=Design(axes))
 
     def to_dict(self) -> dict[str, Any]:
         steps = [
@@ -306,7 +310,9 @@ def plan(
 
     whole, rungs = cost(goal.values, 1), _rungs(goal)
     analysis = None if table is None else analyze(table)
-    rates = given_values[tuned[0]]
+    rates, seeds = given_values[tuned[0]], 1
+    if base is not None and len(tuned) > 1:
+        seeds = sweep.num_seeds if sweep is not None else space.seeds
     designs: list[tuple[float, int, tuple[Step, ...], str, str, _Belief, tuple[float, ...]]] = []
     for name in _rules(sweep, goal, rule):
         belief = _belief(goal, name, fixes, analysis, tuned)
@@ -315,7 +321,7 @@ def plan(
         # Of several the design of the given values, and one about the optimum that it shows; a look has the
         # value of the first of them.
         about = sorted(design_around([first[len(first) // 2].x] + [0.0] * (len(tuned) - 1)))
-        around = [Look(1.0, at[0], 1, 1) for at in about]
+        around = [Look(1.0, at[0], seeds, seeds) for at in about]
         looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
         made = _design(belief, rungs, looks, around, cost, paid, whole)
         if made is not None:
@@ -639,12 +645,10 @@ def _design(
 def _shared(goal: Goal, shorter: Values, values: Values) -> float:
     """Return the share of a run's steps that a shorter run of the same size has made, if it can go on."""
     steps = goal.steps(shorter)[0]
-    if (
-        goal.base is None
-        or steps >= goal.steps(values)[0]
-        or {**shorter, "steps": 0} != {**values, "steps": 0}
-    ):
+    if steps >= goal.steps(values)[0] or {**shorter, "steps": 0} != {**values, "steps": 0}:
         return 0.0
+    if goal.base is None:
+        return _OPEN * steps / goal.steps(values)[0] if goal.is_continued else 0.0
     from mup_tpu.training.trials import open_steps
 
     return open_steps(goal.base.replace(**shorter)) / goal.steps(values)[0]

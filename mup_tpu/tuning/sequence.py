@@ -118,6 +118,7 @@ class Grid(Generic[T]):
     """Makes a trial of a point of the scale, a compared point, tuned values and a seed from 0 on."""
     trial_id: Callable[[T], str]  # name of a trial in the store
     by_column: Callable[[Any], dict[str, Any]] = dict  # returns the values of a point by their columns
+    seeds: int = 1  # seeds at each point of a design of several hyperparameters
 
     def __post_init__(self) -> None:
         scale, tuned = label(self.columns.scale), f"tune {', '.join(self.tuned)}"
@@ -160,6 +161,7 @@ def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
         trial,
         corpora.trial_id,
         lambda point: {field_column(name): value for name, value in point.items()},
+        sweep.num_seeds,
     )
 
 
@@ -343,6 +345,7 @@ class PlanBuyer(Generic[T]):
             name: planned or Planned((*grid.tuned,), compared, (scale,), target, cells, name)
             for name in (grid.compared if planned is None else [next(iter(grid.compared))])
         }
+        self._seeds = grid.seeds if len(grid.tuned) > 1 else 1
         self._start: list[tuple[Sequence[float], int]]
         self._start = [((look.x,), look.seeds) for look in first_batch("", 0.0, grid.start).cells]
         if len(grid.tuned) > 1:
@@ -350,7 +353,7 @@ class PlanBuyer(Generic[T]):
                 name: sorted(value for value in given if value > 0) for name, given in grid.tuned.items()
             }
             points = design_points(values, DESIGNS[0])
-            self._start = [(tuple(map(math.log2, point.values())), 1) for point in points]
+            self._start = [(tuple(map(math.log2, point.values())), grid.seeds) for point in points]
 
     def next(self) -> Purchase[T]:
         """Return the next purchase, with a line for each size of it."""
@@ -374,7 +377,8 @@ class PlanBuyer(Generic[T]):
         """Return missing trials of the plan's sizes, and a line for each size."""
         estimates = self._estimates(planned, rows)
         known = {tuned: estimates.known(tuned) for tuned in planned.tuned}
-        wanted, report, around = list[T](), list[str](), len(design_around([0.0] * len(planned.tuned)))
+        wanted, report = list[T](), list[str]()
+        around = len(design_around([0.0] * len(planned.tuned))) * self._seeds
 
         def want(cell: int, looks: Sequence[tuple[Sequence[float], int]], line: str) -> bool:
             trials = missing_trials(self._trials(name, planned, cell, looks), done, self._grid.trial_id)
@@ -407,15 +411,15 @@ class PlanBuyer(Generic[T]):
                     f"2^{round(one.mean)}, expected 2^{one.mean:.1f} ± {math.sqrt(one.variance):.1f}"
                     for one in expected
                 )
-                want(cell, [(x, 1) for x in design_around(centre)], f"around {at}")
+                want(cell, [(x, self._seeds) for x in design_around(centre)], f"around {at}")
             elif not optima or is_known and (cell > 0 or len(optima) == 1):
                 continue
             elif is_known:  # the start of several hyperparameters is wide
                 first = rows[rows["purchase"] == rows["purchase"].min()]
                 near = [of[0].optimum for of in self._estimates(planned, first).optima.values() if 0 in of]
-                looks = [(x, 1) for x in design_around(moved_centre(near or optima))]
+                looks = [(x, self._seeds) for x in design_around(moved_centre(near or optima))]
                 want(cell, looks, "around its first optimum")
-            elif count < _MOST_RUNS * len(optima):
+            elif count < max(_MOST_RUNS * self._seeds, 4 * around):
                 self._extend(want, cell, estimates, optima)
         if not wanted:
             both = sum(all(cell in of for of in known.values()) for cell in range(len(planned.cells)))
@@ -428,7 +432,7 @@ class PlanBuyer(Generic[T]):
         """Want values beyond the edges at which a size has its best ones."""
         (alone, *others) = (of[cell] for of in estimates.optima.values())
         if others:
-            looks = [(x, 1) for x in design_around(moved_centre(optima))]
+            looks = [(x, self._seeds) for x in design_around(moved_centre(optima))]
         elif "edge" in alone.optimum.status and isinstance(alone, Estimate):
             looks = [((look.x,), look.seeds) for look in beyond(alone)]
         else:

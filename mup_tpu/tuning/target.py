@@ -120,6 +120,7 @@ class Goal:
     units: Mapping[str, int] = field(default_factory=dict)  # values of a name are multiples of its unit
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Values that all runs of somebody's own training share."""
+    is_continued: bool = False  # whether longer runs of somebody's own training go on from shorter ones
 
     def shrinking(self) -> Goal:
         """Return this goal with the sizes that are twice their floors at least."""
@@ -301,7 +302,9 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     return Goal(values, (), floors, tuple(derived), units={"width": 64}).shrinking()
 
 
-def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings: Mapping[str, Any]) -> Goal:
+def goal_of_a_study(
+    given: Mapping[str, str], scale: Sequence[Values], settings: Mapping[str, Any], is_continued: bool = False
+) -> Goal:
     """Return the goal of somebody's own training under its own names; nothing is derived.
 
     Points of the scale come the smallest first; all runs share the settings.
@@ -328,7 +331,7 @@ def goal_of_a_study(given: Mapping[str, str], scale: Sequence[Values], settings:
     if both and "steps" in values:
         least = floors.pop("steps")
         floors["tokens"] = least * floors.get("batch", float({**values, **rest}["batch"]))
-    return Goal(values, (), floors, units=units, settings=rest).shrinking()
+    return Goal(values, (), floors, units=units, settings=rest, is_continued=is_continued).shrinking()
 
 
 def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:
@@ -337,4 +340,4 @@ def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:
         return goal_of_ours(given, base.base if isinstance(base, Sweep) else base, vocab_size)
     if base is None:
         return goal_of_a_transformer(given)
-    return goal_of_a_study(given, base.scale, dict(base.settings))
+    return goal_of_a_study(given, base.scale, dict(base.settings), base.continued == "steps")

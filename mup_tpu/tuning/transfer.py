@@ -28,6 +28,7 @@ from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.config.toml import stored_trial
+from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
 from mup_tpu.jobs.pack_job import describe
 from mup_tpu.models import sizes
@@ -161,6 +162,8 @@ class Transfer:
     """
 
     def __init__(self, path: str, target: TransferOptions) -> None:
+        for name in target.compare or ():
+            require_one_of("compare", name, tuple(PARAMETRIZATIONS))
         axes, planned = load_axes(path), Planned.load(path)
         self.tuned = axes.tune.columns
         if planned is not None:  # sizes that are not given are the plan's target's
@@ -170,7 +173,8 @@ class Transfer:
         self._fields, changes = target.split(axes.scale.fields)
         self._name = f"{Path(path).name}_transfer"
         if target.top > 1 or is_search(path):
-            best = {rule: best_trials(path, target.top, rule) for rule in target.rules(("mup", "sp"))}
+            rules = dict.fromkeys(target.compare or ("mup", "sp"))
+            best = {rule: best_trials(path, target.top, rule) for rule in rules}
         else:
             best = {choice.trial.model.parametrization: [choice] for choice in choices(path, target)}
         self.trials = [
@@ -242,12 +246,10 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     axes, finished = load_axes(path), _finished(path)
     scale, tuned, rule_column = axes.scale.column, [*axes.tune.columns], field_column("parametrization")
     stored_rules = sorted(finished[rule_column].dropna().unique())
-    rules = target.rules(stored_rules if len(stored_rules) == 1 else ("mup",))
+    given = target.compare or ()
+    lends = bool(given) and (len(stored_rules) == 1 or not {*stored_rules}.isdisjoint((*given, "mup")))
+    rules = target.rules(stored_rules, path, given if lends else ())
     lender = next((rule for rule in (*rules, "mup") if rule in stored_rules), stored_rules[0])
-    if lender not in rules and (lender != "mup" and len(stored_rules) > 1 or target.compare is None):
-        raise ConfigError(
-            f"results folder {path} has no trial of {rules[0]}: give --compare {' or '.join(stored_rules)}"
-        )
     fields, changes = target.split(axes.scale.fields)
     parts, why_not, planned = list[TransferAnalysis](), "", Planned.load(path)
     try:

@@ -40,7 +40,7 @@ def together(joint: JointAnalysis, number_of_rule: int) -> list[str]:
         if regret.source != regret.target:
             lines.append(f"  {verdict(part.results[number_of_rule], part, name=label(joint.tuned[h]))}")
         lines += [f"  {best(label(joint.tuned[h]), scale, o)}" for o in part.results[number_of_rule].optima]
-        value, high = result.octave_cost[h]
+        value, high = result.surface.octave_cost[h]
         flat = " It may be left alone." if high < joint.epsilon else ""
         lines.append(f"    An error of one octave costs {number(value, 4)} {unit}.{flat}")
     return [*lines, *(f"  {interaction(pair)}" for pair in result.pairs if pair.interacts)]

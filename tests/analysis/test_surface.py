@@ -57,7 +57,7 @@ def test_optima_drift_regret_and_interaction_are_those_of_the_quadratic(drifting
     (pair,) = result.pairs
     assert pair.interacts and pair.low < Q[0, 1] / np.sqrt(Q[0, 0] * Q[1, 1]) < pair.high
     assert pair.shift == pytest.approx(-Q[0, 1] / Q[0, 0], abs=0.1)
-    assert result.octave_cost[0][0] == pytest.approx(0.02, rel=0.2)
+    assert result.surface.octave_cost[0][0] == pytest.approx(0.02, rel=0.2)
     assert (result.verdict.decision, rate.verdict.decision) == ("DRIFTS", "DRIFTS")
 
 
@@ -68,7 +68,7 @@ def test_what_stays_transfers_and_a_flat_hyperparameter_does_not_stop_it():
     flat = table_of(noise=0.002)
     flat["weight_decay"] = 2.0 ** (-3 + 0.3 * (np.log2(flat["weight_decay"]) + 3))
     joint = analyze_jointly(flat, TUNED, COLUMNS, epsilon=0.2)
-    assert all(high < 0.5 for _, high in joint.results[0].octave_cost)
+    assert all(high < 0.5 for _, high in joint.results[0].surface.octave_cost)
     assert joint.results[0].verdict.decision == "TRANSFERS"
 
 

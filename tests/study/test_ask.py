@@ -115,6 +115,39 @@ def test_several_hyperparameters_are_asked_for_until_their_verdict_is_settled(sl
     assert 30 <= told <= 80, "the whole grid has 147"
 
 
+def test_a_design_of_several_hyperparameters_has_the_studys_seeds(tmp_path):
+    tune = {"rate": octaves(-10, -4), "decay": octaves(-6, -2)}
+    study = Study(tmp_path, scale={"width": [64, 128, 256]}, tune=tune, seeds=2)
+    generator, noise, counts = np.random.default_rng(0), 0.004, list[int]()
+    for _ in range(3):
+        counts.append(len(trials := study.ask(100, until_settled=True)))
+        for trial in trials:
+            a, b = math.log2(trial.rate) + 7, math.log2(trial.decay) + 4
+            loss = 3 - trial.width / 1e3 + 0.03 * a * a + 0.02 * b * b
+            study.tell(trial, loss + generator.normal(0, noise))
+    frame = study.to_frame()
+    assert counts[0] == 18 and set(frame.groupby(["width", "rate", "decay"]).size()) == {2}
+    assert study.verdict().results[0].surface.noise == pytest.approx(noise, rel=0.5), "by seeds"
+
+
+def test_a_flat_hyperparameter_is_not_sought_and_may_be_left_alone(tmp_path):
+    """A decay that costs 0.002 nat an octave, downwards without end."""
+    tune = {"rate": octaves(-10, -4), "decay": octaves(-6, -2)}
+    study, generator = (
+        Study(tmp_path / "s", scale={"width": [64, 128, 256]}, tune=tune),
+        np.random.default_rng(1),
+    )
+    while trials := study.ask(100, until_settled=True):
+        for trial in trials:
+            a = math.log2(trial.rate) + 7
+            loss = 3 - trial.width / 1e3 + 0.03 * a * a + 0.002 * math.log2(trial.decay)
+            study.tell(trial, loss + generator.normal(0, 0.002))
+    assert study.to_frame().groupby("width").size().max() <= 50, "81 and 87 before"
+    verdict = study.verdict()
+    assert {o.status for o in verdict.parts[1].results[0].optima} == {"flat"}
+    assert verdict.results[0].verdict.decision == "TRANSFERS" and "may be left alone" in str(verdict)
+
+
 def test_a_design_without_a_minimum_is_moved_towards_its_lowest_run(tmp_path):
     tune = {"rate": octaves(-14, -10), "decay": octaves(-6, -2)}
     study = Study(tmp_path / "s", scale={"width": [64, 128, 256]}, tune=tune)

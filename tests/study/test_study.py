@@ -409,6 +409,43 @@ def test_a_function_has_time_to_save_once_more_when_its_machine_is_taken_away(tm
     assert resume["step"] == int(steps[0].read_text()) == row["steps_done"]
 
 
+def of_lengths(folder, **changes):
+    points = [{"width": 64, "steps": steps} for steps in (8, 2, 4)] + [{"width": 128, "steps": 3}]
+    grid = {"scale": points, "measured_by": "steps", "tune": {"rate": [0.1, 0.2]}, "continued": "steps"}
+    return Study(folder, **(grid | changes))
+
+
+@pytest.mark.parametrize("kind", ["function", "program"])
+def test_longer_runs_go_on_from_shorter_ones_of_their_size(kind, tmp_path):
+    """Widths 64 at 2, 4 and 8 steps cost 8 in all, 128 its own 3; losses are those of whole runs."""
+    program = f"{sys.executable} {trainers.__file__} {{folder}} {{steps}} {{rate}}"
+    train = trainers.constant_rate if kind == "function" else program
+    study = of_lengths(tmp_path / "s")
+    assert study.run(train, workers=2, console=QUIET) == {"finished": 8}
+    done = [line.split() for line in (tmp_path / "s" / "steps_done").read_text().splitlines()]
+    made = {"function": len(done), "program": sum(int(steps) for _, steps in done)}[kind]
+    assert made == 2 * (8 + 3), "and not 2 · (2 + 4 + 8 + 3)"
+    for row in load_runs(tmp_path / "s").itertuples():
+        assert row.loss == pytest.approx((10 * (1 - row.rate) ** row.steps) ** 2)
+    assert Study.load(tmp_path / "s").space.continued == "steps"
+    kept = {(t.width, t.steps) for t in study.trials() if t.id in os.listdir(tmp_path / "s" / "work")}
+    assert kept == {(64, 2), (64, 4), (128, 3)}, "what no longer run needs is removed"
+    more = of_lengths(tmp_path / "s", scale=[*study.space.scale, {"width": 64, "steps": 10}])
+    assert more.run(train, workers=2, console=QUIET) == {"finished": 2}
+    done = [line.split() for line in (tmp_path / "s" / "steps_done").read_text().splitlines()]
+    assert {"function": len(done), "program": sum(int(n) for _, n in done)}[kind] == made + 2 * (10 - 4)
+
+
+def test_longer_runs_are_given_once_the_shorter_have_a_loss(tmp_path):
+    study = of_lengths(tmp_path)
+    first = study.ask(100)
+    assert {(t.width, t.steps) for t in first} == {(64, 2), (128, 3)} and study.ask(100) == []
+    study.tell(first[0], 1.0)
+    (second,) = study.ask(100)
+    assert (second.steps, second.rate) == (4, first[0].rate) and study.shorter(second) == first[0]
+    assert study.shorter(first[0]) is None
+
+
 def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path):
     lock = Folder(str(whole)).locked("driver.lock")
     with lock, pytest.raises(StoreError, match=r"is being run by process \d+ of"):

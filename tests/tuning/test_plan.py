@@ -22,7 +22,7 @@ from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.models import sizes, training_flops
 from mup_tpu.store import Store, StoredAxes
 from mup_tpu.store.header import load_predictions
-from mup_tpu.study.study import Study
+from mup_tpu.study.study import Study, load_study
 from mup_tpu.tuning.plan import LAUNCH_S, Machine, planned_of
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sequence import _grid_of
@@ -125,6 +125,28 @@ def test_a_study_is_planned_under_its_own_names(tmp_path):
     assert made.goal.shrinks == ("width", "tokens")
     wider = plan("width=512", "1e12", known)
     assert tomllib.loads(wider.toml())["scale"] == {"width": [step.values["width"] for step in wider.steps]}
+
+
+def test_a_study_s_seeds_and_the_name_that_runs_continue_along_are_planned(tmp_path):
+    """Longer runs of one size cost what the shorter ones lack; a design is bought at two seeds."""
+    points = [{"width": 32, "steps": 100}, {"width": 64, "steps": 200}]
+    tune = {"rate": [0.01, 0.1, 1.0], "decay": [0.01, 0.1, 1.0]}
+    settings = {"batch": 64, "depth": 2}
+    whole, continued = (
+        plan("width=512 steps=6400", "1e14", Study(tmp_path, scale=points, tune=tune, seeds=2,
+             settings=settings, measured_by="steps", continued=name))
+        for name in (None, "steps")
+    )  # fmt: skip
+    written = tomllib.loads(continued.toml())
+    assert written["num_seeds"] == 2 and written["continued"] == "steps"
+    assert "continued" not in tomllib.loads(whole.toml())
+    assert continued.steps[1].runs == 18
+    (tmp_path / "plan.toml").write_text(continued.toml())
+    assert load_study(tmp_path / "plan.toml", str(tmp_path / "runs"))[0].space.continued == "steps"
+    longer = [step for step in continued.steps if step.is_continued]
+    assert longer and "which go on from shorter ones" in repr(continued)
+    for step in longer:
+        assert step.cost < step.runs * continued.goal.flops(step.values)
 
 
 def test_proxies_of_our_networks_take_no_less_than_eight_sequences_a_step():

@@ -197,3 +197,32 @@ def sleepy(trial, report):
         (report.folder / "step").write_text(str(step))
         report(step=step, loss=1.0, saved=report.ending)
     return 1.0
+
+
+def constant_rate(trial, report):
+    """Descend a parabola by gradient steps at a constant rate; goes on from what its folder holds."""
+    file, x = report.folder / "x", 10.0
+    if report.resume_step:
+        x = float(file.read_text())
+    for step in range(report.resume_step + 1, trial.steps + 1):
+        x -= trial.rate * x
+        with open(report.folder.parent.parent / "steps_done", "a") as done:
+            done.write(f"{trial.rate} {step}\n")
+    file.write_text(repr(x))
+    report(step=trial.steps, steps=trial.steps, loss=x * x, saved=True)
+    return x * x
+
+
+def constant_rate_program():
+    """The same as a program, which looks into its folder itself."""
+    folder, steps, rate = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    step, x = json.loads(file.read_text()) if (file := folder / "state").exists() else (0, 10.0)
+    for _ in range(step, steps):
+        x -= rate * x
+    (folder.parent.parent / "steps_done").open("a").write(f"{rate} {steps - step}\n")
+    file.write_text(json.dumps([steps, x]))
+    print(x * x)
+
+
+if __name__ == "__main__":
+    constant_rate_program()
