@@ -76,23 +76,3 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
     ):
         code, out, err = outcome(*command, *given)
         assert (code, sentence in err) == (2, True), err
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (["--num-seeds", 0], "num_seeds 0 is not allowed"),
-        (["--scale", ","], "width of the sweep has no values"),
-        (["--compare", "precision=bf16"], "a check compares parametrizations, as sp,mup"),
-        (["--compare", "foo"], "'foo' is not one of"),
-        (["--set", "depth"], "set 'depth' is not FIELD=VALUE"),
-        (["--set", "depht=2"], "set: unknown key 'depht'; the nearest known key is 'depth'"),
-        (["--json"], "json needs a module of yours"),
-        (["x:y", "--scale", "heads=2,few"], "scale 'heads=2,few' is not FIELD=SIZES"),
-        (["x:y", "--scale", "depth=2,4", "--compare", "mup"], "rules are compared along the width"),
-    ],
-)
-def test_what_cannot_be_checked_is_refused(given, sentence, outcome, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _, error = outcome("check", *given)
-    assert code == 2 and sentence in error

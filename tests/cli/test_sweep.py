@@ -41,25 +41,6 @@ def test_init_writes_a_file_that_runs_as_it_is_and_never_over_another(outcome, t
     assert not Path("results").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "kind", "sentence"),
-    [
-        ("sweep", "search", "is the file of a search, not of a sweep: `mup-tpu search search.toml` takes it"),
-        ("search", "sweep", "is the file of a sweep, not of a search: `mup-tpu sweep sweep.toml` takes it"),
-        ("search", "study", "is the file of a study, not of a search: `mup-tpu sweep study.toml` takes it"),
-        ("train --config", "sweep", "is the file of a sweep, not of a trial: `mup-tpu sweep sweep.toml`"),
-        ("check", "search", "is the file of a search, not of a sweep"),
-    ],
-)
-def test_a_file_of_another_kind_is_answered_with_its_command(
-    command, kind, sentence, outcome, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    assert outcome("init", kind)[0] == 0
-    code, _, error = outcome(*command.split(), f"{kind}.toml")
-    assert code == 2 and sentence in error
-
-
 def test_init_writes_what_plan_takes(outcome, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for kind in ("sweep", "ladder"):
@@ -230,29 +211,3 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome
     file.write_text(only)
     code, out, err = outcome(*run, "--results", tmp_path / "two")
     assert code == 1 and "nothing to show: table has no finished run" in out, out + err
-
-
-@pytest.mark.parametrize(
-    ("command", "toml", "sentence"),
-    [
-        ("sweep", "[base.optimizer]\nlearning_rat = 0.01", "the nearest known key is 'learning_rate'"),
-        (
-            "search",
-            "[space.learning_rat]\nlow = 0.1\nhigh = 0.2",
-            "space of learning_rat: unknown key 'learning_rat'",
-        ),
-    ],
-)
-def test_a_mistyped_key_is_one_sentence(command, toml, sentence, tmp_path, outcome):
-    file = tmp_path / "mine.toml"
-    file.write_text(f'experiment = "x"\n{toml}\n')
-    code, _, error = outcome(command, file)
-    assert code == 2 and sentence in error
-
-
-@pytest.mark.parametrize("name", ["", ".", "../.."])
-def test_an_experiment_that_names_no_folder_is_refused(name, tmp_path, outcome, sweep_toml):
-    file = tmp_path / "sweep.toml"
-    file.write_text(sweep_toml.replace('"small"', f'"{name}"'))
-    code, _, err = outcome("sweep", file)
-    assert code == 2 and f"experiment '{name}' is not allowed: it is the name of a folder" in err

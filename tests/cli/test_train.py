@@ -195,24 +195,6 @@ def test_train_continues_a_trial_to_more_steps(corpus, tmp_path, outcome, small)
     assert "--continue-to needs --checkpoints" in outcome(*common, "--continue-to", 20)[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--batch-size", 4, "--micro-batches", 5], "batch_size 4 has 4 sequences to split, so at most 4"),
-        (["--parametrization", "mupp"], "'mupp' is not one of 'mup', 'sp'"),
-        (["--learning-rate=-8"], "if that is its log2, write 0.00390625 or 2^-8"),
-        (["--corpus", "/no/such.txt"], "corpus '/no/such.txt' is neither"),
-        (["--threads", 1_000_000], "threads 1000000 is not allowed: it must be at most 1,024"),
-        (["--export-best"], "--export-best needs --export, --checkpoints and --eval-every"),
-        (["--xla-report"], "--xla-report needs --device tpu or xla, not auto"),
-        (["--xla-dump", "x"], "--xla-dump needs --device tpu or xla, not auto"),
-    ],
-)
-def test_bad_option_is_one_sentence_and_exit_code_2(arguments, sentence, outcome):
-    code, _, error = outcome("train", *arguments)
-    assert code == 2 and sentence in error and "Traceback" not in error
-
-
 def test_bad_corpora_and_results_folders(corpus, tmp_path, outcome, small):
     (tmp_path / "empty.txt").write_text(" \n\n ")
     (tmp_path / "latin.txt").write_bytes("Ärger und Überdruß".encode("latin-1"))
