@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -222,7 +223,8 @@ def choose_priors(sweeps: pd.DataFrame, sources: Sequence[str]) -> None:
     """Put priors of some sources in place of the package's, chosen as those are."""
     known = prediction.prefixes(sweeps[sweeps["source_name"].isin(sources)])
     for kind in sorted(set(known.kind_P) - {""}):
-        BY_KIND[kind] = prediction.chosen(known.part(known.kind_P == kind), prediction.START)
+        made = prediction.chosen(known.part(known.kind_P == kind), prediction.START)
+        BY_KIND[kind] = replace(made, mixed=BY_KIND[kind].mixed)
         print(f"{kind}: {BY_KIND[kind]}", flush=True)
 
 

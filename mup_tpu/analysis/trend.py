@@ -69,7 +69,7 @@ class Pace:
         return 2 * (self.wander * self.memory) ** 2 * (d + np.expm1(-d))
 
 
-_UNIT = Pace(0.0, 1.0, 3.0)
+_UNIT = Pace(0.0, 1.0, 3.0)  # In which interactions of scales wander
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,15 @@ VAGUE = {
 }
 """Priors of verdicts by kind of scale: wide, so that a verdict rests on its own runs."""
 BY_KIND = {
-    "width": Priors(0.24, 0.085, -0.17, moving=Pace(0.47, 0.13), sweeps=37, claiming=18),
-    "depth": Priors(0.25, 0.09, -0.04, Pace(0.07, 0.07), Pace(0.32, 0.12), sweeps=6, claiming=2),
-    "batch size": Priors(0.17, 0.065, -0.13, Pace(0.06, 0.06), Pace(0.18, 0.4, 1.9), sweeps=40),
-    "tokens": Priors(0.2, 0.085, -0.12, moving=Pace(0.21, 0.21, 1.7), sweeps=70),
-    "size": Priors(0.25, 0.09, 0.11, moving=Pace(0.22, 0.12), sweeps=24),
+    "width": Priors(0.24, 0.085, -0.17, moving=Pace(0.47, 0.13), mixed=0.05, sweeps=37, claiming=18),
+    "depth": Priors(0.25, 0.09, -0.04, Pace(0.07, 0.07), Pace(0.32, 0.12), mixed=0.025, sweeps=6, claiming=2),
+    "batch size": Priors(0.17, 0.065, -0.13, Pace(0.06, 0.06), Pace(0.18, 0.4, 1.9), mixed=0.025, sweeps=40),
+    "tokens": Priors(0.2, 0.085, -0.12, moving=Pace(0.21, 0.21, 1.7), mixed=0.025, sweeps=70),
+    "size": Priors(0.25, 0.09, 0.11, moving=Pace(0.22, 0.12), mixed=0.025, sweeps=24),
     "": Priors(0.31, 0.095, moving=Pace(0.39, 0.14), sweeps=1),
 }
 """Priors of predictions and plans, where nothing is claimed: those of the atlas's sweeps along a kind of
-scale, by benchmarks/prediction.py."""
+scale, by benchmarks/prediction.py; interactions by benchmarks/plan.py."""
 KEPT = 0.75
 """Probability that a rule is steady along a scale over which its source says that the optimum stays."""
 

@@ -254,3 +254,21 @@ def test_priors_count_the_sweeps_of_the_atlas_that_they_rest_on():
     for kind, priors in BY_KIND.items():
         along = known[known["kind"] == kind]
         assert (priors.sweeps, priors.claiming) == (len(along), along["claimed"].astype(bool).sum()), kind
+
+
+def test_intervals_hold_targets_of_sizes_that_change_each_others_exponents():
+    """x = a·α + b·β + k·a·b with k of ±0.09, at cells of a plan up to eight octaves from the target."""
+    at = np.array([[-8.0, -6], [-8, -3], [-4, -6], [-6, -5], [-4, -4], [-3, -5]])
+    plain = (BY_KIND["tokens"], BY_KIND["batch size"])
+    inside, generator = {0.0: 0, 0.03: 0}, np.random.default_rng(0)
+    for _ in range(60):
+        slopes, k = generator.normal(0, 0.2, 2), generator.choice([-0.09, 0.09])
+        true = at @ slopes + k * at[:, 0] * at[:, 1]
+        x = true + generator.normal(0, 0.1, len(at))
+        for mixed in inside:
+            priors = tuple(replace(p, mixed=mixed) for p in plain)
+            made = Trend(2.0**at, x, np.full(len(at), 0.1), priors).optimum((1, 1))
+            inside[mixed] += made.quantile(0.025) < 0 < made.quantile(0.975)
+    assert inside[0.03] >= 55 and inside[0.0] < 45
+    alone = [Trend(2.0 ** at[:, 0], x, np.full(6, 0.1), (replace(plain[0], mixed=m),)) for m in (0.0, 0.03)]
+    assert alone[0].optimum(1.0).quantile(0.9) == alone[1].optimum(1.0).quantile(0.9), "one scale has none"
