@@ -10,10 +10,10 @@ from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.surface import JointAnalysis, JointPredictions, JointResult, Pair
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
-from mup_tpu.words.names import amount, listed, number, plain, point, power
+from mup_tpu.words.names import listed, number, plain, point, power
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.reasons import because
-from mup_tpu.words.verdicts import verdict
+from mup_tpu.words.verdicts import spending, verdict
 
 
 def lines(result: JointAnalysis | JointPredictions) -> list[str]:
@@ -59,8 +59,7 @@ def next_lines(joint: JointAnalysis, number_of_rule: int) -> list[str]:
         at = ", ".join(f"{label(name)} {power(x)}" for name, x in zip(joint.tuned, one.x, strict=True))
         runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
         lines.append(f"  add {runs} at {point(columns.scale, one.scale)}, {at}")
-    spent = f"next batch: {amount(made.costs, made.cost)}; spent so far: {amount(made.costs, made.spent)}"
-    return [*lines, f"  {because(made.reason, columns)}; {spent}"]
+    return [*lines, f"  {because(made.reason, columns)}; {spending(made.costs, made.cost, made.spent)}"]
 
 
 def best(tuned: str, scale: str, optimum: Optimum) -> str:

@@ -11,6 +11,7 @@ from mup_tpu.analysis.design import Batch
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.ingest.table_columns import Columns, means
 from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, LookTaken, Regret, Verdict
 from mup_tpu.config.columns import CONFIGURED, label
@@ -232,16 +233,23 @@ def _is_ours(columns: Columns, command: str | None) -> bool:
 def price(batch: Batch) -> str:
     """Return the cost of a batch, beside the cost so far and until the verdict."""
     costs = batch.costs
-    parts = [f"next batch: {amount(costs, batch.cost)}", f"spent so far: {amount(costs, batch.spent)}"]
+    parts = [spending(costs, batch.cost, batch.spent)]
     if math.isinf(batch.to_verdict):
         parts.append("total to a verdict: unknown")
     elif math.isfinite(batch.to_verdict):
         parts.append(f"total to a verdict: about {amount(costs, batch.to_verdict)}")
     if costs.scale:
         power_law = f"cost ∝ {label(costs.scale)}^{costs.exponent:.1f}"
-        unit = f"unit: one run at {point(costs.scale, costs.smallest)}; assumed: "
-        parts.append(f"measured: {power_law}" if costs.is_measured else f"{unit}{power_law}")
+        parts.append(f"{'measured' if costs.is_measured else 'assumed'}: {power_law}")
     return "; ".join(parts)
+
+
+def spending(costs: Cost, batch: float, spent: float) -> str:
+    # Runs of other sizes count as so many of the smallest: they are no number of runs to start.
+    if not costs.is_measured and math.isfinite(costs.smallest):
+        at = point(costs.scale, costs.smallest)
+        return f"next batch: as dear as {amount(costs, batch)} at {at}; spent so far: {amount(costs, spent)}"
+    return f"next batch: {amount(costs, batch)}; spent so far: {amount(costs, spent)}"
 
 
 def status(optimum: Optimum, unit: str = "nat") -> str:

@@ -202,8 +202,8 @@ def batch(cells, to_verdict=math.nan, costs=COSTS):
     [
         (
             math.inf, COSTS,
-            "next batch: 25 runs; spent so far: 63 runs; total to a verdict: unknown; unit: one run at width "
-            "64; assumed: cost ∝ width^2.0",
+            "next batch: as dear as 25 runs at width 64; spent so far: 63 runs; total to a verdict: unknown; "
+            "assumed: cost ∝ width^2.0",
         ),
         (
             7200.0, Cost(0.9, 1.0, "s", "width"),
@@ -370,7 +370,7 @@ def test_lines_below_a_verdict_begin_with_advice_and_name_the_next_runs():
     (few,) = (analysis := analyze(check_table(runs(widths=(64, 128))))).results
     settle, purpose, *_ = details(few, analysis)[1:]
     assert settle == f"to settle it: {remedy(few, analysis).text}"
-    assert purpose.startswith("a verdict needs 3 widths, and there are 2; next batch: ")
+    assert purpose.startswith("a verdict needs 3 widths, and there are 2; next batch: as dear as ")
     ours = replace(analysis, command="x.py")
     assert remedy(few, ours).is_command and " && " not in remedy(few, ours).text
 
