@@ -92,6 +92,7 @@ class Watched:
         self.analysis: TransferAnalysis | None = None
         self.joint: JointAnalysis | None = None  # of several tuned hyperparameters, in its place
         self.why_not, self.total = "no run is stored yet", 0
+        self._grid = set[str]()  # ids of a study's trials
         self.running: list[tuple[str, str]] = []
 
     @property
@@ -111,6 +112,8 @@ class Watched:
         if not parts or (before and before[0] == parts):
             return bool(before != self._seen)
         self.runs = load_runs(self.path)
+        if not self._grid.issuperset(self.runs["trial_id"]):  # bought where they decide
+            self.total = 0
         self.analysis, self.joint, self.why_not = None, None, ""
         try:
             if tuned_together(self.path):
@@ -137,7 +140,7 @@ class Watched:
             space = Space.of(**json.loads(content))
         except (MupTpuError, ValueError, TypeError, AttributeError, RecursionError):
             return []
-        self.total, running = len(space.trials), {}
+        self.total, self._grid, running = len(space.trials), {*space.trial_of}, {}
         for name in (self._folder / "work").names():
             saved = read_file(self._folder, f"work/{name}/resume.json", 2**20)
             try:

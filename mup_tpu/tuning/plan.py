@@ -218,7 +218,7 @@ class Plan:
                 for name, value in asdict(step).items()
                 if name != "looks" and value not in ((), False)
             }
-            | {"runs": step.runs, "at": at_words(step.values, self.changing)}
+            | {"runs": step.runs, "at": at_words(step.values, self.changing, self.goal.is_in_tokens)}
             for step in self.steps
         ]
         return {
@@ -639,7 +639,7 @@ def _design(
         price = WORTH * step.cost / whole
         why = f"save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
     smaller = [name for name, value in step.values.items() if value != goal.values[name]]
-    return tuple(steps), f"{at_words(step.values, smaller)} would {why}"
+    return tuple(steps), f"{at_words(step.values, smaller, goal.is_in_tokens)} would {why}"
 
 
 def _shared(goal: Goal, shorter: Values, values: Values) -> float:

@@ -120,6 +120,7 @@ class Goal:
     units: Mapping[str, int] = field(default_factory=dict)  # values of a name are multiples of its unit
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Values that all runs of somebody's own training share."""
+    is_in_tokens: bool = False  # whether a batch is of tokens, as a transformer's
     is_continued: bool = False  # whether longer runs of somebody's own training go on from shorter ones
 
     def shrinking(self) -> Goal:
@@ -299,7 +300,8 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     shortest = min(tokens, tokens / params * params_of(least["width"], least["depth"]))
     smallest = min(batch, batch_by_law(shortest), shortest / _LEAST_STEPS)
     floors = least | {"tokens": shortest, "batch": smallest}
-    return Goal(values, (), floors, tuple(derived), units={"width": 64}).shrinking()
+    goal = Goal(values, (), floors, tuple(derived), units={"width": 64}, is_in_tokens=True)
+    return goal.shrinking()
 
 
 def goal_of_a_study(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mup_tpu.analysis.design import Cell
@@ -47,14 +48,17 @@ def cost_words(cost: float, is_time: bool) -> str:
     return f"{cost:.1g} s" if cost < 9.5 else write_time(cost)
 
 
-def at_words(values: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Name a run by some of its values: "width 64, depth 4, 8.19k tokens a step, 2,000 steps"."""
+def at_words(values: Mapping[str, Any], names: Sequence[str], in_tokens: bool = False) -> str:
+    """Name a run by some of its values: "width 64, depth 4, 8.19k tokens a step, 2,000 steps".
+
+    A batch is of tokens, or in the unit of somebody's own training.
+    """
     words = []
     for name in names:
         value = values[name]
         if name == "steps":
             words.append(f"{value:,} steps")
-        elif name == "batch":
+        elif name == "batch" and in_tokens:
             words.append(f"{short(value)} tokens a step")
         else:
             words.append(f"{label(name)} {short(value)}")
@@ -83,10 +87,11 @@ def within(plan: Any, step: Any, where: str = "") -> str:
 def plan_lines(plan: Any) -> list[str]:
     """Return steps, costs and expectations of a `tuning.plan.Plan`, a line each."""
     goal, is_time, steps = plan.goal, plan.is_time, plan.steps
+    at = partial(at_words, in_tokens=goal.is_in_tokens)
     rule = rule_name(plan.rule)
     names = [name for name in goal.values if name not in ("params", "tokens")]
     lines = [
-        f"target: {at_words(goal.values, names)}; one run costs {cost_words(plan.target_cost, is_time)}; "
+        f"target: {at(goal.values, names)}; one run costs {cost_words(plan.target_cost, is_time)}; "
         f"budget {cost_words(plan.budget, is_time)}"
     ]
     lines += [f"derived: {sentence}" for sentence in goal.derived]
@@ -101,7 +106,7 @@ def plan_lines(plan: Any) -> list[str]:
     for i, step in enumerate(steps, start=1):
         known = f"{within(plan, step, ' at the target')} (95 %), expected regret {step.regret:.4f} nat"
         lines.append(
-            f"{i}. {at_words(step.values, changing)}{f', {rule}' if rule else ''}: {step.runs} runs, "
+            f"{i}. {at(step.values, changing)}{f', {rule}' if rule else ''}: {step.runs} runs, "
             f"{'which go on from shorter ones, ' if step.is_continued else ''}"
             f"{looks_words(step.looks, i == 1, plan.tuned, len(plan.beside))}; "
             f"{cost_words(step.cost, is_time)}; then "
@@ -125,7 +130,7 @@ def plan_lines(plan: Any) -> list[str]:
         f"under {rule_name(name)} the same runs would leave {value:.4f} nat: its optimum moves more"
         for name, value in plan.others.items()
     ]
-    lines.append(f"the largest proxy that pays: {at_words(steps[-1].values, changing)}; {plan.largest}")
+    lines.append(f"the largest proxy that pays: {at(steps[-1].values, changing)}; {plan.largest}")
     target_bytes, proxy_bytes = goal.memory_bytes({}), goal.memory_bytes(steps[-1].values)
     if math.isfinite(target_bytes):
         lines.append(

@@ -95,7 +95,7 @@ def test_a_run_leaves_alone_what_was_asked_for_elsewhere(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("slope", [0.0, pytest.param(-0.7, marks=pytest.mark.nightly)])
-def test_several_hyperparameters_are_asked_for_until_their_verdict_is_settled(slope, tmp_path):
+def test_several_hyperparameters_are_asked_for_until_their_verdict_is_settled(slope, tmp_path, capsys):
     """A design at the least width, others about expected optima, then where the regret is largest."""
     tune = {"rate": octaves(-10, -4), "decay": octaves(-6, 0)}
     study = Study(tmp_path / "s", scale={"width": [64, 128, 256]}, tune=tune)
@@ -113,6 +113,8 @@ def test_several_hyperparameters_are_asked_for_until_their_verdict_is_settled(sl
     verdict = study.verdict()
     assert verdict.results[0].verdict.decision == ("DRIFTS" if slope else "TRANSFERS")
     assert 30 <= told <= 80, "the whole grid has 147"
+    main(["watch", str(tmp_path / "s"), "--once"])
+    assert f"s: {told} trials stored" in capsys.readouterr().out, "no grid of which they are a part"
 
 
 def test_a_design_of_several_hyperparameters_has_the_studys_seeds(tmp_path):
