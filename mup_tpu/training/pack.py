@@ -241,6 +241,6 @@ def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compi
         "attention": "folded" if is_folded else choose_form(is_stacked, length),
         "one_pass_norms": kind in BY_XLA,
         "gathered": kind == "cpu" and not is_stacked and not compile,
-        "vmapped": is_stacked and (kind == "cuda" or not compile),
+        "vmapped": is_stacked and (device.compiles or not compile),
         "scan": device.scan if is_stacked and is_deep else None,
     }

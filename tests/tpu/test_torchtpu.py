@@ -15,6 +15,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.base import one_by_one
 from mup_tpu.errors import ConfigError
+from mup_tpu.models import declare
 from mup_tpu.tpu import torchtpu
 from mup_tpu.tpu.torchtpu import Chunks, report
 from mup_tpu.training.loop import PackRun
@@ -96,7 +97,8 @@ def test_losses_are_the_cpu_s_and_a_resumed_pack_s_bit_for_bit(
 ):
     program = Path(__file__).with_name("tpu_program.py")
     seen = json.loads(run(program, architecture, precision, corpus, tmp_path).splitlines()[-1])
-    _, losses = on_cpu(trials(str(corpus), architecture, "float32"))
+    members = trials(str(corpus), architecture, "float32")
+    _, losses = on_cpu(members)
     assert seen["device"] == "tpu:CPU"
     assert len(seen["losses"]) == STEPS
     for mine, theirs in zip(seen["losses"], losses, strict=True):
@@ -105,6 +107,8 @@ def test_losses_are_the_cpu_s_and_a_resumed_pack_s_bit_for_bit(
     assert seen["resumed"] == seen["losses"], "bit for bit"
     assert seen["counts"]["compilations"] == 2, "one for the steps, one for evaluations"
     assert seen["counts"]["executions"] == 4, "two chunks, two evaluations"
+    saved = 3 * len(declare(members[0].model, 256, 16).parameters)  # by AdamW, with its two moments
+    assert seen["counts"]["transfers_to_host"] == 4 + saved, "losses of each of them, and a checkpoint"
     steps = max((tmp_path / "programs").iterdir(), key=lambda path: path.stat().st_size)
     assert "stablehlo.while" in steps.read_text()
     for topology in topologies:  # by the compiler of TPUs that are not here

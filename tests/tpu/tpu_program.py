@@ -23,7 +23,7 @@ def main(architecture: str, precision: str, corpus: str, checkpoints: str) -> No
     options = RunOptions(device="tpu", log_every=1, eval_every=half, checkpoint_every=half)
     torchtpu.dump_programs(f"{checkpoints}/programs")
     whole = PackRun(members, dataset, options, Path(checkpoints))
-    whole.finish(lambda report: whole.save() if report.step == half else None)
+    whole.finish()
     compiled = torchtpu.report()
     resumed = PackRun(members, dataset, options, Path(checkpoints))
     begun = resumed.pack.steps_done

@@ -231,6 +231,8 @@ def test_trials_of_different_shape_are_refused():
 class Dtypes(TorchDispatchMode):
     """Dtypes of the floating tensors that each operation is given."""
 
+    supports_higher_order_operators = True  # TorchTPU's loop; its step was seen when it was traced
+
     def __init__(self):
         super().__init__()
         self.seen = {}
@@ -238,7 +240,8 @@ class Dtypes(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         given, _ = tree_flatten((args, kwargs))
         floating = {t.dtype for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()}
-        self.seen.setdefault(operation.overloadpacket.__name__, set()).update(floating)
+        if isinstance(operation, torch._ops.OpOverload):
+            self.seen.setdefault(operation.overloadpacket.__name__, set()).update(floating)
         return operation(*args, **(kwargs or {}))
 
 
