@@ -18,8 +18,8 @@ from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.prediction import costs
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.scaling_law import LEAST, expected_loss
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
-from mup_tpu.analysis.scaling_law import expected_loss
 from mup_tpu.analysis.surface import Pair, Profile, analyze_jointly
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
@@ -232,6 +232,7 @@ class Recipe:
     sizes: dict[str, float]  # Of the target
     optima: tuple[PlannedOptimum, ...]  # One a hyperparameter
     loss: ExpectedLoss | None  # Of a tuned run of the target
+    why_no_loss: Reason | None
     values: dict[str, Any]  # Of the target's run, without tuned ones
     fix: dict[str, float]
     derived: tuple[str, ...]
@@ -319,11 +320,13 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None, seed: in
                 known=len(known),
             )
         )
+    loss = _loss(planned, estimates.known(planned.tuned[0]), target)
     return Recipe(
         rule=planned.rule,
         sizes={name: target[name] for name in planned.follows},
         optima=tuple(made),
-        loss=_loss(planned, estimates.known(planned.tuned[0]), target),
+        loss=None if isinstance(loss, Reason) else loss,
+        why_no_loss=loss if isinstance(loss, Reason) else None,
         values=_values(planned, at or {}),
         fix=planned.fix,
         derived=planned.derived if at is None else (),
@@ -350,7 +353,7 @@ def _values(planned: Planned, at: Mapping[str, float]) -> dict[str, Any]:
 
 def _loss(
     planned: Planned, known: Mapping[int, Profile | Estimate], target: Mapping[str, float]
-) -> ExpectedLoss | None:
+) -> ExpectedLoss | Reason | None:
     """Predict the loss at the target by the cells of a ladder, where all sizes grow by the same share."""
     end_A = np.log2(planned.sizes(target))
     first_A = np.log2(planned.sizes(planned.cells[0][1]))
@@ -362,6 +365,7 @@ def _loss(
         if np.ptp(share_A) < 0.15 and (not points or share_A.mean() > points[-1][0] + 0.02):
             points.append((float(share_A.mean()), e.optimum.loss))
     octaves = float((end_A - first_A).sum())
+    if len(points) < LEAST:
+        return Reason.of("few on the way", known=len(points), needed=LEAST)
     share_S, loss_S = np.reshape(points, (-1, 2)).T
-    made = expected_loss(loss_S, 2.0 ** (octaves * share_S), 2.0**octaves)
-    return None if isinstance(made, Reason) else made
+    return expected_loss(loss_S, 2.0 ** (octaves * share_S), 2.0**octaves)

@@ -170,6 +170,8 @@ def recipe_lines(made: Recipe) -> list[str]:
     if made.loss is not None:
         low, high = made.loss.low, made.loss.high
         lines.append(f"expected loss {made.loss.loss:.3f} nat (95 % {low:.3f} to {high:.3f})")
+    elif made.why_no_loss is not None:
+        lines.append(f"expected loss unknown: {because(made.why_no_loss)}")
     for one in made.optima:
         tuned = label(one.hyperparameter)
         if one.by_rule:

@@ -90,6 +90,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         # Why a law, a loss or a rate is unknown.
         "refused": "{error}",
         "few optima": "{known} scales have a known optimum, and {needed} are needed",
+        "few on the way": "{known} of the sizes with a known optimum grow towards the target in all "
+        "dimensions alike, and {needed} are needed",
         "loss not above 0": "the loss {loss:g} is not above 0",
         "loss interval too wide": "its 95 % interval is too wide ({low:.3g} to {high:.3g} nat)",
         "loss does not fall": "the loss at the optima does not fall as the scale grows",

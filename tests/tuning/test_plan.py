@@ -401,6 +401,7 @@ def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(tmp_path, bou
     with pytest.raises(TableError, match="at width=-3 is not allowed: a size is above 0"):
         predict_planned(str(tmp_path), {"width": -3})
     text = "\n".join(recipe_lines(recipe))
+    assert (recipe.loss is None) == ("expected loss unknown: " in text)
     assert "by rule: μP keeps the best learning rate along width (75% of the prior)" in text
     assert "an error of one octave costs 0.0" in text and "learning rate and weight decay interact" in text
 
