@@ -1,11 +1,11 @@
-"""The main job in minutes: GPT-2 of four widths in SP and in μP, at several learning rates, on real text.
+"""GPT-2 of four widths in SP and in μP, with init and multipliers that are tuned for μP at width 64.
 
 python experiments/quickstart.py --until-settled     buys runs until both verdicts are settled
 python experiments/quickstart.py                     runs the whole grid
 
-Each trial sees 51,200 bytes of text, and two CPU cores need two to five minutes: enough to see the optimum
-at each width, not to train a good model. Init and multipliers come from lr_transfer.py, the longer form; with
-default ones a few short runs are too noisy to tell.
+Other experiments change one thing of it. Each trial sees 51,200 bytes of text. Init and multipliers come from
+lr_transfer.py, the longer form. SP keeps that σ at every width, which its users would not: first_sweep.py has
+SP as people train it.
 """
 
 from dataclasses import replace

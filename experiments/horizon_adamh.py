@@ -1,0 +1,29 @@
+"""Does the best angle of AdamH's steps follow the length of training as AdamW's learning rate does?
+
+python experiments/horizon_adamh.py
+
+AdamH keeps the norm of each hidden matrix, so that its rate is the effective one. Two papers predict how the
+best angle follows the tokens: as tokens^-0.32 (2603.28743, for Muon's steps), and without the bend of AdamW's
+rate (2606.29158). All else as in horizon_transfer.py, whose rule "none" is AdamW's side; AdamW trains
+embeddings, norms and biases at a quarter of the angle.
+"""
+
+import dataclasses
+
+from horizon_transfer import SWEEP as ADAMW
+
+from mup_tpu.cli.experiments import run_experiment
+from mup_tpu.config import Axis
+
+SWEEP = dataclasses.replace(
+    ADAMW,
+    experiment="horizon_adamh",
+    base=ADAMW.base.replace(optimizer="adamh", adamw_lr_ratio=2.0**-2),
+    scale=Axis("steps", (250, 1000, 4000)),
+    compare=Axis("token_rule", ("none",)),
+    learning_rates=tuple(2.0**e for e in range(-8, -2)),
+    num_seeds=1,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)
