@@ -24,9 +24,7 @@ import tyro
 from rich.progress import track
 
 from mup_tpu.analysis import check_table
-from mup_tpu.analysis.drift import fit_drift
-from mup_tpu.analysis.optimum import estimates, loss_curve, pooled_noise
-from mup_tpu.analysis.verdict import regret
+from mup_tpu.analysis.verdict import Question, weigh
 
 FAMILIES = (
     "valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows", "near wall", "sharp",
@@ -162,21 +160,24 @@ def simulate(
             for seed, loss in zip(numbers, losses, strict=True)
             if loss != np.inf
         ]
-    curves = [loss_curve(group) for _, group in check_table(pd.DataFrame(rows)).runs.groupby("scale")]
-    noise = pooled_noise(curves)
-    made = estimates(curves, noise, generator)
+    table = check_table(pd.DataFrame(rows))
+    evidence = weigh(table.runs, Question.of(table, seed=int(generator.integers(2**31))))
     found = []
-    for estimated, valley in zip(made, valleys, strict=True):
+    for estimated, valley in zip(evidence.estimates, valleys, strict=True):
         low, high = estimated.optimum.low, estimated.optimum.high
         found.append({"of": "optimum", "held": low <= valley.optimum <= high, "width": high - low})
-    drift = fit_drift([e.optimum for e in made], "width", valleys=[e.valley for e in made])
-    if drift.is_known:
-        held = drift.low <= alpha <= drift.high
-        found.append({"of": "alpha", "held": held, "width": drift.high - drift.low})
-    lost = regret(made[0], made[-1])
-    if lost.status == "estimated":
-        at_W = valleys[-1].loss(np.array([valleys[0].optimum, valleys[-1].optimum]))
-        held = lost.low - 1e-9 <= at_W[0] - at_W[1] <= lost.high
+    true = dict(zip(widths, valleys, strict=True))
+    drift, lost = evidence.drift, evidence.headline
+    if drift.is_known:  # α is the slope of the optima themselves, their scatter included
+        known = [true[int(scale)].optimum for scale in drift.scales]
+        alpha = float(np.polyfit(np.log2(drift.scales), known, 1)[0])
+        found.append(
+            {"of": "alpha", "held": drift.low <= alpha <= drift.high, "width": drift.high - drift.low}
+        )
+    if lost is not None and lost.status == "estimated":
+        source, target = (true[int(scale)] for scale in (lost.source, lost.target))
+        rise = target.loss(np.array([source.optimum, target.optimum]))
+        held = lost.low - 1e-9 <= rise[0] - rise[1] <= lost.high
         found.append({"of": "regret", "held": held, "width": lost.high - lost.low})
     return found
 
