@@ -19,7 +19,6 @@ from mup_tpu.analysis.optimum import LossCurve
 from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.surface import analyze_jointly
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.verdict import Regret
 from mup_tpu.analysis.worth import Worth
@@ -173,6 +172,8 @@ def compare(
 
 def predictions_inside(root: Path) -> dict[str, list[bool]]:
     """Return whether the intervals of kept predictions hold the optima that came out, by folder of `root`."""
+    from mup_tpu.analysis.surface import analyze_jointly  # most analyses are of one hyperparameter
+
     inside: dict[str, list[bool]] = {}
     for file in sorted(root.rglob(PREDICTIONS)):
         with contextlib.suppress(MupTpuError):

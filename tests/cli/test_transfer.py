@@ -136,7 +136,7 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
 
     moved = Transfer(two_rules, TransferOptions(at=("width=1024",)))
     (choice,) = moved.chosen
-    run(choice.prediction.x)
+    run(choice.predictions[0].x)
     moved.keep(folder)
     code, out, err = outcome("analyze", folder)
     said = " ".join(out.split())

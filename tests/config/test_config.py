@@ -321,7 +321,7 @@ def test_parametrizations_are_compared_by_default_where_they_differ():
         ("wide", "scale: width 'wide' is not a whole number"),
         ("weight_decay=x", "scale: weight_decay 'x' is not a number"),
         ("tied=maybe", "scale: tied 'maybe' is not true or false"),
-        ("depth=", "depth of the sweep has no values"),
+        ("depth=", "scale depth= has no values; write for example"),
     ],
 )
 def test_axes_from_the_command_line(text, read):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_pages_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
+    example, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
     exec(compile(example, "study.md", "exec"), {"__name__": "__main__"})
     assert "mine: TRANSFERS: best learning rate" in capsys.readouterr().out
     assert Path("runs/mine/transfer.png").stat().st_size > 10_000
