@@ -501,7 +501,9 @@ def test_what_is_appended_to_is_opened_only_if_it_is_ours(name, there, tmp_path)
 
 def test_a_definition_that_is_nested_too_deeply_is_refused(tmp_path):
     (tmp_path / "study.json").write_text("[" * 100_000)
-    with pytest.raises(StoreError, match=r"study\.json cannot be read: (maximum recursion depth|Stack overflow)"):
+    with pytest.raises(
+        StoreError, match=r"study\.json cannot be read: (maximum recursion depth|Stack overflow)"
+    ):
         Study.load(tmp_path)
 
 
