@@ -300,8 +300,8 @@ def plan(
     is_timed = machine is not None and machine.measured is not None
     if not is_timed and not math.isfinite(goal.flops(goal.values)):
         raise ConfigError(
-            "the cost of a run does not follow from the target: give --trainer and --probe 60s, which times "
-            "your training, or its width, depth, batch (tokens) and steps"
+            "the cost of a run does not follow from the target: give --probe 60s, which times your training "
+            "(--trainer, where the file names none), or its width, depth, batch (tokens) and steps"
         )
     paid = _budget(budget, machine)
 

@@ -115,7 +115,7 @@ def test_claims_of_a_rule_narrow_the_priors():
 def test_a_study_is_planned_under_its_own_names(tmp_path):
     study = Study(tmp_path, scale={"width": [16, 32, 64]}, tune={"rate": [0.01]}, settings={"steps": 200})
     with pytest.raises(
-        ConfigError, match="the cost of a run does not follow from the target: give --trainer"
+        ConfigError, match="the cost of a run does not follow from the target: give --probe 60s"
     ):
         plan("width=512", "1h", study)
     settings = {"steps": 9, "batch": 64, "depth": 2}
