@@ -85,7 +85,7 @@ def test_a_trainer_of_one_s_own_is_timed_planned_swept_and_predicted(tmp_path, o
     (tmp_path / "study.toml").write_text(STUDY.replace("[settings]", "[settings]\nbroken = 1"))
     for arguments, sentence in (
         (timed, "probe: the trainer failed at width 8"),
-        (timed[:-2], "--trainer and --probe 60s"),
+        (timed[:-2], "give --probe 60s, which times your training (--trainer"),
         ((*timed[:2], "--at", "wide=3", *timed[5:]), "target: unknown key 'wide'; the nearest known key"),
         (("plan", "--at", "params=1B", "--budget", "1h", "--probe", "2s"), "probe 2s times a --trainer"),
     ):
