@@ -1,5 +1,6 @@
 """TPU slices of several hosts, on a fake Ray cluster: nodes of this machine with the labels of two slices."""
 
+import importlib.util
 import signal
 import threading
 import time
@@ -115,7 +116,8 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
     two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests
 ):
     """The second host dies, which reports nothing."""
-    pytest.importorskip("torch_xla")
+    if importlib.util.find_spec("torch_xla") is None:  # an import would set PJRT_DEVICE=CPU here too
+        pytest.skip("torch_xla is not here")
     # Long enough for the first host to train on while the second one is killed.
     base = tiny.replace(steps=400, depth=1, sequence_length=16)
     sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))
@@ -131,7 +133,7 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
     def lose_one():
         deadline = time.monotonic() + 240
         while not (found := processes("HostActor.follow", is_of_these_tests)) and time.monotonic() < deadline:
-            time.sleep(0.5)
+            time.sleep(0.1)
         # Without collectives it may run ahead, and end before the first checkpoint.
         found[0].send_signal(signal.SIGSTOP)
         while not list(tmp_path.glob("checkpoints/*/step-*/meta.json")) and time.monotonic() < deadline:
