@@ -52,7 +52,7 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
     bytes_of = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
     try:
         text = executable.hlo_modules()[0].to_string()
-    except Exception:  # jaxlib 0.10.2 cannot read back what libtpu 0.0.52 writes for v7
+    except Exception:  # jaxlib 0.10.2 cannot read asynchronous updates, of libtpu 0.0.52 for v6e and v7
         text = ""
     return {"seconds": seconds, **bytes_of}, text
 

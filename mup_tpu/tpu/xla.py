@@ -375,10 +375,12 @@ def report() -> dict[str, float]:
 
 
 def dump_programs(folder: str) -> None:
-    """Have XLA write each program to a folder, as text; call it before the first device is created."""
+    """Have XLA write each program to a folder, as text; call it before the first device is created.
+
+    The TPU's library reads XLA_FLAGS too; in LIBTPU_INIT_ARGS these flags are unknown, and end the process.
+    """
     flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
-    for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):  # XLA in torch_xla, and in the TPU's library
-        os.environ[name] = f"{os.environ.get(name, '')} {flags}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
 def create() -> XlaDevice:
