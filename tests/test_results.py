@@ -12,7 +12,8 @@ import pytest
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.cli import main
-from mup_tpu.cli.results import TableOptions, open_results
+from mup_tpu.cli.results import open_results
+from mup_tpu.cli.table import TableOptions
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
-from mup_tpu.cli.results import TableOptions
+from mup_tpu.cli.table import TableOptions
 from mup_tpu.config.options import File, Repeated, Several, Where
 from mup_tpu.errors import ConfigError, TableError
 

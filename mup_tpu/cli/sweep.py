@@ -14,8 +14,8 @@ import tyro
 
 from mup_tpu.cli.analysis import predict_planned_folder, print_recipe, show
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.results import TableOptions
 from mup_tpu.cli.study import StudyOptions, keep_plan
+from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table
 from mup_tpu.config.options import File, Folder, SearchOptions

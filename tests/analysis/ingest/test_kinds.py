@@ -20,7 +20,7 @@ import pytest
 from mup_tpu.analysis import load_table
 from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.tables import read_file
-from mup_tpu.cli.results import TableOptions
+from mup_tpu.cli.table import TableOptions
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.words.reasons import notes
 

@@ -1,0 +1,140 @@
+"""Options that name the columns and rows of a table and limit its verdict.
+
+Signatures of commands hold them, so this module imports the analysis only in functions: --help stays fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from mup_tpu.config.options import Repeated
+from mup_tpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis import Columns, RunTable, TransferAnalysis
+    from mup_tpu.store import Condition
+
+_COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
+_STATES = ("finished", "diverged", "unfinished")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Columns of a table, rows to take, and limits of the verdict."""
+
+    scale: str | None = None
+    """Column of the scale, such as width or depth. By default that of the folder's sweep, or a column that is
+    called width, d_model or the like."""
+    tune: str | None = None
+    """Column of the tuned hyperparameter, plain (not log2); two to four with commas are analysed together.
+    By default those of the folder's sweep, or a column that is called lr, learning_rate or the like."""
+    compare: str | None = None
+    """Column whose values are compared; optional. By default that of the folder's sweep, or
+    parametrization."""
+    columns: Repeated = ()
+    """Other columns by role, ROLE=COLUMN: loss=eval/loss seed=run. Roles are loss, seed, status, step, params
+    (parameters without embeddings), tokens and cost (of a run, in any unit)."""
+    along: tuple[str, ...] = ()
+    """Further columns that change with the scale, as on a ladder of shapes: depth."""
+    where: Repeated = ()
+    """Rows to take, COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
+    that --keep has stored in the folder."""
+    only: Repeated = ()
+    """Conditions on an optimum, such as "max_grad_norm < 5": runs that fail one count as lost."""
+    states: Repeated = ()
+    """Meaning of further states, STATE=finished, STATE=diverged or STATE=unfinished: failed=diverged if runs
+    fail for nothing else."""
+    loss_unit: Literal["auto", "nat", "bit", "bpb"] = "auto"
+    """Unit of the loss in others' tables: nat or bit a token, or bpb (bits per byte). By default it is read
+    from the column's name."""
+    maximize: bool = False
+    """Of the loss's column more is better, as of accuracy and PSNR."""
+    bytes_per_token: float | None = None
+    """Bytes of text a token, to convert bits per byte."""
+    chance: float | None = None
+    """Loss of guessing, nat per token; runs at or above it count as diverged."""
+    epsilon: float | None = None
+    """Largest regret that does not matter, in the unit of the loss. By default 0.01 nat per token, and of
+    another metric 2 % of what the scales differ by at their best."""
+    delta: float = 0.2
+    """Largest drift exponent that does not matter."""
+
+    def role(self, name: str, default: str) -> str:
+        """Return the column of a role, `default` unless --columns gives it.
+
+        Raises:
+            ConfigError: a value of --columns is not ROLE=COLUMN.
+        """
+        given = {}
+        for text in self.columns:
+            role, equals, column = text.partition("=")
+            if not equals or role not in _COLUMNS:
+                raise ConfigError(
+                    f"columns {text!r} is not ROLE=COLUMN with a role of {', '.join(_COLUMNS)}; the options "
+                    "--scale, --tune and --compare name those columns"
+                )
+            given[role] = column
+        return given.get(name, default)
+
+    def table_columns(self, *paths: str) -> Columns:
+        """Return the names of a table's columns."""
+        from mup_tpu.analysis.load import default_columns
+
+        defaults = default_columns(paths[0] if len(paths) == 1 else paths)
+        others = ("loss", "seed", "status", "step", "params", "cost")
+        roles: dict[str, Any] = {role: self.role(role, getattr(defaults, role)) for role in others}
+        return replace(
+            defaults,
+            scale=self.scale or defaults.scale,
+            hyperparameter=self.tune or defaults.hyperparameter,
+            parametrization=self.compare or defaults.parametrization,
+            along=(*defaults.along, *self.along),
+            **roles,
+        )
+
+    def tuned(self, *paths: str) -> tuple[str, ...]:
+        """Return the columns of several tuned hyperparameters, of the option or a folder; () for one."""
+        from mup_tpu.analysis.load import tuned_together
+
+        names = tuple(name.strip() for name in (self.tune or "").split(","))
+        if self.tune is None and len(paths) == 1:
+            names = tuned_together(paths[0])
+        return names if len(names) > 1 else ()
+
+    @property
+    def conditions(self) -> list[Condition] | None:
+        from mup_tpu.store import Condition
+
+        return [Condition.parse(text) for text in self.where] if self.where else None
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return what a table's check needs beside its columns: chance, states, unit and conditions."""
+        from mup_tpu.analysis.ingest.table_values import LossUnit, States
+        from mup_tpu.store import Condition
+
+        by_meaning: dict[str, list[str]] = {meaning: [] for meaning in _STATES}
+        for text in self.states:
+            state, _, meaning = text.rpartition("=")
+            if not state or meaning not in by_meaning:
+                raise ConfigError(f"states {text!r} is not STATE=MEANING with one of {', '.join(_STATES)}")
+            by_meaning[meaning].append(state)
+        return {
+            "chance": self.chance,
+            "states": States(*(tuple(by_meaning[meaning]) for meaning in _STATES)),
+            "unit": LossUnit(self.loss_unit, self.bytes_per_token, self.maximize),
+            "only": [Condition.parse(text) for text in self.only],
+        }
+
+    def load(self, *paths: str) -> RunTable:
+        """Read and check a results folder or table, or several tables as one."""
+        from mup_tpu.analysis import load_table
+
+        path = paths[0] if len(paths) == 1 else paths
+        return load_table(path, self.table_columns(*paths), where=self.conditions, **self.reading)
+
+    def analyze(self, table: RunTable, laws: bool = True) -> TransferAnalysis:
+        from mup_tpu.analysis import analyze
+
+        return analyze(table, self.epsilon, self.delta, laws=laws)
