@@ -82,6 +82,9 @@ class LossCurve:
         return np.abs(self.x_G - self.x_G[int(np.argmin(self.mean_G))]) <= max(1.0, self.step) + 1e-9
 
 
+CURVE_COLUMNS = ("scale", "x", "seed", "loss", "loss_error", "stopped", "refused")
+
+
 def loss_curve(runs: pd.DataFrame) -> LossCurve:
     """Average checked runs of one scale (and parametrization) to a curve.
 
@@ -178,6 +181,8 @@ def _ridge_effects(
     if math.prod(shape) < _DENSE:
         number_N = np.ravel_multi_index((seed_N, cell_N), shape)
         joint_SC: Any = np.bincount(number_N, weight_N, math.prod(shape)).reshape(shape)
+    elif np.bincount(seed_N).max() == 1:
+        return _lone_effects(y_N, cell_N, seed_N, seeds, weight_N)
     else:
         from scipy.sparse import csr_array
 
@@ -194,6 +199,25 @@ def _ridge_effects(
     shrinkage = float(inverse_S.sum() + (_dense(shrunk_SC.T @ shrunk_SC) * inner_CC).sum())
     within = len(y_N) - len(total_C)
     return effect_S, share_C, (within - seeds + shrinkage) / within
+
+
+def _lone_effects(
+    y_N: np.ndarray, cell_N: np.ndarray, seed_N: np.ndarray, seeds: int, weight_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return what `_ridge_effects` does where no seed has two runs: its matrices are diagonal then.
+
+    Of ten million runs, sparse matrices took a third of the analysis.
+    """
+    total_C, inverse_N = np.bincount(cell_N, weight_N), 1 / (1 + weight_N)
+    share_N = weight_N * inverse_N
+    inner_C = 1 / (1 - np.bincount(cell_N, weight_N * share_N) / total_C) / total_C
+    v_N = share_N * _centred(y_N, cell_N, weight_N)
+    effect_S = np.zeros(seeds)
+    effect_S[seed_N] = v_N + share_N * (inner_C * np.bincount(cell_N, weight_N * v_N))[cell_N]
+    share_C = np.minimum(1 / (inner_C * np.bincount(cell_N)), 1.0)
+    shrinkage = float(inverse_N.sum() + (inner_C * np.bincount(cell_N, share_N**2)).sum())
+    within = len(y_N) - len(total_C)
+    return effect_S, share_C, (within - len(y_N) + shrinkage) / within
 
 
 def _dense(matrix: Any) -> np.ndarray:

@@ -166,7 +166,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
     from mup_tpu.jobs.this_machine import start_server
 
     sweep = how.grid.change(sweep)
-    sweep.trials()  # raises for trials that are not allowed, before anything starts
+    trials = sweep.trials()  # raises for trials that are not allowed, before anything starts
     folder = how.results or f"results/{sweep.experiment}"
     if how.dry.dry_run:
         if continue_to is not None:
@@ -174,7 +174,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
         print_forecast(sweep, folder, how)
         return
     if not Path(folder, "store.json").exists():  # else all trials may be stored already
-        start_server(how.where, how.run)
+        start_server(len(trials), how.where, how.run)
     # While the workers' server starts, this core imports plots and statistics. Not in a thread: scipy fails
     # while torch is half imported, as by a pack in this process.
     import mup_tpu.plots  # noqa: F401

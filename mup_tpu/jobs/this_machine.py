@@ -152,12 +152,12 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
     return packs, threads
 
 
-def start_server(where: SweepOptions, options: RunOptions) -> None:
-    """Start the server if a sweep would use it, without waiting for its imports."""
+def start_server(trials: int, where: SweepOptions, options: RunOptions) -> None:
+    """Start the server if a sweep of this many trials would use it, without waiting for its imports."""
     if where.on_ray or options.device in ("tpu", "xla") or not CAN_FORK:
         return
     # On a machine with GPUs, this process imports torch at the same time to look for them.
-    if (options.device != "cpu" and gpus_of_the_machine()) or room(cores(), options)[0] > 1:
+    if (options.device != "cpu" and gpus_of_the_machine()) or room(trials, options)[0] > 1:
         ensure_server(PACK_MODULES)
 
 
