@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis.design import new_scale
+from mup_tpu.analysis.optimum import estimates
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import run_cost
 from mup_tpu.errors import TableError
@@ -80,6 +82,13 @@ def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
         (256, -11, 1), (256, -10, 1), (256, -9, 1), (256, -8, 1), (256, -7, 1),
     ]  # fmt: skip
     assert batch.reason == Reason.of("few scales", needed=3, known=2)
+
+
+def test_where_the_drift_is_known_the_next_scale_s_runs_lie_on_its_line():
+    """Optima at −7, −8, −9, −10: −11 is expected at width 1024."""
+    result = analyze(check_table(sweep_of([-7, -8, -9, -10], sigma=0.001))).results[0]
+    cells = new_scale(estimates(result.curves, result.noise, np.random.default_rng(0)), result.drift)
+    assert {cell.scale for cell in cells} == {1024} and np.median([cell.x for cell in cells]) == -11
 
 
 def test_a_scale_is_called_what_people_call_it():

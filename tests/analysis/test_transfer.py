@@ -240,6 +240,13 @@ def test_collapse_needs_two_curves_of_four_values(values, is_known):
     assert math.isnan(collapse_exponent(curves[:1]))
 
 
+def test_curves_without_a_common_octave_near_an_optimum_do_not_collapse():
+    grids = {64: range(-10, -6), 128: range(0, 4)}
+    runs = pd.concat(swept(0.0, grid=grid).query(f"width == {width}") for width, grid in grids.items())
+    curves = [loss_curve(group) for _, group in check_table(runs).runs.groupby("scale")]
+    assert len(curves) == 2 and math.isnan(collapse_exponent(curves))
+
+
 def test_the_same_table_gives_the_same_numbers():
     assert str(result_of(swept(-0.3)).to_dict()) == str(result_of(swept(-0.3)).to_dict())
 

@@ -44,6 +44,15 @@ def test_trials_that_were_stopped_or_diverged_are_marked_as_such():
     ]  # fmt: skip
 
 
+def test_a_panel_is_logarithmic_beyond_a_factor_of_five_and_never_with_a_zero():
+    trials = pd.DataFrame(
+        {"status": "finished", "steps_done": 9, "loss": [2.0, 2.5, 2.2], "weight_decay": [0.0, 0.01, 0.1],
+         "init_std": [0.01, 0.02, 0.06], "warmup": [0.1, 0.2, 0.3]}
+    )  # fmt: skip
+    figure = plots.search_figure(trials, ["weight_decay", "init_std", "warmup"])
+    assert [ax.get_xscale() for ax in figure.axes] == ["linear", "log", "linear"]
+
+
 def measured(
     rules=("mup", "sp"), layers=("embedding", "logits"), scale="width", points=(64, 128), **exponents
 ):

@@ -18,6 +18,7 @@ from mup_tpu.analysis import Columns, analyze, check_table, coord_check
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
+from mup_tpu.plots import style
 from mup_tpu.plots.style import PlainTicks, log_ticks
 from mup_tpu.store import load_runs
 
@@ -253,6 +254,24 @@ def test_figures_can_be_drawn_into_axes_of_ones_own():
     with pytest.raises(ConfigError, match="ax holds 1 axes, and this figure has 2 panels"):
         plots.transfer_figure(analysis, ax=axes[0])
     pyplot.close("all")
+
+
+def test_a_figure_that_is_saved_keeps_its_resolution_and_the_same_bytes(tmp_path):
+    figure = plots.transfer_figure(analyze(check_table(swept())))
+    before, saved = figure.dpi, []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        saved.append([path.read_bytes() for path in style.save_figure(figure, folder, "x")])
+        assert figure.dpi == before
+    assert saved[0] == saved[1]
+
+
+def test_a_key_below_a_panel_leaves_room_for_its_ticks():
+    figure, ax = pyplot.subplots()
+    ax.plot([0, 1], label="a")
+    style.panel_key(ax, width=3, below=0.4, title="rules")
+    key, panel = (part.get_window_extent() for part in (ax.get_legend(), ax))
+    assert (panel.y0 - key.y1) / figure.dpi == pytest.approx(0.4, abs=0.01)
+    pyplot.close(figure)
 
 
 def test_control_characters_of_names_leave_an_svg_that_can_be_read(tmp_path):

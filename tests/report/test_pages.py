@@ -203,6 +203,8 @@ def test_how_runs_were_made_leaves_out_what_is_the_default():
     assert made["schedule"] == "cosine" and made["warm-up"] == "0.3" and made["optimizer"] == "adamw"
     assert made["parametrization"] == "μP, SP" and made["all other settings"] == "the defaults"
     assert not [name for name in made if "uon" in name or "newton" in name.lower()], "of an AdamW run"
+    many = load_runs(RESULTS / "quickstart").assign(weight_decay=lambda rows: 0.1 * np.arange(len(rows)))
+    assert dict(how_made(many))["weight decay"] == f"{len(many)} values, 0 to {0.1 * (len(many) - 1):.3g}"
     muon = dict(how_made(load_runs(RESULTS / "muon_transfer")))
     assert muon["optimizer"] == "muon"
 

@@ -300,13 +300,16 @@ def test_a_program_ends_where_its_children_hold_its_output_open(tmp_path):
 
 def test_ask_and_tell_on_the_command_line(toml, capsys):
     assert command("ask", toml, "2", "--json") == 0
-    trials = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [trial["lr"] for trial in trials] == [2**-7, 2**-6]
+    printed = capsys.readouterr()
+    trials = [json.loads(line) for line in printed.out.splitlines()]
+    assert [trial["lr"] for trial in trials] == [2**-7, 2**-6] and printed.err == ""
     assert command("ask", "results/cli", "1") == 0
     assert capsys.readouterr().out.startswith("id=")
     assert command("tell", "results/cli", trials[0]["id"], "2.31") == 0
     assert load_runs("results/cli")["loss"].tolist() == [2.31]
     capsys.readouterr()
+    assert command("ask", "results/cli", "1000") == 0 == command("ask", "results/cli")
+    assert capsys.readouterr().err.startswith("no trial: all missing trials are leased")
     for words, sentence in (
         ((trials[0]["id"], "2.31"), "has a loss already"),
         ((trials[1]["id"], "good"), "loss 'good' is not a number"),

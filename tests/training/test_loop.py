@@ -3,7 +3,9 @@
 import functools
 import math
 import os
+import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +44,15 @@ def test_training_learns_and_the_row_tells_the_loss_on_held_out_text(tiny, datas
     assert row["loss"] < unigram_loss(dataset, held_out) - 0.1, "it learns more than the bytes' frequencies"
     assert (row["status"], row["steps_done"], row["tokens"]) == ("finished", 200, 200 * 4 * 32)
     assert row["trial_id"] == trial.trial_id(dataset.fingerprint)
+
+
+def test_a_row_names_the_commit_and_whether_the_code_differs_from_it(tiny, dataset):
+    def git(*words):
+        done = subprocess.run(["git", "-C", Path(__file__).parent, *words], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    changed = "+" if git("status", "--porcelain", "-uno") else ""
+    assert run([tiny.replace(steps=1)], dataset).rows[0]["git_commit"] == git("rev-parse", "HEAD") + changed
 
 
 def test_train_mean_is_the_mean_of_every_steps_loss(tiny, dataset):

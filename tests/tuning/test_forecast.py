@@ -2,9 +2,9 @@
 
 import pytest
 
-from mup_tpu.config import Sweep, SweepOptions, Trial
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.devices.peak import TPU_TYPES
-from mup_tpu.tuning.sweep import Machine, forecast, tpu
+from mup_tpu.tuning.sweep import Machine, forecast, this_machine, tpu
 
 BASE = Trial().replace(
     depth=3, head_size=32, sequence_length=64, batch_size=4, steps=50, corpus="x", optimizer="adamw"
@@ -70,3 +70,9 @@ def test_a_trial_alone_that_does_not_fit_is_told_from_a_pack_that_would_be_split
         for shards in (4, 1)
     )
     assert four.packs == four.trials and four.memory_bytes < one.memory_bytes
+
+
+def test_processes_that_split_a_trial_share_this_machine_s_memory():
+    alone, split = (this_machine(TRIALS, RunOptions(split_over=n)) for n in (1, 2))
+    assert (alone.devices, split.devices, split.packs) == (1, 2, 1)
+    assert split.name.startswith("2 ×") and split.memory_bytes < 0.6 * alone.memory_bytes

@@ -16,7 +16,7 @@ from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import Store
 from mup_tpu.store.runs import load_runs, load_values
-from mup_tpu.tuning.runner import refuse_another_device, with_precision
+from mup_tpu.tuning.runner import precision_of, refuse_another_device, with_precision
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -60,6 +60,13 @@ def test_a_new_folder_takes_the_device_s_precision_and_keeps_it_elsewhere(
     Store(folder, "x").append([configured(tiny.replace(precision=precision)) | row])
     assert with_precision(asked, folder, CPU, console) == tiny.replace(precision=precision)
     assert f"precision {precision}: as the runs in {folder}" in console.export_text()
+
+
+@pytest.mark.parametrize("device", ["tpu", "xla"])
+def test_a_tpu_computes_in_bfloat16_whatever_its_host_s_cpu_has(device, cpu_with, monkeypatch):
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    cpu_with("avx2")
+    assert precision_of(RunOptions(device=device))[0] == "bf16" and precision_of(CPU)[0] == "float32"
 
 
 def test_rows_and_ids_are_of_the_precision_that_was_taken(cpu_with, tiny, tmp_path):
