@@ -96,7 +96,7 @@ class PowerLaw:
         return np.asarray(self._trend.x_S.mean() + away_NA @ [e.value for e in self.exponents])
 
     def at(self, sizes: Mapping[str, float]) -> tuple[float, float, float]:
-        """log2 of the optimum at a size, and its 95 % interval.
+        """Return log2 of the optimum at a size, and its 95 % interval.
 
         Raises:
             TableError: a scale is missing, unknown, or not above 0.

@@ -115,7 +115,7 @@ def _inverse(table: RunTable, name: str, value: float) -> float:
 
 
 def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scales of a table, and the value of a column at each.
+    """Return the scales of a table, and the value of a column at each.
 
     Raises:
         TableError: there is no such column, or it does not grow with the scale.

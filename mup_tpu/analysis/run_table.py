@@ -128,7 +128,7 @@ def meets(table: pd.DataFrame, condition: Condition) -> tuple[pd.Series, str]:
 
 
 def selected_scales(scales: Iterable[float], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
-    """Scales that meet the conditions on their column."""
+    """Return the scales that meet the conditions on their column."""
     left = pd.Series(list(scales), dtype=float)
     for condition in where:
         if condition.column == column:

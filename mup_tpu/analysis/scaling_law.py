@@ -424,7 +424,7 @@ def compute_optimal(table: pd.DataFrame) -> ComputeOptimal:
 
 
 def _minima(params_P: np.ndarray, flops_P: np.ndarray, loss_P: np.ndarray) -> list[tuple[float, float]]:
-    """log2 of the budget and of N at the minimum of each slice's parabola, where it lies inside the slice."""
+    """Return log2 of the budget and of N at each minimum of a slice's parabola that lies inside it."""
     order = np.argsort(flops_P)
     gaps = np.flatnonzero(np.diff(np.log2(flops_P[order])) > _SLICE) + 1
     minima = []

@@ -238,14 +238,13 @@ class Trend:
             for a in scales
         )
         each = self._each(sum(part[numbers[:, a]] for a, part in zip(scales, parts, strict=True)))
-        return each if along is not None else each + self._mixed(r_NA, t_MA)
-
-    def _mixed(self, r_NA: np.ndarray, t_MA: np.ndarray) -> np.ndarray:
-        # Covariance of how scales change each other's slopes: products of wandering slopes
-        parts = [
+        if along is not None:
+            return each
+        # Scales change each other's slopes: products of wandering slopes
+        mixed = (
             p.mixed * _UNIT.wandered(r_NA[:, a], t_MA[:, a]) for a, p in enumerate(self.priors) if p.mixed
-        ]
-        return sum((a * b for a, b in itertools.combinations(parts, 2)), np.zeros((len(r_NA), len(t_MA))))
+        )
+        return each + sum(a * b for a, b in itertools.combinations(mixed, 2))
 
     @cached_property
     def _truth_KSS(self) -> np.ndarray:

@@ -65,15 +65,6 @@ def _shapes() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return kind_K, size_K, ratio_K, log_K
 
 
-def _rise(kind: int, size: np.ndarray, ratio: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Return g(u) of shapes of one kind, elementwise."""
-    if kind == 2:
-        a, b = size * np.exp(ratio / 2), size * np.exp(-ratio / 2)
-        return np.expm1(np.minimum(a * u, 60.0)) / a + np.expm1(np.minimum(-b * u, 60.0)) / b
-    side = np.exp(ratio * np.sign(u) / 2)
-    return side * (np.abs(u) ** size if kind == 0 else np.sqrt(1 + (u / size) ** 2) - 1)
-
-
 @dataclass(frozen=True)
 class Valley:
     """Draws of a valley."""
@@ -91,7 +82,13 @@ class Valley:
             of = kind_R == kind
             some = (v[of] if u.ndim == 1 else v[of, None] for v in (size_R, ratio_R, self.height_R))
             size, ratio, height = some
-            rise[of] = height * _rise(kind, size, ratio, u[of])
+            if kind == 2:
+                a, b = size * np.exp(ratio / 2), size * np.exp(-ratio / 2)
+                g = np.expm1(np.minimum(a * u[of], 60.0)) / a + np.expm1(np.minimum(-b * u[of], 60.0)) / b
+            else:
+                g = np.abs(u[of]) ** size if kind == 0 else np.sqrt(1 + (u[of] / size) ** 2) - 1
+                g *= np.exp(ratio * np.sign(u[of]) / 2)
+            rise[of] = height * g
         return rise
 
     def part(self, number_R: np.ndarray | slice) -> Valley:

@@ -506,7 +506,7 @@ class _Calls:
             work.remove(*ended)
 
     def _goes_on(self, trial: Trial) -> bool:
-        """Whether a longer run of the scale may go on from a trial."""
+        """Return whether a longer run of the scale may go on from a trial."""
         name = self.space.continued
         return name != "" and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
 
