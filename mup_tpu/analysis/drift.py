@@ -84,7 +84,7 @@ def bends(optima: Sequence[Optimum]) -> bool:
 class WiderIsBetter:
     """Pairs of neighbouring scales, all else equal, in which the larger has the lower final loss."""
 
-    held: int
+    better: int
     pairs: int
     p_value: float
     """p-value of Page's trend test that loss falls with scale; nan with fewer than three scales."""
@@ -95,7 +95,7 @@ class WiderIsBetter:
 
     @property
     def share(self) -> float:
-        return self.held / self.pairs if self.pairs else math.nan
+        return self.better / self.pairs if self.pairs else math.nan
 
 
 def fit_drift(

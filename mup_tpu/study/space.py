@@ -96,7 +96,15 @@ class Space:
         shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
         names = [*points[0], *tuned, *compared[0], *shared]
         for key in names:
-            _require_free(key)
+            is_word = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+            if not is_word or key[0] == "_":
+                raise ConfigError(
+                    f"name {shown(key)} is not allowed: it must be a word of letters, digits and underscores "
+                    "that begins with a letter, as learning_rate"
+                )
+            if key in _RESERVED:
+                taken = ", ".join(sorted(_RESERVED))
+                raise ConfigError(f"name {key!r} is not allowed: every run has its own; so have {taken}")
             if names.count(key) > 1:
                 raise ConfigError(f"{key} of the study is given twice: each name may be in one place")
         count = len(points) * len(tuned_points) * len(compared) * seeds
@@ -241,18 +249,6 @@ def _table(where: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} {shown(values)} is not names with their values")
     return dict(values)
-
-
-def _require_free(name: Any) -> None:
-    """Check that a name can be an attribute of a trial and a column of the run table."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
-        raise ConfigError(
-            f"name {shown(name)} is not allowed: it must be a word of letters, digits and underscores that "
-            "begins with a letter, as learning_rate"
-        )
-    if name in _RESERVED:
-        taken = ", ".join(sorted(_RESERVED))
-        raise ConfigError(f"name {name!r} is not allowed: every run has its own; so have {taken}")
 
 
 def _plain(name: str, value: Any) -> Value:

@@ -120,7 +120,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     wider = result.wider_is_better
     if wider.pairs:
         word = "wider" if means(analysis.scale) == "width" else "larger"
-        line = f"{word} is better in {wider.held} of {wider.pairs} comparisons of final losses"
+        line = f"{word} is better in {wider.better} of {wider.pairs} comparisons of final losses"
         if wider.optima:
             line += f", and in {wider.optima_held} of {wider.optima} at the optima"
         lines.append(line)

@@ -198,7 +198,7 @@ def test_wider_is_better_counts_final_losses_alone():
     frame = swept(0.0, sigma=0.0, seeds=1)
     steps = pd.concat([frame.assign(step=t, loss=frame["loss"] + 1 / t) for t in (10, 20, 30)])
     found = result_of(steps).wider_is_better
-    assert (found.held, found.pairs) == (33, 33)
+    assert (found.better, found.pairs) == (33, 33)
     assert (found.optima_held, found.optima) == (3, 3)
 
 
@@ -221,9 +221,9 @@ def test_regret_beside_divergence_is_that_of_every_optimum_before_it():
 def test_wider_is_better_counts_pairs_and_tests_the_trend():
     curves = [loss_curve(group) for _, group in check_table(swept(0.0)).runs.groupby("scale")]
     found = wider_is_better(curves)
-    assert (found.held, found.pairs) == (33, 33)
+    assert (found.better, found.pairs) == (33, 33)
     assert found.p_value < 1e-6
-    assert wider_is_better(curves[::-1]).held == 0
+    assert wider_is_better(curves[::-1]).better == 0
 
 
 def test_collapse_finds_the_shift_of_the_curves():
