@@ -26,7 +26,7 @@ from mup_tpu.config.values import (
 from mup_tpu.errors import ConfigError
 from mup_tpu.files import short_hash
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Growth, require_rule
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Growth, Module, require_rule
 
 # Limits far above any training: more is a slip, would be planned for minutes, or not fit columns of 64 bits.
 _WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
@@ -219,6 +219,13 @@ class OptimizerConfig:
         1.0, label="AdamW's learning rate / hidden matrices'", above=0, only=_BESIDE
     )
     """AdamW's learning rate over the hidden matrices' one, if another rule trains these."""
+    module: Module = "all"
+    """Parameters that `module_lr_factor` is for: all; embeddings of tokens and positions; hidden matrices; an
+    untied readout; norms and all biases."""
+    module_lr_factor: Real = described(
+        1.0, label="factor on the module's learning rate", above=0, as_power=True
+    )
+    """Factor on the learning rate of `module`, beside all rules; the other parameters keep theirs."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
     muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum", only=_MUON)
@@ -341,6 +348,8 @@ class Trial:
                 f"steps {steps} of batch_size {batch} and sequence_length {length} are more than 2^63 tokens"
             )
         require_rule(self.model.parametrization, self.optimizer.optimizer)
+        if self.optimizer.module == "readout" and self.model.tied:
+            raise ConfigError("module 'readout' needs tied false: a tied readout is the embedding")
         # Without a base these rules would change nothing, silently.
         for rule, bases in (
             ("batch_rule", ("base_batch_size",)), ("token_rule", ("base_steps", "base_batch_size")),

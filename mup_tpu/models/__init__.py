@@ -16,7 +16,14 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.models.architectures import GPT2, Llama, MoE
 from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
 from mup_tpu.optimizers import update_rule_of
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
+from mup_tpu.rules.parametrization import (
+    MODULES,
+    PARAMETRIZATIONS,
+    ForwardScaling,
+    Scaling,
+    infer_infshapes,
+    scaling,
+)
 
 if TYPE_CHECKING:
     from mup.infshape import InfShape
@@ -77,7 +84,11 @@ def parameter_scalings(trial: Trial, vocab_size: int, sequence_length: int) -> d
     for name, parameter in parameters.items():
         rule = update_rule_of(trial.optimizer, parameter).scaled_as(trial.optimizer)
         factors = scaling(trial.model.parametrization, rule, parameter, axes[name], growth)
-        scalings[name] = trial.optimizer.rules.scaling(factors, parameter, axes[name].width_mult(), growth)
+        factors = trial.optimizer.rules.scaling(factors, parameter, axes[name].width_mult(), growth)
+        if parameter.role in MODULES[trial.optimizer.module]:
+            rate = factors.learning_rate * trial.optimizer.module_lr_factor
+            factors = dataclasses.replace(factors, learning_rate=rate)
+        scalings[name] = factors
     return scalings
 
 

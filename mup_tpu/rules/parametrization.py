@@ -18,7 +18,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from mup_tpu.errors import ConfigError
 
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 Role = Literal["token_embedding", "position_embedding", "hidden", "router", "readout", "norm", "bias"]
 """Kind of a parameter: "hidden" is a matrix from activations to activations, "norm" a norm's gain, "router" a
 matrix from activations to a choice among few, such as experts."""
+
+Module = Literal["all", "embedding", "hidden", "readout", "norm"]
+"""Parameters whose learning rate can have a factor apart from the others'."""
+
+MODULES: Mapping[Module, tuple[Role, ...]] = {
+    "all": get_args(Role),
+    "embedding": ("token_embedding", "position_embedding"),
+    "hidden": ("hidden", "router"),
+    "readout": ("readout",),
+    "norm": ("norm", "bias"),
+}
 
 
 @dataclass(frozen=True)

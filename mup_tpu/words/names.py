@@ -34,6 +34,13 @@ _LABELS = {
 _RULES = {
     "optimizer": {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"},
     "batch_rule": {"none": "no batch rule", "lr_sqrt": "lr × √batch", "lr_linear": "lr × batch"},
+    "module": {
+        "all": "all parameters",
+        "embedding": "embeddings",
+        "hidden": "hidden matrices",
+        "readout": "readout",
+        "norm": "norms and biases",
+    },
     "token_rule": {"none": "no token rule", "lr_0.32": "lr × tokens^−0.32", "lr_0.5": "lr × tokens^−0.5"},
     "decay_rule": {
         "parametrization": "decay of the parametrization",

@@ -52,6 +52,7 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
         (lambda: ModelConfig(width=63, growing_dimension="head_size"), "width 63 is not a multiple of the"),
         (lambda: ModelConfig(depth=0), "depth 0 is not allowed"),
         (lambda: ModelConfig(readout_zero_init=True), "needs tied false"),
+        (lambda: Trial().replace(module="readout"), "module 'readout' needs tied false"),
         (lambda: ModelConfig(qk_norm=True), "qk_norm True is for architecture 'llama' or 'moe': 'gpt2'"),
         (lambda: ModelConfig(query_group_size=2), "query_group_size 2 is for architecture 'llama' or"),
         (lambda: ModelConfig("llama", num_experts=4), "num_experts 4 is for architecture 'moe': 'llama'"),

@@ -188,6 +188,15 @@ def test_exported_checkpoint_has_our_logits_in_a_class_of_transformers(trial, tm
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
+def module_of(name: str, parameter: torch.Tensor) -> str:
+    """By the names of transformers' GPT-2 and Llama."""
+    if parameter.dim() == 1:
+        return "norm"
+    if "lm_head" in name:
+        return "readout"
+    return "embedding" if any(part in name for part in ("wte", "wpe", "embed_tokens")) else "hidden"
+
+
 def train_plainly(trial: Trial, batches: list[torch.Tensor]) -> tuple[torch.nn.Module, list[float]]:
     """The stock class, torch.optim and nothing of ours but the starting weights; valid at the base width.
 
@@ -195,9 +204,11 @@ def train_plainly(trial: Trial, batches: list[torch.Tensor]) -> tuple[torch.nn.M
     """
     model = stock(trial, Pack([trial], VOCAB, get_device("cpu")).member_parameters(0))
     o, precision = trial.optimizer, trial.train.precision
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": [p], "weight_decay": o.weight_decay if p.dim() > 1 else 0.0,
+         "factor": o.module_lr_factor if o.module in ("all", module_of(name, p)) else 1.0}
+        for name, p in model.named_parameters()
+    ]  # fmt: skip
     if o.optimizer == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.eps)
     else:
@@ -205,7 +216,7 @@ def train_plainly(trial: Trial, batches: list[torch.Tensor]) -> tuple[torch.nn.M
     losses = []
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = o.learning_rate * schedule_factor(trial.train, step)
+            group["lr"] = group["factor"] * o.learning_rate * schedule_factor(trial.train, step)
         with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
             logits, loss = stock_outcome(trial, model, batch)
         loss.backward()
@@ -238,6 +249,11 @@ WITHIN = {"float64": 1e-9, "float32": 1e-4, "bf16": 2e-3}
         (GROUPED, "float64", "adamw", "vmap"),
         (MIXTURE, "float64", "adamw", "loop"),
         (MIXTURE, "float64", "sgd", "vmap"),
+        (UNTIED | {"module": "embedding", "module_lr_factor": 4.0}, "float64", "adamw", "vmap"),
+        (UNTIED | {"module": "hidden", "module_lr_factor": 0.25}, "float64", "adamw", "vmap"),
+        (UNTIED | {"module": "readout", "module_lr_factor": 4.0}, "float64", "sgd", "loop"),
+        (UNTIED | {"module": "norm", "module_lr_factor": 4.0}, "float64", "adamw", "vmap"),
+        (TIED | {"module": "all", "module_lr_factor": 0.5}, "float64", "adamw", "loop"),
     ],
     ids=str,
 )
