@@ -9,6 +9,7 @@ folder of the user may have such a name too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -32,6 +33,7 @@ _PARTIAL_NAME = re.compile(re.escape(_PARTIAL) + "[0-9a-f]{32}")
 _SCRATCH, _MARK = "mup_tpu_", "of-mup_tpu"
 # Ray's sockets lie up to 70 characters below the temporary folder, and a socket's path has at most 107.
 _LONGEST_PLACE, _SHORT_PLACE = 20, "/tmp"  # noqa: S108 (folders are made there as tempfile does)
+_LONGEST_NAME = 255  # bytes of a file's or folder's name, on all of Linux's and macOS's usual file systems
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
@@ -43,6 +45,12 @@ def short_hash(content: bytes | str) -> str:
 def checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_names(path: PathLike) -> None:
+    """Raise OSError if a part of a path is too long, of which Path.exists is silent since Python 3.14."""
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(path).parts):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fspath(path))
 
 
 def read_regular(path: PathLike, most: int | None = None) -> bytes:

@@ -198,6 +198,7 @@ def test_names_that_are_too_long_for_the_system_are_one_sentence(outcome, tmp_pa
         ["analyze", "--runs", long],
         ["doctor", "--results", long],
         ["train", "--corpus", long],
+        ["train", "--tokenizer", long],
         ["train", "--results", long],
         ["init", "--out", long],
     ):
