@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mup_tpu.cli.doctor import check_fit, check_folder, check_tpu, examine, process_that_has_open
@@ -17,7 +18,8 @@ RESULTS = Path(__file__).parents[2] / "results"
 def test_this_machine_is_examined(tmp_path):
     found = {finding.subject: finding for finding in examine(str(tmp_path))}
     assert found["torch"].state == pytest.importorskip("torch").__version__.split("+")[0]
-    assert f"{len(os.sched_getaffinity(0))} cores" in found["machine"].state
+    state, memory = found["machine"].state, psutil.virtual_memory().total / 2**30
+    assert f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB" in state
     assert not found["results folder"].problem
 
 

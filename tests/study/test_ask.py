@@ -11,6 +11,7 @@ import trainers
 
 from mup_tpu import Study, octaves
 from mup_tpu.cli import main
+from mup_tpu.cli.study import StudyOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import load_runs
 
@@ -351,3 +352,10 @@ def test_the_template_is_a_study(tmp_path, monkeypatch, capsys):
     assert command("ask", "study.toml", "100", "--json") == 0
     trials = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len({trial["id"] for trial in trials}) == 48 and {trial["steps"] for trial in trials} == {100}
+
+
+def test_resources_of_a_trial_are_names_with_numbers():
+    assert StudyOptions().amounts() is None
+    assert StudyOptions(resources=("GPU=1", "CPU=0.5")).amounts() == {"GPU": 1, "CPU": 0.5}
+    with pytest.raises(ConfigError, match="resources 'GPU=one' is not NAME=NUMBER; write for example GPU=1"):
+        StudyOptions(resources=("GPU=one",)).amounts()
