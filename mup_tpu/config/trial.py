@@ -222,9 +222,7 @@ class OptimizerConfig:
     module: Module = "all"
     """Parameters that `module_lr_factor` is for: all; embeddings of tokens and positions; hidden matrices; an
     untied readout; norms and all biases."""
-    module_lr_factor: Real = described(
-        1.0, label="factor on the module's learning rate", above=0, as_power=True
-    )
+    module_lr_factor: Real = described(1.0, label="factor on the rate", above=0, as_power=True)
     """Factor on the learning rate of `module`, beside all rules; the other parameters keep theirs."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
