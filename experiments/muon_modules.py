@@ -2,8 +2,8 @@
 
 python experiments/muon_modules.py --until-settled
 
-Setting of muon_transfer.py at its best rate of width 64. Muon trains hidden matrices; AdamW embeddings, which
-are the readout too, norms and biases.
+Setting of muon_transfer.py at a rate of 2^-4.5, between its best ones of widths 64 and 256. Muon trains
+hidden matrices; AdamW trains embeddings, which are the readout too, norms and biases.
 """
 
 import dataclasses

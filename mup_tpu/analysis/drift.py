@@ -89,7 +89,7 @@ class WiderIsBetter:
     p_value: float
     """p-value of Page's trend test that loss falls with scale; nan with fewer than three scales."""
     optima_held: int = 0
-    """Pairs that hold, each scale at its own optimum."""
+    """Pairs in which the larger has the lower loss at its own optimum."""
     optima: int = 0
     """Pairs with two known optima."""
 

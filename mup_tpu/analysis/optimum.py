@@ -82,6 +82,7 @@ class LossCurve:
         return np.abs(self.x_G - self.x_G[int(np.argmin(self.mean_G))]) <= max(1.0, self.step) + 1e-9
 
 
+# Columns of checked runs that `loss_curve` reads
 CURVE_COLUMNS = ("scale", "x", "seed", "loss", "loss_error", "stopped", "refused")
 
 

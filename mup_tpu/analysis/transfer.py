@@ -229,8 +229,8 @@ def analyze(
     Args:
         table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a
             results folder or a file, as `load_table` reads it.
-        epsilon: regret that does not matter, in the unit of the loss; by default 0.01 nat per token, and of a
-            metric in another unit 2 % of what the scales differ by at their best.
+        epsilon: regret that does not matter, in the unit of the loss; by default 0.01 nat per token, and for
+            other metrics 2 % of the difference between the scales' best values.
         delta: drift exponent that does not matter.
         seed: of the draws; the same table and seed give the same numbers.
         laws: fit scaling laws too, and give regrets as shares of compute, in a fifth of the time.

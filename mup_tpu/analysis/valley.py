@@ -81,13 +81,13 @@ class Valley:
         for kind in range(3):
             of = kind_R == kind
             some = (v[of] if u.ndim == 1 else v[of, None] for v in (size_R, ratio_R, self.height_R))
-            size, ratio, height = some
+            (size, ratio, height), away = some, u[of]
             if kind == 2:
                 a, b = size * np.exp(ratio / 2), size * np.exp(-ratio / 2)
-                g = np.expm1(np.minimum(a * u[of], 60.0)) / a + np.expm1(np.minimum(-b * u[of], 60.0)) / b
+                g = np.expm1(np.minimum(a * away, 60.0)) / a + np.expm1(np.minimum(-b * away, 60.0)) / b
             else:
-                g = np.abs(u[of]) ** size if kind == 0 else np.sqrt(1 + (u[of] / size) ** 2) - 1
-                g *= np.exp(ratio * np.sign(u[of]) / 2)
+                g = np.abs(away) ** size if kind == 0 else np.sqrt(1 + (away / size) ** 2) - 1
+                g *= np.exp(ratio * np.sign(away) / 2)
             rise[of] = height * g
         return rise
 

@@ -160,7 +160,7 @@ def check_folder(subject: str, folder: str) -> Finding:
     """Report whether a folder can be written or created, or whether its URL answers.
 
     Raises:
-        OSError: a name is too long.
+        OSError: a part of the path is too long.
     """
     if "://" in folder:
         try:

@@ -24,39 +24,40 @@ class TableOptions:
     """Columns of a table, rows to take, and limits of the verdict."""
 
     scale: str | None = None
-    """Column of the scale, such as width or depth. By default that of the folder's sweep, or a column that is
-    called width, d_model or the like."""
+    """Column of the scale, such as width or depth. By default that of the folder's sweep, or a column called
+    width, d_model or similar."""
     tune: str | None = None
-    """Column of the tuned hyperparameter, plain (not log2); two to four with commas are analysed together.
-    By default those of the folder's sweep, or a column that is called lr, learning_rate or the like."""
+    """Column of the tuned hyperparameter, with plain values (not log2); two to four columns separated by
+    commas are analyzed together. By default those of the folder's sweep, or a column called lr,
+    learning_rate or similar."""
     compare: str | None = None
-    """Column whose values are compared; optional. By default that of the folder's sweep, or
-    parametrization."""
+    """Column whose values are compared, such as a rule or an optimizer. By default that of the folder's
+    sweep, or a column called parametrization."""
     columns: Repeated = ()
     """Other columns by role, ROLE=COLUMN: loss=eval/loss seed=run. Roles are loss, seed, status, step, params
     (parameters without embeddings), tokens and cost (of a run, in any unit)."""
     along: tuple[str, ...] = ()
-    """Further columns that change with the scale, as on a ladder of shapes: depth."""
+    """Further columns that change with the scale, such as depth where wider models are deeper too."""
     where: Repeated = ()
-    """Rows to take, COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
-    that --keep has stored in the folder."""
+    """Rows to use: COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE, such as tied=true width>=64. By default the
+    selection that --keep stored in the folder."""
     only: Repeated = ()
-    """Conditions on an optimum, such as "max_grad_norm < 5": runs that fail one count as lost."""
+    """Conditions on an optimum, such as "max_grad_norm < 5"; runs that violate one count as lost."""
     states: Repeated = ()
-    """Meaning of further states, STATE=finished, STATE=diverged or STATE=unfinished: failed=diverged if runs
-    fail for nothing else."""
+    """How to read further states: STATE=finished, STATE=diverged or STATE=unfinished, such as failed=diverged
+    if runs fail for no other reason."""
     loss_unit: Literal["auto", "nat", "bit", "bpb"] = "auto"
-    """Unit of the loss in others' tables: nat or bit a token, or bpb (bits per byte). By default it is read
-    from the column's name."""
+    """Unit of the loss in a table of another tool: nat or bit (per token), or bpb (bits per byte). By default
+    it is read from the column's name."""
     maximize: bool = False
-    """Of the loss's column more is better, as of accuracy and PSNR."""
+    """Higher values of the loss column are better, as for accuracy or PSNR."""
     bytes_per_token: float | None = None
-    """Bytes of text a token, to convert bits per byte."""
+    """Bytes of text per token, for converting bits per byte to nat per token."""
     chance: float | None = None
-    """Loss of guessing, nat per token; runs at or above it count as diverged."""
+    """Loss of random guessing, nat per token; runs at or above it count as diverged."""
     epsilon: float | None = None
-    """Largest regret that does not matter, in the unit of the loss. By default 0.01 nat per token, and of
-    another metric 2 % of what the scales differ by at their best."""
+    """Largest regret that does not matter, in the unit of the loss. By default 0.01 nat per token; for other
+    metrics, 2 % of the difference between the scales' best values."""
     delta: float = 0.2
     """Largest drift exponent that does not matter."""
 
@@ -94,7 +95,7 @@ class TableOptions:
         )
 
     def tuned(self, *paths: str) -> tuple[str, ...]:
-        """Return the columns of several tuned hyperparameters, of the option or a folder; () for one."""
+        """Return the tuned columns if there are several, given by --tune or by the folder; () otherwise."""
         from mup_tpu.analysis.load import tuned_together
 
         names = tuple(name.strip() for name in (self.tune or "").split(","))
@@ -110,7 +111,7 @@ class TableOptions:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Return what a table's check needs beside its columns: chance, states, unit and conditions."""
+        """Return the keyword arguments of `load_table` other than columns and rows."""
         from mup_tpu.analysis.ingest.table_values import LossUnit, States
         from mup_tpu.store import Condition
 

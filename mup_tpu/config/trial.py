@@ -220,10 +220,10 @@ class OptimizerConfig:
     )
     """AdamW's learning rate over the hidden matrices' one, if another rule trains these."""
     module: Module = "all"
-    """Parameters that `module_lr_factor` is for: all; embeddings of tokens and positions; hidden matrices; an
-    untied readout; norms and all biases."""
+    """Parameters whose learning rate `module_lr_factor` scales: all, token and position embeddings, hidden
+    matrices, an untied readout, or norms and biases."""
     module_lr_factor: Real = described(1.0, label="factor on the rate", above=0, as_power=True)
-    """Factor on the learning rate of `module`, beside all rules; the other parameters keep theirs."""
+    """Factor on the learning rate of `module`, on top of all rules; other parameters are unchanged."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
     muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum", only=_MUON)

@@ -95,7 +95,7 @@ class Space:
             compared = tuple({axis: choice} for choice in dict.fromkeys(_typed(f"compare {axis}", choices)))
         shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
         names = [*points[0], *tuned, *compared[0], *shared]
-        for key in names:
+        for key in names:  # each becomes an attribute of a trial and a column of the run table
             is_word = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
             if not is_word or key[0] == "_":
                 raise ConfigError(

@@ -343,8 +343,8 @@ class Study:
         Of several tuned hyperparameters it has a verdict for each, and one for all together.
 
         Args:
-            epsilon: largest regret that does not matter, in the unit; by default 0.01 nat, and in another
-                unit 2 % of what the scales differ by at their best.
+            epsilon: largest regret that does not matter, in the unit; by default 0.01 nat, and for other
+                units 2 % of the difference between the scales' best values.
             unit: unit of the losses, as people read it: "nat" per token, "MSE".
         """
         if len(self.space.tune) > 1:
