@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, stdtrit
+from scipy.special import stdtrit
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.trend import VAGUE, Trend, fit_trend, kind_of
@@ -86,8 +85,6 @@ class WiderIsBetter:
 
     better: int
     pairs: int
-    p_value: float
-    """p-value of Page's trend test that loss falls with scale; nan with fewer than three scales."""
     optima_held: int = 0
     """Pairs in which the larger has the lower loss at its own optimum."""
     optima: int = 0
@@ -135,15 +132,7 @@ def fit_drift(
 
 
 def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ()) -> WiderIsBetter:
-    """Compare neighbouring scales at each hyperparameter that both have, and at their optima.
-
-    Args:
-        curves: loss curves of one parametrization, by scale.
-        optima: optima of the same scales.
-
-    Returns:
-        Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter.
-    """
+    """Compare neighbouring scales of one rule at each hyperparameter that both have, and at their optima."""
     falling = pairs = 0
     for small, large in pairwise(curves):
         _, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
@@ -152,36 +141,7 @@ def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ())
         pairs += int(both.sum())
     known = [(a, b) for a, b in pairwise(optima) if a.is_known and b.is_known]
     optima_held = sum(b.loss < a.loss for a, b in known)
-    return WiderIsBetter(falling, pairs, _trend(curves), optima_held, len(known))
-
-
-def _trend(curves: Sequence[LossCurve]) -> float:
-    """Return the p-value of Page's test that loss falls with scale."""
-    shared = sorted(set.intersection(*(set(c.x_G[np.isfinite(c.mean_G)]) for c in curves))) if curves else []
-    if len(curves) >= 3 and len(shared) >= 2:
-        return page_trend(np.array([[-c.mean_G[np.searchsorted(c.x_G, x)] for c in curves] for x in shared]))
-    return math.nan
-
-
-def page_trend(values_RK: np.ndarray) -> float:
-    """Return the p-value of Page's test that values rise along each row; exact for small tables.
-
-    `scipy.stats.page_trend_test` is the same, and takes 0.7 s to import.
-    """
-    rows, k = values_RK.shape
-    above_RKK = values_RK[:, :, None] > values_RK[:, None, :]
-    equal_RKK = values_RK[:, :, None] == values_RK[:, None, :]
-    ranks_RK = above_RKK.sum(axis=2) + (equal_RKK.sum(axis=2) + 1) / 2
-    predicted_K = np.arange(1, k + 1)
-    statistic = float((ranks_RK @ predicted_K).sum())
-    if k > 8 or rows > 20 or (rows > 12 and k > 3):
-        mean, variance = rows * k * (k + 1) ** 2 / 4, rows * k**2 * (k + 1) * (k**2 - 1) / 144
-        return float(ndtr((mean - statistic) / math.sqrt(variance)))
-    of_row = np.bincount(np.array([*itertools.permutations(predicted_K)]) @ predicted_K)
-    of_all = np.ones(1)
-    for _ in range(rows):
-        of_all = np.convolve(of_all, of_row / math.factorial(k))
-    return float(of_all[int(statistic) :].sum())
+    return WiderIsBetter(falling, pairs, optima_held, len(known))
 
 
 def collapse_exponent(curves: Sequence[LossCurve]) -> float:

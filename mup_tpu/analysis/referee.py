@@ -21,7 +21,6 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.verdict import Regret
-from mup_tpu.analysis.worth import Worth
 from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.store import is_search, load_runs
@@ -57,7 +56,6 @@ class Ruling:
     """Loss at the optimum of the largest scale, nat per token."""
     parabola: float = math.nan
     """Drift exponent by `parabola_slope`; nan if unknown."""
-    worth: Worth = Worth()
     architecture: str = "own"
     update_rule: str = "own"
     """Names of what the sweep trained; "own" in a study of somebody's training."""
@@ -240,6 +238,5 @@ def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, tabl
         decision=result.verdict.decision,
         best_loss=result.optima[-1].loss,
         parabola=parabola_slope(result.curves),
-        worth=result.worth,
         **made,
     )

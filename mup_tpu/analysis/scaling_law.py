@@ -1,9 +1,8 @@
-"""Scaling laws: loss against parameters, L = E + A·N^-α, parameters and tokens, and against any scale.
+"""Scaling laws: loss against parameters, L = E + A·N^-α, and the loss expected along any scale.
 
-L(N, D) = E + A·N^-α + B·D^-β is approach 3 of Hoffmann et al. 2022 (arXiv:2203.15556, section 3.3 and
-appendix D.3): the Huber loss (δ = 1e-3) of residuals in log L, least from many starts. The original fit
-stopped early (Besiroglu et al. 2024, arXiv:2404.10102), so that each fit is polished from several starts, and
-not moving is an error.
+The law is fitted as approach 3 of Hoffmann et al. 2022 (arXiv:2203.15556, section 3.3 and appendix D.3): the
+Huber loss (δ = 1e-3) of residuals in log L, least from many starts. The original fit stopped early (Besiroglu
+et al. 2024, arXiv:2404.10102), so that each fit is polished from several starts, and not moving is an error.
 
 `expected_loss` extrapolates along any scale. With r octaves from the largest one and L(0) the loss there,
 
@@ -13,8 +12,8 @@ A power law E + A·scale^−a is a straight line in h. W is its model error: its
 octave. α, bend and scatter are weighed on a grid; all else is normal. A law without W is too sure; along a
 batch size none holds (benchmarks/prediction.md).
 
-Shapes: P points, S starts (or scales), K combinations of the grid, V variables (1: N; 2: N and D), R
-bootstrap draws, T parameters θ = (log E, then log coefficient and exponent of each variable).
+Shapes: P points, S starts (or scales), K combinations of the grid, R bootstrap draws, T parameters
+θ = (log E, log A, α).
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
@@ -40,7 +37,7 @@ _ITERATIONS = 400
 _STALLED = 25  # A start ends that gains less than a millionth in this many iterations
 _LOG_E = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0)
 _EXPONENTS = (0.1, 0.3, 0.5, 1.0, 1.5)
-_LOG_COEFFICIENTS = (-4.0, -2.0, -1.0, 0.0, 1.0)  # of the variable's term at the geometric mean of the data
+_LOG_COEFFICIENTS = (-4.0, -2.0, -1.0, 0.0, 1.0)  # of the term of N at the geometric mean of the data
 
 
 @dataclass(frozen=True)
@@ -58,11 +55,11 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class ScalingLaw:
-    """A fitted law. Its errors are those of a bootstrap, which is drawn on first use."""
+    """A fitted law L = E + A·N^-α. Its errors are those of a bootstrap, which is drawn on first use."""
 
     theta_T: np.ndarray
     log_l_P: np.ndarray
-    log_v_PV: np.ndarray
+    log_n_P: np.ndarray
     seed: int
 
     @property
@@ -71,55 +68,46 @@ class ScalingLaw:
         return float(np.exp(self.theta_T[0]))
 
     @property
-    def coefficients(self) -> tuple[float, ...]:
-        # A (and B)
-        return tuple(np.exp(self.theta_T[1::2]).tolist())
+    def coefficient(self) -> float:
+        # A
+        return float(np.exp(self.theta_T[1]))
 
     @property
-    def exponents(self) -> tuple[float, ...]:
-        # α (and β)
-        return tuple(self.theta_T[2::2].tolist())
+    def exponent(self) -> float:
+        # α
+        return float(self.theta_T[2])
 
     @cached_property
     def _fitted_P(self) -> np.ndarray:
-        return _log_loss(self.theta_T[None], self.log_v_PV)[0]
-
-    @property
-    def _freedom(self) -> int:
-        return len(self.log_l_P) - len(self.theta_T)
+        return _log_loss(self.theta_T[None], self.log_n_P)[0]
 
     @cached_property
     def scatter(self) -> float:
         # Standard deviation of residuals in log L
-        return float(np.sqrt(((self.log_l_P - self._fitted_P) ** 2).sum() / self._freedom))
+        return float(np.sqrt(((self.log_l_P - self._fitted_P) ** 2).sum() / (len(self.log_l_P) - 3)))
 
     @cached_property
-    def _bootstrap(self) -> tuple[np.ndarray, np.ndarray]:
-        # The parametric form: resampling a handful of residuals covers far less than it claims. Each draw has
-        # its own scatter, because a few residuals leave the scatter uncertain too.
-        generator = np.random.default_rng(self.seed)
+    def bootstrap(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return draws of θ (R, T), and the scatter (R,) of each.
+
+        The parametric form: resampling a handful of residuals covers far less than it claims. Each draw has
+        its own scatter, because a few residuals leave the scatter uncertain too.
+        """
+        generator, freedom = np.random.default_rng(self.seed), len(self.log_l_P) - 3
         shocks_RP = generator.standard_normal((DRAWS, len(self.log_l_P)))
-        inflated_R = np.sqrt(self._freedom / generator.chisquare(self._freedom, DRAWS))
+        inflated_R = np.sqrt(freedom / generator.chisquare(freedom, DRAWS))
         scatter_R = self.scatter * np.minimum(inflated_R, _MOST_INFLATED)
         starts_RT = np.tile(self.theta_T, (DRAWS, 1))
-        theta_RT, _ = _solve(starts_RT, self._fitted_P + scatter_R[:, None] * shocks_RP, self.log_v_PV)
+        theta_RT, _ = _solve(starts_RT, self._fitted_P + scatter_R[:, None] * shocks_RP, self.log_n_P)
         return theta_RT, scatter_R
-
-    @property
-    def theta_RT(self) -> np.ndarray:
-        return self._bootstrap[0]
-
-    @property
-    def scatter_R(self) -> np.ndarray:
-        return self._bootstrap[1]
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return 95 % intervals by name: E, A, α (and B, β)."""
-        low_T, high_T = np.quantile(self.theta_RT, [0.025, 0.975], axis=0)
+        """Return 95 % intervals by name: E, A, α."""
+        low_T, high_T = np.quantile(self.bootstrap[0], [0.025, 0.975], axis=0)
         for ends_T in (low_T, high_T):
-            ends_T[0], ends_T[1::2] = np.exp(ends_T[0]), np.exp(ends_T[1::2])
-        return dict(zip("EAαBβ", zip(low_T.tolist(), high_T.tolist(), strict=True), strict=False))
+            ends_T[:2] = np.exp(ends_T[:2])
+        return dict(zip("EAα", zip(low_T.tolist(), high_T.tolist(), strict=True), strict=True))
 
     @cached_property
     def why_not_identified(self) -> Reason | None:
@@ -127,31 +115,23 @@ class ScalingLaw:
         gain = float(np.ptp(self.log_l_P))
         if gain < 4 * self.scatter:
             return Reason.of("losses too alike", gain=gain, scatter=self.scatter)
-        for name in ("α", "β"):
-            low, high = self.intervals.get(name, (1.0, 1.0))
-            if low <= 0.01:
-                return Reason.of("exponent may be 0", name=name, low=low, high=high)
+        low, high = self.intervals["α"]
+        if low <= 0.01:
+            return Reason.of("exponent may be 0", name="α", low=low, high=high)
         low, high = self.intervals["E"]
         if high - low > 0.5 * float(np.exp(self.log_l_P.min())):
             return Reason.of("irreducible loss unknown", low=low, high=high)
         return None
 
-    @property
-    def is_identified(self) -> bool:
-        return self.why_not_identified is None
+    def loss(self, parameters: float) -> float:
+        return float(self.irreducible + self.coefficient * parameters**-self.exponent)
 
-    def loss(self, *variables: float) -> float:
-        terms = zip(self.coefficients, self.exponents, variables, strict=True)
-        return self.irreducible + sum(c * v**-e for c, e, v in terms)
-
-    def predict(self, *variables: float, seed: int = 0) -> Prediction:
-        """Predict the loss at N (and D) with its interval."""
-        generator = np.random.default_rng(seed)
-        log_v_V = np.log(variables)
-        drawn = _log_loss(self.theta_RT, log_v_V[None])[:, 0]
-        drawn += self.scatter_R * generator.standard_normal(len(drawn))
-        low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
-        return Prediction(self.loss(*variables), float(low), float(high))
+    def predict(self, parameters: float) -> Prediction:
+        theta_RT, scatter_R = self.bootstrap
+        drawn_R = _log_loss(theta_RT, np.log([parameters]))[:, 0]
+        drawn_R += scatter_R * np.random.default_rng(0).standard_normal(len(drawn_R))
+        low, high = np.exp(np.quantile(drawn_R, [0.025, 0.975])).tolist()
+        return Prediction(self.loss(parameters), low, high)
 
     def compute_share(self, parameters: float, regret: float) -> float:
         """Return the share of compute with which a tuned model reaches the same loss, tokens held fixed.
@@ -163,77 +143,77 @@ class ScalingLaw:
             regret: loss by its tuning, nat per token.
         """
         gap = self.loss(parameters) - self.irreducible
-        return float((gap / (gap + regret)) ** (1 / self.exponents[0]))
+        return float((gap / (gap + regret)) ** (1 / self.exponent))
 
     def compute_share_interval(self, parameters: float, low: float, high: float) -> tuple[float, float]:
         """Return the 95 % interval of that share, over the law's draws and a regret between low and high.
 
         (nan, nan) where E's interval reaches the loss at N: the share could then be anything.
         """
-        gap_R = np.exp(self.theta_RT[:, 1] - self.theta_RT[:, 2] * math.log(parameters))
+        _, log_a_R, alpha_R = self.bootstrap[0].T
+        gap_R = np.exp(log_a_R - alpha_R * math.log(parameters))
         if self.intervals["E"][1] >= self.loss(parameters):
             return math.nan, math.nan
-        exponent_R = 1 / np.maximum(self.theta_RT[:, 2], 1e-3)
+        exponent_R = 1 / np.maximum(alpha_R, 1e-3)
         shares_2R = [(gap_R / (gap_R + regret)) ** exponent_R for regret in (high, low)]
         return float(np.quantile(shares_2R[0], 0.025)), float(np.quantile(shares_2R[1], 0.975))
 
 
-def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -> ScalingLaw:
-    """Fit L = E + A·N^-α, or L = E + A·N^-α + B·D^-β if two variables are given.
+def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray, seed: int = 0) -> ScalingLaw:
+    """Fit L = E + A·N^-α.
 
     Examples:
         >>> sizes = np.array([1e4, 1e5, 1e6, 1e7, 1e8])
         >>> law = fit_scaling_law(1.5 + 20 * sizes**-0.3, sizes)
-        >>> print(f"{law.irreducible:.2f} + {law.coefficients[0]:.1f}·N^-{law.exponents[0]:.2f}")
+        >>> print(f"{law.irreducible:.2f} + {law.coefficient:.1f}·N^-{law.exponent:.2f}")
         1.50 + 20.0·N^-0.30
 
     Args:
         losses: nat per token, above 0.
-        variables: parameters N (and tokens D) of each point.
+        parameters: N of each point.
         seed: of the bootstrap.
 
     Raises:
         TableError: too few points, values that are not above 0, or an optimiser that did not move.
     """
-    log_l_P = np.log(_positive(losses, "loss"))
-    log_v_PV = np.column_stack([np.log(_positive(v, "scaling variable")) for v in variables])
-    count, parameters = len(log_l_P), 1 + 2 * len(variables)
-    distinct = min(len(np.unique(np.round(column, 9))) for column in log_v_PV.T)
-    if count <= parameters or distinct < 3:
+    log_l_P, log_n_P = np.log(_positive(losses, "loss")), np.log(_positive(parameters, "scaling variable"))
+    count, distinct = len(log_l_P), len(np.unique(np.round(log_n_P, 9)))
+    if count <= 3 or distinct < 3:
         raise TableError(
-            f"a scaling law with {parameters} parameters needs more than {parameters} points and at least 3 "
-            f"sizes; there are {count} points and {distinct} sizes"
+            "a scaling law with 3 parameters needs more than 3 points and at least 3 sizes; there are "
+            f"{count} points and {distinct} sizes"
         )
-    return ScalingLaw(_best_fit(log_l_P, log_v_PV), log_l_P, log_v_PV, seed)
+    starts_ST = np.array(
+        [
+            [min(log_e, log_l_P.min() - 1e-3), log_a + alpha * log_n_P.mean(), alpha]
+            for log_e, log_a, alpha in itertools.product(_LOG_E, _LOG_COEFFICIENTS, _EXPONENTS)
+        ]
+    )
+    costs_S = _huber(_log_loss(starts_ST, log_n_P) - log_l_P)
+    starts_ST = starts_ST[np.argsort(costs_S)[:_POLISHED]]
+    fitted_ST, costs_S = _solve(starts_ST, np.tile(log_l_P, (len(starts_ST), 1)), log_n_P)
+    moved_S = np.abs(fitted_ST - starts_ST).max(axis=1) > 1e-10
+    if not moved_S.any():
+        raise TableError("the scaling law's optimiser returned its start, from every start: no fit")
+    theta_T = fitted_ST[np.where(moved_S, costs_S, math.inf).argmin()]
+    return ScalingLaw(theta_T, log_l_P, log_n_P, seed)
 
 
-def _terms(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    """Return the logarithms of the law's terms, S × (1 + V) × P."""
-    coefficients_SV1, exponents_SV1 = theta_ST[:, 1::2, None], theta_ST[:, 2::2, None]
-    of_variables = coefficients_SV1 - exponents_SV1 * log_v_PV.T
-    constant = np.broadcast_to(theta_ST[:, :1, None], (len(theta_ST), 1, len(log_v_PV)))
-    return np.concatenate([constant, of_variables], axis=1)
+def _log_loss(theta_ST: np.ndarray, log_n_P: np.ndarray) -> np.ndarray:
+    log_e_S1, log_a_S1, alpha_S1 = theta_ST.T[..., None]
+    return np.logaddexp(log_e_S1, log_a_S1 - alpha_S1 * log_n_P)
 
 
-def _log_loss(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    return np.logaddexp.reduce(_terms(theta_ST, log_v_PV), axis=1)
+def _log_loss_and_jacobian(theta_ST: np.ndarray, log_n_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return log L, S × P, and its derivatives, S × P × T: a term's share, times -log N for its exponent."""
+    log_e_S1, log_a_S1, alpha_S1 = theta_ST.T[..., None]
+    log_term_SP = log_a_S1 - alpha_S1 * log_n_P
+    log_loss_SP = np.logaddexp(log_e_S1, log_term_SP)
+    share_SP = np.exp(log_term_SP - log_loss_SP)
+    return log_loss_SP, np.stack([np.exp(log_e_S1 - log_loss_SP), share_SP, -share_SP * log_n_P], axis=-1)
 
 
-def _log_loss_and_jacobian(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log L, S × P, and its derivatives, S × P × T: a term's share, times -log v for its exponent."""
-    terms = _terms(theta_ST, log_v_PV)
-    log_loss_SP = np.logaddexp.reduce(terms, axis=1)
-    shares = np.exp(terms - log_loss_SP[:, None])
-    jacobian_STP = np.empty((*theta_ST.shape, len(log_v_PV)))
-    jacobian_STP[:, 0] = shares[:, 0]
-    jacobian_STP[:, 1::2] = shares[:, 1:]
-    jacobian_STP[:, 2::2] = -shares[:, 1:] * log_v_PV.T
-    return log_loss_SP, jacobian_STP.swapaxes(1, 2)
-
-
-def _solve(
-    starts_ST: np.ndarray, log_l_SP: np.ndarray, log_v_PV: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _solve(starts_ST: np.ndarray, log_l_SP: np.ndarray, log_n_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Minimize the objectives from all starts at once, each for losses of its own; return θ and objectives.
 
     Levenberg and Marquardt's method on the Huber loss, with the curvature of the points in its quadratic
@@ -242,16 +222,16 @@ def _solve(
     for with most points in the linear part a step may gain little for a while, and at 1e-12 none does.
     """
     # About the geometric mean of the sizes, coefficient and exponent are told apart best.
-    centre_V = log_v_PV.mean(axis=0)
-    log_v_PV = log_v_PV - centre_V
+    centre = log_n_P.mean()
+    log_n_P = log_n_P - centre
     theta_ST = starts_ST.copy()
-    theta_ST[:, 1::2] -= theta_ST[:, 2::2] * centre_V
+    theta_ST[:, 1] -= theta_ST[:, 2] * centre
     lower_ST = np.full(theta_ST.shape, -np.inf)
     upper_ST = np.full(theta_ST.shape, np.inf)
     lower_ST[:, 0], upper_ST[:, 0] = -20.0, log_l_SP.min(axis=1)  # E is below every loss
-    lower_ST[:, 2::2], upper_ST[:, 2::2] = 0.0, 5.0
+    lower_ST[:, 2], upper_ST[:, 2] = 0.0, 5.0
     theta_ST = np.clip(theta_ST, lower_ST, upper_ST)
-    log_loss_SP, jacobian_SPT = _log_loss_and_jacobian(theta_ST, log_v_PV)
+    log_loss_SP, jacobian_SPT = _log_loss_and_jacobian(theta_ST, log_n_P)
     cost_S = _huber(log_loss_SP - log_l_SP)
     damping_S = np.full(len(theta_ST), 1e-3)
     scale_ST = np.zeros(theta_ST.shape)
@@ -268,7 +248,7 @@ def _solve(
         residuals = log_loss_SP[left] - log_l_SP[left]
         step = _step(residuals, jacobian, damping, theta <= lower, theta >= upper)
         moved = np.clip(theta + step, lower, upper)
-        log_loss, jacobian = _log_loss_and_jacobian(moved, log_v_PV)
+        log_loss, jacobian = _log_loss_and_jacobian(moved, log_n_P)
         new_cost = _huber(log_loss - log_l_SP[left])
         better = new_cost < cost
         at = left[better]
@@ -277,7 +257,7 @@ def _solve(
         damping_S[left] = np.maximum(damping_S[left] * np.where(better, 0.2, 4.0), 1e-12)
         done = np.where(better, cost - new_cost <= 1e-12 * cost, damping_S[left] > 1e8)
         left = left[~done]
-    theta_ST[:, 1::2] += theta_ST[:, 2::2] * centre_V
+    theta_ST[:, 1] += theta_ST[:, 2] * centre
     return theta_ST, cost_S
 
 
@@ -298,26 +278,6 @@ def _step(
     return np.asarray(np.linalg.solve(damped, (-gradient * free)[..., None])[..., 0])
 
 
-def _best_fit(log_l_P: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    centre_V = log_v_PV.mean(axis=0)
-    per_variable = [
-        [(c + e * centre, e) for c in _LOG_COEFFICIENTS for e in _EXPONENTS] for centre in centre_V
-    ]
-    starts_ST = np.array(
-        [
-            [min(log_e, log_l_P.min() - 1e-3), *itertools.chain(*terms)]
-            for log_e, *terms in itertools.product(_LOG_E, *per_variable)
-        ]
-    )
-    costs_S = _huber(_log_loss(starts_ST, log_v_PV) - log_l_P)
-    starts_ST = starts_ST[np.argsort(costs_S)[:_POLISHED]]
-    found_ST, costs_S = _solve(starts_ST, np.tile(log_l_P, (len(starts_ST), 1)), log_v_PV)
-    moved_S = np.abs(found_ST - starts_ST).max(axis=1) > 1e-10
-    if not moved_S.any():
-        raise TableError("the scaling law's optimiser returned its start, from every start: no fit")
-    return found_ST[np.where(moved_S, costs_S, math.inf).argmin()]
-
-
 def _huber(residuals_SP: np.ndarray) -> np.ndarray:
     size = np.abs(residuals_SP)
     linear = HUBER_DELTA * (size - HUBER_DELTA / 2)
@@ -330,113 +290,6 @@ def _positive(values: np.ndarray, what: str) -> np.ndarray:
         bad = values[~(np.isfinite(values) & (values > 0))][0]
         raise TableError(f"{what} {bad:g} is not allowed in a scaling law: it must be finite and above 0")
     return values
-
-
-_SLICE = 0.15  # octaves within which two budgets are one
-_LEAST_RUNS, _LEAST_SLICES = 4, 3
-Interval = tuple[float, float, float]  # a value and its 95 % interval
-
-
-@dataclass(frozen=True)
-class Optimal:
-    """Sizes for one budget."""
-
-    flops: float
-    params: Interval
-    tokens: Interval
-    loss: Interval
-
-
-@dataclass(frozen=True, repr=False)
-class ComputeOptimal:
-    """Sizes of least loss by budget."""
-
-    law: ScalingLaw
-    exponent: Interval  # a in N* ∝ C^a, of the law
-    parabolas: float  # The same by parabolas; nan if fewer than three slices have their minimum inside
-    slices: int
-    runs: int
-
-    def at(self, flops: float) -> Optimal:
-        """Return the sizes for a budget.
-
-        Raises:
-            TableError: it is no finite number above 0.
-        """
-        if not 0 < flops < math.inf:
-            raise TableError(f"at {flops:g} is not allowed: FLOP above 0")
-        params_R = np.exp(_log_params(self.law.theta_RT, flops))
-        params = float(np.exp(_log_params(self.law.theta_T[None], flops))[0])
-        tokens = flops / 6 / params
-        loss = self.law.predict(params, tokens)
-        low, high = (float(q) for q in np.quantile(params_R, [0.025, 0.975]))
-        ends = (flops / 6 / high, flops / 6 / low)
-        return Optimal(flops, (params, low, high), (tokens, *ends), (loss.loss, loss.low, loss.high))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "irreducible": self.law.irreducible,
-            "coefficients": self.law.coefficients,
-            "exponents": self.law.exponents,
-            "intervals": self.law.intervals,
-            "exponent": self.exponent,
-            "parabolas": self.parabolas,
-            "slices": self.slices,
-            "runs": self.runs,
-        }
-
-
-def _log_params(theta_RT: np.ndarray, flops: float) -> np.ndarray:
-    # dL/dN = 0 along D = C/6N, for θ = (log E, log A, α, log B, β)
-    _, log_a, alpha, log_b, beta = theta_RT.T
-    numerator = np.log(alpha) + log_a - np.log(beta) - log_b + beta * math.log(flops / 6)
-    return np.asarray(numerator / (alpha + beta))
-
-
-def compute_optimal(table: pd.DataFrame) -> ComputeOptimal:
-    """Fit sizes of least loss by budget, from runs of several parameters and tokens.
-
-    Args:
-        table: columns params, tokens and loss (nat per token), one row a run.
-
-    Raises:
-        TableError: a column is missing or holds no numbers above 0, or the law cannot be told from the runs.
-    """
-    for name in ("params", "tokens", "loss"):
-        if name not in table or table[name].dtype.kind not in "iuf" or not (table[name] > 0).all():
-            columns = ", ".join(map(str, table.columns[:12]))
-            raise TableError(f"{name} is not a column of numbers above 0; there are {columns}")
-    params_P, tokens_P, loss_P = (table[name].to_numpy(float) for name in ("params", "tokens", "loss"))
-    law = fit_scaling_law(loss_P, params_P, tokens_P)
-    if not law.is_identified:
-        raise TableError(
-            f"compute-optimal sizes are unknown: the law is not identified: {law.why_not_identified}"
-        )
-    share_R = law.theta_RT[:, 4] / (law.theta_RT[:, 2] + law.theta_RT[:, 4])
-    low, high = (float(q) for q in np.quantile(share_R, [0.025, 0.975]))
-    alpha, beta = law.exponents
-    minima = _minima(params_P, 6 * params_P * tokens_P, loss_P)
-    slope = math.nan
-    if len(minima) >= _LEAST_SLICES:
-        log_c, log_n = np.array(minima).T
-        slope = float(np.polyfit(log_c, log_n, 1)[0])
-    return ComputeOptimal(law, (beta / (alpha + beta), low, high), slope, len(minima), len(table))
-
-
-def _minima(params_P: np.ndarray, flops_P: np.ndarray, loss_P: np.ndarray) -> list[tuple[float, float]]:
-    """Return log2 of the budget and of N at each minimum of a slice's parabola that lies inside it."""
-    order = np.argsort(flops_P)
-    gaps = np.flatnonzero(np.diff(np.log2(flops_P[order])) > _SLICE) + 1
-    minima = []
-    for part in np.split(order, gaps):
-        log_n = np.log2(params_P[part])
-        if len(np.unique(log_n)) < _LEAST_RUNS:
-            continue
-        bend, slope, _ = np.polyfit(log_n, loss_P[part], 2)
-        at = -slope / (2 * bend) if bend > 0 else math.nan
-        if log_n.min() < at < log_n.max():
-            minima.append((float(np.log2(flops_P[part]).mean()), float(at)))
-    return minima
 
 
 LEAST = 3  # Scales that are needed

@@ -21,7 +21,6 @@ from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import DELTA, LookTaken, Question, Regret, Verdict, regret, take_looks
-from mup_tpu.analysis.worth import Worth, with_penalties, worth
 from mup_tpu.errors import TableError
 
 # Share of the scales' range of best values that is ε of a metric in no nat: 0.01 nat has about such a share
@@ -43,7 +42,7 @@ class FittedLaw:
         points = {"params": self.params, "tokens": self.tokens, "losses": self.losses}
         if self.law is None:
             return points
-        fit = {"E": self.law.irreducible, "A": self.law.coefficients[0], "α": self.law.exponents[0]}
+        fit = {"E": self.law.irreducible, "A": self.law.coefficient, "α": self.law.exponent}
         return points | {"fit": fit, "intervals": self.law.intervals, "scatter": self.law.scatter}
 
 
@@ -114,8 +113,6 @@ class TransferResult:
     learning_curves: tuple[LearningCurve, ...]
     """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     verdict: Verdict
-    worth: Worth = Worth()
-    """Worth of the transfer as the scale grows without end."""
     next_batch: Batch | None = None
     """Next runs; None after a settled verdict."""
     at_zero: tuple[AtZero, ...] = ()
@@ -149,7 +146,6 @@ class TransferResult:
             "wider_is_better": asdict(self.wider_is_better) | {"share": self.wider_is_better.share},
             "collapse_exponent": self.collapse_exponent,
             "law": self.law.to_dict(),
-            "worth": self.worth.to_dict(),
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
             **({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {}),
@@ -265,8 +261,6 @@ def analyze(
         results.append(_analyze_one(name, table, question, costs, laws))
         if results[-1].noise.source == "lack of fit":
             notes.append(Reason.of("no replicates", compared=name))
-    worths = with_penalties([r.worth for r in results])
-    results = [replace(r, worth=w) for r, w in zip(results, worths, strict=True)]
     return TransferAnalysis(
         table.name, table.columns, tuple(notes), tuple(results), epsilon, delta, table.command
     )
@@ -328,7 +322,6 @@ def _analyze_one(
         law=law,
         learning_curves=learning_curves(optima, table.history),
         verdict=last.verdict,
-        worth=worth(evidence.estimates, _headline(optima, regrets)),
         next_batch=batch,
         at_zero=_at_zero(table.zeros, evidence.noise),
         at_scale_0=at_scale_0,
@@ -354,7 +347,7 @@ def without_curves(
         valleys=valleys,
         drift=drift,
         regrets=regrets,
-        wider_is_better=WiderIsBetter(0, 0, math.nan),
+        wider_is_better=WiderIsBetter(0, 0),
         collapse_exponent=math.nan,
         law=_NO_LAW,
         learning_curves=(),
@@ -395,9 +388,8 @@ def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
         law = fit_scaling_law(np.array(losses), np.array(params))
     except TableError as error:
         return FittedLaw(params, tokens, losses, None, Reason.of("refused", error=str(error)))
-    if not law.is_identified:
-        return FittedLaw(params, tokens, losses, None, law.why_not_identified)
-    return FittedLaw(params, tokens, losses, law, None)
+    why_not = law.why_not_identified
+    return FittedLaw(params, tokens, losses, None if why_not else law, why_not)
 
 
 def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> tuple[LearningCurve, ...]:

@@ -147,7 +147,6 @@ def predict(
     at: Repeated = (),
     table: TableOptions = TableOptions(),
     best_over: tuple[str, ...] = (),
-    sizes: bool = False,
     figures: bool = False,
     out: File | None = None,
     keep: bool = False,
@@ -158,18 +157,15 @@ def predict(
     """Predict the optimum at a scale that was not run.
 
     Prints the optimum with its interval, its cost and the loss. Several scales that vary together (--scale
-    N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c; --sizes gives compute-optimal sizes instead.
+    N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c.
 
     Args:
         path: Results folder (or fsspec URL), or any table, as for analyze; or the file of a plan.
         at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
-            (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512. With --sizes
-            budgets in FLOP: 1e21.
+            (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512.
         table: Columns and rows of the table; --scale takes several columns, with commas.
         best_over: Further columns that are tuned too, for a law of several scales; of their values the best
             is taken in each cell.
-        sizes: Print compute-optimal sizes by budget, N* and D*, from runs of several parameters and tokens
-            (--columns params=N tokens=D).
         figures: Also draw the prediction, or the law of two scales, as PNG and SVG.
         out: Folder for --figures; by default figures in the results folder or beside the file.
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
@@ -180,7 +176,7 @@ def predict(
         json: Print JSON only, for machines.
     """
     path = folder_of_plan(path)
-    if format != "text" and (json or figures or sizes or best_over):
+    if format != "text" and (json or figures or best_over):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
     if (recipe := predict_planned_folder(path, at)) is not None:
         if figures or best_over:
@@ -190,16 +186,11 @@ def predict(
         print_recipe(recipe, path, format, json)
         return
     if tuned := table.tuned(path):
-        if sizes or figures or keep or best_over or claim != "by-name" or not at:
+        if figures or keep or best_over or claim != "by-name" or not at:
             raise ConfigError(
                 f"{', '.join(tuned)} are tuned together: give --at, and no option but --format or --json"
             )
         _predict_jointly(path, at, table, json, format)
-        return
-    if sizes:
-        if figures or keep:
-            raise ConfigError("sizes cannot be combined with figures or keep")
-        _print_sizes(path, at, table, json)
         return
     from mup_tpu.cli.results import open_results
     from mup_tpu.words.predictions import predictions_to_dict
@@ -380,31 +371,6 @@ def _print_law(
         for text, size in zip(at, sizes, strict=True):
             console.print(f"  {words.power_law_at(law, size, text)}")
     _print_figures(console, written)
-
-
-def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) -> None:
-    from dataclasses import asdict
-
-    from mup_tpu.analysis.load import read_rows
-    from mup_tpu.analysis.run_table import no_column, select
-    from mup_tpu.analysis.scaling_law import compute_optimal
-    from mup_tpu.config.values import as_number
-    from mup_tpu.words import predictions as words
-
-    rows = select(read_rows(path), table.conditions or ())
-    roles = {table.role(name, name): name for name in ("params", "tokens", "loss")}
-    if missing := [column for column in roles if column not in rows]:
-        raise TableError(f"{no_column(rows, *missing)}; --columns params=N tokens=D loss=L names them")
-    law = compute_optimal(rows[[*roles]].rename(columns=roles))
-    budgets = [as_number(text) for text in at]
-    if None in budgets:
-        raise ConfigError(f"at {at[budgets.index(None)]!r} is not a budget in FLOP; write for example 1e21")
-    optimal = [law.at(flops) for flops in budgets if flops is not None]
-    if json:
-        Console().write(to_json(law.to_dict() | {"at": [asdict(one) for one in optimal]}))
-        return
-    for line in (*words.compute_optimal(law), *map(words.optimal_sizes, optimal)):
-        Console().print(line)
 
 
 def show(path: str, table: TableOptions = TableOptions()) -> None:

@@ -81,7 +81,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
         ax.plot(sizes, points.losses, style.marker(i), color=color)
         if points.law is not None and grows:
             along = np.geomspace(params.min(), 2 * params.max(), 64)
-            exponent = names.signed(-points.law.exponents[0])
+            exponent = names.signed(-points.law.exponent)
             text = f"{name}: {points.law.irreducible:.2f} + A·N$^{{{exponent}}}$"
             losses = [points.law.loss(n) for n in along]
             handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=text)
@@ -118,7 +118,7 @@ def scaling_law_figure(
     grid = np.geomspace(params[0], params[-1], 60)
     predictions = [law.predict(n) for n in grid]
     low, high = [p.low for p in predictions], [p.high for p in predictions]
-    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{names.signed(-law.exponents[0])}}}$"
+    fit = f"{law.irreducible:.2f} + {law.coefficient:.3g}·N$^{{{names.signed(-law.exponent)}}}$"
     handles: list[Artist] = [
         *panel.plot(grid, [p.loss for p in predictions], "-", color=color, label=fit),
         panel.fill_between(grid, low, high, color=color, alpha=0.2, lw=0, label="95 % of new runs"),

@@ -39,7 +39,6 @@ from mup_tpu.words.tables import (
     slopes_table,
     trials_table,
     verdict_counts,
-    worth_table,
 )
 from mup_tpu.words.verdicts import details, remedy, score, verdict
 
@@ -138,13 +137,6 @@ _RULE = (
     "{epsilon:g} {unit}, or twice that for any α; INCONCLUSIVE otherwise, at each look of a sequence. "
     "Intervals are 95 %, from draws of the valleys and of the trend of their optima."
 )
-_WORTH = (
-    "Cost of the smallest scale's optimum at the largest, as a share of the gain by growing. As the scale n "
-    "grows without end, the loss gap falls as n^-a, the optimum's distance from its limit as n^-b. "
-    "Transfer is useful if b > a/2 (Ghosh et al. 2026). An error of the same octaves costs n^κ more against "
-    "the loss gap; R(∞) is the rule's irreducible loss over the lowest other one (Kalra & Barkeshli 2026). "
-    "Intervals are 95 %."
-)
 
 
 def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Score] = ()) -> Page:
@@ -168,7 +160,6 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
     if regrets:
         meaning = f"Loss at a larger {scale} with the optimum of a smaller one, less the loss at its optimum."
         sections.append(Section("Regret", [Text(meaning), *regrets]))
-        sections.append(Section("Is a transfer worth it?", [Text(_WORTH), worth_table(analysis, results)]))
     if scores:
         texts = [Text(f"{score(one)}.") for one in scores]
         sections.append(Section("Predictions", texts))

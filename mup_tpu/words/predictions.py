@@ -7,7 +7,6 @@ from typing import Any
 
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Cost, Predictions, RulePrediction
-from mup_tpu.analysis.scaling_law import ComputeOptimal, Optimal
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
@@ -119,30 +118,6 @@ def power_law_at(law: PowerLaw, sizes: dict[str, float], at: str) -> str:
 
 def power_law_to_dict(law: PowerLaw) -> dict[str, Any]:
     return law.to_dict() | {"notes": [because(note) for note in law.notes]}
-
-
-def compute_optimal(fit: ComputeOptimal) -> list[str]:
-    """Return the law of compute-optimal sizes and both exponents, a line each."""
-    e, (a, b), (alpha, beta) = fit.law.irreducible, fit.law.coefficients, fit.law.exponents
-    ends = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in fit.law.intervals.items()}
-    value, low, high = fit.exponent
-    parabolas = f"{fit.slices} slices of equal compute have their minimum inside, too few for parabolas"
-    if math.isfinite(fit.parabolas):
-        parabolas = (
-            f"by parabolas through {fit.slices} slices of equal compute: C^{fit.parabolas:.3f}, which is "
-            "biased unless α = β and the grid is centred"
-        )
-    return [
-        f"L(N, D) = {e:.3f} + {a:.4g}·N^-{alpha:.3f} + {b:.4g}·D^-{beta:.3f} from {fit.runs} runs "
-        f"(95 %: E {ends['E']}, α {ends['α']}, β {ends['β']})",
-        f"N* ∝ C^{value:.3f} (95 % {low:.3f} to {high:.3f}), D* ∝ C^{1 - value:.3f}; {parabolas}",
-    ]
-
-
-def optimal_sizes(optimal: Optimal) -> str:
-    sizes = {"N": optimal.params, "D": optimal.tokens, "loss": optimal.loss}
-    written = [f"{name} {v:.3g} (95 % {low:.3g} to {high:.3g})" for name, (v, low, high) in sizes.items()]
-    return f"at {optimal.flops:.3g} FLOP: {', '.join(written)}"
 
 
 def predictions_to_dict(predictions: Predictions) -> dict[str, Any]:

@@ -94,7 +94,6 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "dimensions alike, and {needed} are needed",
         "loss not above 0": "the loss {loss:g} is not above 0",
         "loss interval too wide": "its 95 % interval is too wide ({low:.3g} to {high:.3g} nat)",
-        "loss does not fall": "the loss at the optima does not fall as the scale grows",
         "losses too alike": "the losses differ by {gain:.2%} and scatter by {scatter:.2%}, too little for a "
         "fit",
         "exponent may be 0": "the exponent {name} may be 0 (95 % {low:.2f} to {high:.2f})",

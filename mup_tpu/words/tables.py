@@ -19,9 +19,8 @@ from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, Conclusion, slope
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.analysis.run_table import of_status, ranked, varied
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.transfer import TransferResult
 from mup_tpu.analysis.verdict import AT_LEAST
-from mup_tpu.analysis.worth import Interval
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
 from mup_tpu.config.values import counted, visible
@@ -77,30 +76,6 @@ def regret_table(result: TransferResult, columns: Columns, title: str) -> Table:
             )
         )
     return Table(headings, rows, title)
-
-
-def worth_table(analysis: TransferAnalysis, results: Sequence[tuple[str, TransferResult]]) -> Table:
-    """Return a table of what a transfer is worth as the scale grows without end, a row a rule.
-
-    Args:
-        analysis: analysis of the whole table.
-        results: results with the names of their rules.
-    """
-    heads = ("share of the gain", "a, loss gap", "b, optimum", "κ", "R(∞), nat", "useful")
-    rows = []
-    for rule, result in results:
-        w = result.worth
-        numbers = map(interval, (w.share, w.loss_exponent, w.optimum_exponent, w.kappa, w.penalty))
-        rows.append((rule, *numbers, because(w.why_not) if w.why_not else w.useful))
-    return Table((label(analysis.compares), *heads), rows)
-
-
-def interval(of: Interval) -> str:
-    """Write a number with its interval, or the interval alone where it has no upper end."""
-    if not of.is_known:
-        return "not known"
-    ends = f"{number(of.low, 2)} to {number(of.high, 2)}"
-    return (ends if math.isinf(of.high) else f"{number(of.value, 2)} ({ends})").replace("-", "−")
 
 
 def trials_table(runs: pd.DataFrame) -> Table:
@@ -200,13 +175,6 @@ Which hyperparameters stay as a model or its training grows, under which rule? A
 
 {default}."""
 
-_WORTH = """\
-## Is a transfer worth it?
-[Numbers](../docs/statistics.md#is-a-transfer-worth-it) as the scale n grows: cost of the transfer over the
-gain by growing, and loss gap ∝ n^-a. Only rules whose a is known to half a unit, or whose
-usefulness is known. {useful}."""
-
-
 # Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep
 _ON_A_PAGE = ("stored rule", "from, to", "α", "by hand", "regret", "verdict", "hours", "sweep")
 _BY_ITSELF = (
@@ -251,22 +219,6 @@ def referee_page(
             rows.append((f"{_code(rule_name)}{comma}{_safe(differs)}", *middle, _link(sweep)))
         heading = f"## {table.title[:1].upper()}{table.title[1:]}"
         lines += ["", heading, *_markdown(("rule", *table.headings[1:]), rows)]
-    if known := [r for r in comparison.rulings if r.worth.tells]:
-        heads = ("rule", "growing", "share of the gain", "a, loss gap", "sweep")
-        worths = (
-            (
-                _code(r.rule), f"{label(r.columns.scale)} {span(r, '–')}", interval(r.worth.share),
-                interval(r.worth.loss_exponent), _link(r.sweep),
-            )
-            for r in known
-        )  # fmt: skip
-        sure = [
-            f"{_code(r.rule)} along {label(r.columns.scale)} {span(r)} ({r.worth.useful})"
-            for r in known
-            if r.worth.useful != "not told"
-        ]
-        useful = f"Known for {', '.join(sure) or 'none'}"
-        lines += ["", _WORTH.format(useful=useful), "", *_markdown(heads, worths)]
     if predictions:
         inside = [one for of_folder in predictions.values() for one in of_folder]
         folders = ", ".join(map(_link, predictions))

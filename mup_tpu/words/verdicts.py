@@ -323,7 +323,6 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
             values["at_scale_0"]["sentence"] = status(result.at_scale_0, columns.unit)
         if result.law.why_not is not None:
             values["law"]["why_not"] = because(result.law.why_not, columns)
-        values["worth"]["why_not"] = because(result.worth.why_not, columns) if result.worth.why_not else ""
         if result.next_batch is not None:
             values["next"] = batch_to_dict(result.next_batch, columns)
         if result.sequence is not None:

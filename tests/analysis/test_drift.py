@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mup_tpu.analysis.drift import bends, fit_drift, is_told, page_trend
+from mup_tpu.analysis.drift import bends, fit_drift, is_told
 from mup_tpu.analysis.optimum import Optimum
 
 
@@ -44,10 +44,3 @@ def test_the_line_of_a_drift_goes_through_its_optima():
 )
 def test_an_exponent_is_told_where_its_interval_is_narrow_or_excludes_0(low, high, told):
     assert is_told(low, high) == told
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(2, 3), (5, 4), (12, 5), (13, 4), (9, 9)])
-def test_pages_test_is_scipy_s(rows, columns):
-    values = np.random.default_rng(0).normal(size=(rows, columns)) + 0.3 * np.arange(columns)
-    for of in (values, values.round()):  # with ties
-        assert page_trend(of) == pytest.approx(stats.page_trend_test(of).pvalue, rel=1e-9, abs=1e-12)

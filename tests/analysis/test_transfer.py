@@ -177,7 +177,7 @@ def test_regret_as_compute_follows_the_scaling_law():
     n = 12.0 * frame["width"] ** 2
     frame["loss"] += 20 * n**-0.3 - 0.5 + 0.05 * np.log2(frame["width"] / 64)
     result = result_of(frame.assign(params_non_embedding=n))
-    assert result.law.law.exponents[0] == pytest.approx(0.3, rel=0.05)
+    assert result.law.law.exponent == pytest.approx(0.3, rel=0.05)
     headline = result.headline_regret
     small, large = headline.compute_share * 12 * 512**2, 12 * 512**2
     assert 20 * small**-0.3 == pytest.approx(20 * large**-0.3 + headline.value, rel=0.01)
@@ -218,11 +218,10 @@ def test_regret_beside_divergence_is_that_of_every_optimum_before_it():
     assert found.low <= found.value <= found.high
 
 
-def test_wider_is_better_counts_pairs_and_tests_the_trend():
+def test_wider_is_better_counts_pairs():
     curves = [loss_curve(group) for _, group in check_table(swept(0.0)).runs.groupby("scale")]
     found = wider_is_better(curves)
     assert (found.better, found.pairs) == (33, 33)
-    assert found.p_value < 1e-6
     assert wider_is_better(curves[::-1]).better == 0
 
 
@@ -272,9 +271,7 @@ def test_published_sp_sweep_is_not_wider_is_better():
     analysis = analyze(load_table(REFERENCE / "nanogpt_mup_shakespeare_digitised.csv"))
     found = {r.parametrization: r.wider_is_better for r in analysis.results}
     assert found["mup"].share > 0.75
-    assert found["mup"].p_value < 0.01
     assert found["sp"].share < 0.5
-    assert found["sp"].p_value > 0.5
 
 
 def test_zero_is_a_point_of_its_own_and_in_no_fit():

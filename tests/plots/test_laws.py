@@ -21,7 +21,7 @@ def test_scaling_law_is_drawn_over_the_parameters_that_it_is_a_function_of():
         for x in range(-10, -3)
     ]  # fmt: skip
     result = (analysis := analyze(check_table(pd.DataFrame(rows)))).results[0]
-    assert result.law.law.exponents[0] == pytest.approx(0.3, rel=0.01)
+    assert result.law.law.exponent == pytest.approx(0.3, rel=0.01)
     ax = plots.best_loss_figure(analysis).axes[1]
     points, law = ax.get_lines()
     assert points.get_xdata().tolist() == [12 * w**2 for w in (32, 64, 128, 256, 512)]

@@ -20,13 +20,11 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.scaling_law import Prediction
 from mup_tpu.analysis.verdict import Regret, Verdict
-from mup_tpu.analysis.worth import Interval
 from mup_tpu.store.header import KeptPrediction
 from mup_tpu.words import reasons, verdicts
 from mup_tpu.words.names import amount, bound, exponent, listed, number, power
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.reasons import because
-from mup_tpu.words.tables import interval
 from mup_tpu.words.verdicts import commands, details, price, remedy, score, status, to_dict
 
 ANALYSIS = Path(reasons.__file__).parents[1]
@@ -383,7 +381,6 @@ def test_json_has_the_sentences_beside_the_numbers():
     assert result["verdict"]["settle"].startswith("add learning rate 2^-10 ")
     assert result["next"]["reason"] == "a verdict needs 3 widths, and there are 2"
     assert result["optima"][0]["sentence"] == "bracketed" and "predictions" not in values
-    assert result["worth"]["why_not"] == "2 scales have a known optimum, and 4 are needed"
 
 
 @pytest.mark.parametrize(
@@ -399,8 +396,6 @@ def test_json_has_the_sentences_beside_the_numbers():
         (bound(-math.inf), "0"),
         (bound(-6.123, ".2f"), "2^-6.12"),
         (exponent(-0.001, -0.05, 0.05), "0.00 (-0.05 to 0.05)"),
-        (interval(Interval(-0.001, -0.002, 0.1)), "0.00 (0.00 to 0.10)"),
-        (interval(Interval(1.0, -0.51, math.inf)), "−0.51 to ∞"),
         (exponent(0.0, -1.0, 1.0), "not known"),
         (amount(Cost(1.0, 1.0, "FLOP"), 1.5e6), "1.5e+06 FLOP"),
         (amount(Cost(1.0, 1.0, "s"), 90.0), "90 s"),
