@@ -91,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: Sequence[str]) -> None:
     import tyro  # a tenth of a second, which the overview and --version do without
 
+    from mup_tpu.internals.tyro import without_typeguard
+
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
@@ -104,6 +106,7 @@ def _run(words: Sequence[str]) -> None:
     ):  # else collections take a sixth: each looks at all that was imported
         gc.set_threshold(100_000)
     module = importlib.import_module(f"mup_tpu.cli.{COMMANDS[name][0]}")
+    without_typeguard()
     tyro.cli(
         getattr(module, name.split()[-1]),
         prog=f"mup-tpu {name}",

@@ -163,6 +163,7 @@ def _show(folder: str, options: TableOptions = TableOptions()) -> None:
 
 def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:
     """Run a sweep, whole or until it is settled, then draw its figures and print its optima and verdict."""
+    from mup_tpu.internals.processes import importing
     from mup_tpu.jobs.this_machine import start_server
 
     sweep = how.grid.change(sweep)
@@ -177,7 +178,8 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
         start_server(len(trials), how.where, how.run)
     # While the workers' server starts, this core imports plots and statistics. Not in a thread: scipy fails
     # while torch is half imported, as by a pack in this process.
-    import mup_tpu.plots  # noqa: F401
+    with importing():
+        import mup_tpu.plots  # noqa: F401
 
     console = Console()
     try:

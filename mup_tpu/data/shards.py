@@ -29,9 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import fsspec
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 from rich.console import Console
 from rich.progress import track
 
@@ -244,6 +242,9 @@ class ShardFolder:
 
     def _read(self, name: str, size: int | None = None) -> bytes:
         """Read a file; try again after dropped connections, timeouts and answers such as 503."""
+        from fsspec.exceptions import FSTimeoutError  # a twentieth of a sweep of one trial, without shards
+        from fsspec.implementations.local import LocalFileSystem
+
         path = f"{self._root}/{name}"
         if isinstance(self._fs, LocalFileSystem):
             # Before it is read: a named pipe never ends, and a large file of another size takes long.
@@ -267,7 +268,7 @@ class ShardFolder:
                 raise
             except Exception as error:  # each file system of fsspec raises errors of its client library
                 why = reason(as_oserror(error))
-                if isinstance(error, fsspec.exceptions.FSTimeoutError):
+                if isinstance(error, FSTimeoutError):
                     why = f"slower than {MIN_RATE // 2**10} KiB/s"
                 status = getattr(error, "status", None)
                 is_refused = status in range(400, 500) and status not in (408, 429)

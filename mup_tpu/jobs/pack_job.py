@@ -155,7 +155,7 @@ class PackJob(Job):
         """
         if "torch" not in sys.modules:
             yield Preparing("importing torch")
-        from mup_tpu.training.loop import PackRun
+        from mup_tpu.jobs.preload import PackRun
 
         corpus = self.trials[0].data
         yield Preparing(data.describe_load(corpus))

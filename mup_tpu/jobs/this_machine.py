@@ -29,7 +29,7 @@ from mup_tpu.errors import ConfigError, reason
 from mup_tpu.internals.processes import cores, ensure_server, fork, memory_left
 
 # Modules that the server imports for packs
-PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.process")
+PACK_MODULES = ("mup_tpu.jobs.preload",)
 
 _STARTS = 3  # tries to start a process
 

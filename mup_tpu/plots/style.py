@@ -31,7 +31,6 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, FixedLocator, Formatter, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
-from scipy.spatial import cKDTree
 
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import Optimum, Status
@@ -539,6 +538,8 @@ def _tooltips(figure: Figure, described: Sequence[Any], entries: dict[str, int])
                     points.append((*_on_page(figure, *place), entries[artist.entry], text))
     if not points:
         return
+    from scipy.spatial import cKDTree  # pages alone need it, and it takes as long as a figure
+
     places = np.array([point[:2] for point in points])
     nearest = cKDTree(places).query(places, k=2)[0][:, 1]
     # Of close points the pointer finds the nearest, so their circles may not overlap.
