@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rich.panel import Panel
@@ -38,14 +37,12 @@ def prepare(out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4
     )
 
 
-def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = False) -> None:
+def inspect(data: DataConfig = DataConfig(), texts: int = 3) -> None:
     """Describe a corpus or prepared shards, and show held-out text.
 
     Args:
         data: Corpus or prepared shards; a corpus is tokenised on first use.
         texts: Held-out sequences to show, decoded.
-        verify: Read every prepared shard, and check its checksum, and type, length and number of sequences;
-            of a corpus, read the whole text, and compare it with the tokens.
     """
     from mup_tpu.data import cache, shards
 
@@ -78,16 +75,3 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
         console.print(f"{subject:>16}  {line}")
     for sequence in held_out:
         console.print(Panel(tokenizer.decode(sequence)))
-    if verify and folder is not None:
-        from mup_tpu.data.batches import READERS
-
-        every = [*folder.index.train.shards, *folder.index.validation.shards]
-        with ThreadPoolExecutor(READERS) as pool, console.status("reading all shards"):
-            sequences = sum(map(len, pool.map(folder.samples, every)))
-        length = folder.index.sequence_length + 1
-        text = f"{len(every):,} shards agree with the index: {sequences:,} sequences of {length:,} tokens"
-        console.print(text, style="green")
-    elif verify:
-        with console.status("reading the whole text"):
-            size = cache.verify(data)
-        console.print(f"the text ({size:,} bytes) has not changed since it was tokenised", style="green")

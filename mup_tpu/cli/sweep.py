@@ -143,7 +143,6 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
         workers=options.workers,
         timeout=options.timeout,
         heartbeat=how.where.heartbeat,
-        halving=how.run.halving,
         ray=how.where.ray,
         address=how.where.address,
         resources=options.amounts(),

@@ -54,8 +54,6 @@ def train(
     for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
         if value and run.device not in ("tpu", "xla"):
             raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
-    if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
-        raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
     if options.continue_to is not None and kept.checkpoints is None:
         raise ConfigError("--continue-to needs --checkpoints to continue from")
     if options.config is not None:
@@ -83,8 +81,7 @@ def train(
     if options.xla_report:
         _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)
     if trained.exported is not None:
-        which = f" of {trained.checkpoint}," if trained.checkpoint else ""
-        console.print(f"exported a stock model{which} to {trained.exported}")
+        console.print(f"exported a stock model to {trained.exported}")
 
 
 def _module_of(run: RunOptions) -> Any:

@@ -1,17 +1,16 @@
-"""The command watch: a results folder as it fills, on the terminal and as a page that reloads itself."""
+"""The command watch: a results folder as it fills, on the terminal."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.cli.console import Console, to_json, write_file
+from mup_tpu.cli.console import Console, to_json
 from mup_tpu.config.columns import Table
-from mup_tpu.config.options import File, Where
+from mup_tpu.config.options import Where
 from mup_tpu.config.values import counted, parse_seconds, write_time
 from mup_tpu.errors import MupTpuError
 
@@ -25,9 +24,7 @@ _RECENT = 20  # rows whose times give the time left
 _RUNNING, _FAILURES = 8, 4  # lines shown of each
 
 
-def watch(
-    folder: Where, every: str = "5s", once: bool = False, html: File | None = None, json: bool = False
-) -> None:
+def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = False) -> None:
     """Show a results folder as it fills: optima, time left, failures.
 
     It reads the folder alone, so the runs may be anywhere: in another process, on a cluster, in a bucket. It
@@ -37,12 +34,8 @@ def watch(
         folder: Results folder of a sweep or study, or its fsspec URL. It need not exist yet.
         every: Time between two looks, as 5s or 1m.
         once: Look once.
-        html: Also write a page that reloads itself.
         json: Print a JSON object for each look, for machines.
     """
-    from html import escape
-
-    import rich.console
     from rich.console import Group
     from rich.live import Live
 
@@ -52,7 +45,7 @@ def watch(
         live.start()
     try:
         while True:
-            if is_new := watched.look():
+            if watched.look():
                 if json:
                     console.write(to_json(watched.state()))
                 elif live is not None:
@@ -60,16 +53,6 @@ def watch(
                 else:
                     for part in watched.view():
                         console.print(part)
-            if html is not None and is_new:
-                text = io.StringIO()
-                page = rich.console.Console(file=text, width=110, markup=False, emoji=False, highlight=False)
-                for part in watched.view():
-                    page.print(part)
-                head = (
-                    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" '
-                    f'content="{max(1, round(pause))}"><title>{escape(folder)}</title>'
-                )
-                write_file(f"page {html}", html, f"{head}<pre>{escape(text.getvalue())}</pre>\n")
             if once or watched.is_complete:
                 break
             time.sleep(pause)

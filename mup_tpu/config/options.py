@@ -52,7 +52,7 @@ Names = Annotated[
 ]
 
 # Name of a tracker's package, and of the extra that installs it
-TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb"]
 
 # Name of a kind of device, and of its module in `mup_tpu.devices`
 DeviceName = Literal["cpu", "cuda", "tpu", "xla"]

@@ -62,7 +62,7 @@ def fingerprint(config: DataConfig, progress: bool = False) -> str:
 
     The whole text must be read, so the cache is made on the way, and the answer is kept beside it. Local
     files are known again by path, size, time of change and content (all of it up to HASHED_BYTES, else a
-    sample), a data set of the hub by its name. `verify` reads everything.
+    sample), a data set of the hub by its name.
     """
     return _known(config) or _build(config, progress)
 
@@ -80,26 +80,6 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
     tokenizer = folder / TOKENIZER_FILE
     content = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else None
     return TokenCache(folder.name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
-
-
-def verify(config: DataConfig) -> int:
-    """Read all text of a corpus and compare it with the cache's; return its bytes.
-
-    Raises:
-        DataError: the cache has the tokens of another text; they are tokenised anew by the next command.
-    """
-    cache = load_cache(config)
-    texts, size = hashlib.sha256(), 0
-    for document in read_documents(config):
-        texts.update(_digest(document))
-        size += len(document.text.encode())
-    if _fingerprint(config, cache.tokenizer, texts.hexdigest()) != cache.fingerprint:
-        (cache_root() / "fingerprints" / _key(config)).unlink()
-        raise DataError(
-            f"corpus {config.corpus!r} is not the text of its token cache, though size and time of change "
-            "are the same; runs since that change used the old text, the next command tokenises the new"
-        )
-    return size
 
 
 def is_tokenised(config: DataConfig) -> bool:

@@ -37,7 +37,7 @@ from mup_tpu.errors import StoreError, first_line, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import allow_children
 from mup_tpu.jobs.driver import Preparing, WorkerLost
-from mup_tpu.study.report import Ending, Report, Reported, Stopped, number
+from mup_tpu.study.report import Ending, Report, Reported, number
 
 Function = Callable[[Any, Report], Any]
 
@@ -60,7 +60,7 @@ _TERMINATE, _END, _ENDED = "terminate", "end", "ended"
 class Outcome:
     """End of an attempt."""
 
-    status: str  # "finished", "diverged", "stopped", "failed" or "preempted"
+    status: str  # "finished", "diverged", "failed" or "preempted"
     loss: float
     reason: str | None = None
     points: tuple[tuple[int, float], ...] = ()  # reported losses by step
@@ -394,8 +394,6 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
         signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         outcome = Outcome.of(number("the returned loss", function(call.trial, report)))
-    except Stopped as stop:
-        outcome = Outcome("stopped", made.curve.points[-1][1], str(stop))
     except ProgramFailed as error:
         outcome = Outcome("failed", math.nan, str(error))
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Arguments of a training function: its trial, and its report (curve, sign of life, early stops).
+"""Arguments of a training function: its trial, and its report (curve, sign of life).
 
 Without numpy and pandas: each trial is a fork of a process with these imports, and pays for its pages.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import shown
-from mup_tpu.config.values import as_number
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.training.trials import RECENT, rungs
 
 _SEND_EVERY_S = 0.2
 _MOST_POINTS = 1000
@@ -98,10 +95,6 @@ class Reported:
         return f"step {last.step}{of}{loss}"
 
 
-class Stopped(BaseException):
-    """The trial is far behind the best: it is trained no further."""
-
-
 class Ending(BaseException):
     """The machine is being taken away."""
 
@@ -123,10 +116,6 @@ class Curve:
         if len(self.points) > _MOST_POINTS:
             self.points, self.stride = self.points[1::2], 2 * self.stride
 
-    def recent(self, since: int) -> float:
-        losses = [loss for step, loss in self.points if step > since]
-        return statistics.fmean(losses) if losses and all(map(math.isfinite, losses)) else math.nan
-
 
 class Report:
     """`report(step=..., loss=...)`: a point of the trial's learning curve, and a sign of life.
@@ -134,15 +123,10 @@ class Report:
     Args:
         folder: folder of the trial, kept until the trial has a result: a local path or an fsspec URL.
         send: function that takes reports for the driver.
-        rungs: folder with losses of compared trials; None stops none early.
-        name: name of the trial among them.
     """
 
-    def __init__(
-        self, folder: str, send: Callable[[Reported], None], rungs: str | None = None, name: str = ""
-    ) -> None:
+    def __init__(self, folder: str, send: Callable[[Reported], None]) -> None:
         self._folder, self._send, self._sent_at = Folder(folder), send, -math.inf
-        self._rungs, self._name = rungs, name
         self.folder: Path | str = Path(folder) if self._folder.is_local else folder
         """Folder for checkpoints; it outlives a killed attempt."""
         self.ending = False  # whether the machine is being taken away: save and report once more
@@ -163,7 +147,7 @@ class Report:
         Args:
             step: number of the step, from 1 on.
             loss: training loss since the last report; None is a sign of life alone.
-            steps: steps of the whole trial, for the time left and for halving.
+            steps: steps of the whole trial, for the time left.
             saved: whether `folder` now holds all that going on from this step needs.
         """
         self.step, steps = _whole("step", step), _whole("steps", steps)
@@ -181,24 +165,6 @@ class Report:
         if self.ending and (saved or self._was_ending):
             raise Ending
         self._was_ending = self.ending
-        if self._rungs is None or self.step not in (limits := rungs(steps) if steps else {}):
-            return
-        recent = self.curve.recent(self.step - max(1, round(RECENT * steps)))
-        if math.isnan(recent):
-            return
-        rung = Folder(self._rungs) / str(self.step)
-        rung.write(f"{self._name}={recent:.6f}", b"")
-        entries = [entry.partition("=") for entry in rung.names()]
-        others = [as_number(loss) or math.inf for name, _, loss in entries if name != self._name]
-        if recent > (best := min([recent, *others])) + limits[self.step]:
-            raise Stopped(f"{recent - best:.3f} behind the best at step {self.step} of {steps}")
-
-
-def forget_rungs(group: Folder, keep: Callable[[str], bool]) -> None:
-    """Remove losses at rungs by the names of their trials: a failed trial is no measure for others."""
-    for step in group.names():
-        rung = group / step
-        rung.remove(*(entry for entry in rung.names() if not keep(entry.partition("=")[0])))
 
 
 def number(what: str, value: Any) -> float:

@@ -41,7 +41,7 @@ from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
 from mup_tpu.study.attempt import Function, Outcome
-from mup_tpu.study.report import Trial, forget_rungs, number
+from mup_tpu.study.report import Trial, number
 from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
@@ -173,7 +173,6 @@ class Study:
         workers: int | None = None,
         timeout: str | None = None,
         heartbeat: float = 600.0,
-        halving: bool = False,
         ray: bool = False,
         address: str | None = None,
         resources: Mapping[str, float] | None = None,
@@ -191,12 +190,10 @@ class Study:
             workers: trials at once on this machine; by default one a GPU, or one a core.
             timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.
             heartbeat: seconds without a report after which a trial that has reported counts as hung.
-            halving: stop trials half-way or at three quarters that are far behind the best of their group.
-                They must report `steps` and `loss`.
             ray: run on Ray; without an address on this machine.
             address: Ray cluster to run on, "auto" or host:port.
             resources: resources of a trial on Ray, as {"CPU": 2, "GPU": 1}.
-            track: trackers that get a copy of each trial: "tensorboard", "wandb", "mlflow".
+            track: trackers that get a copy of each trial: "tensorboard", "wandb".
             console: for progress.
 
         Returns:
@@ -228,7 +225,7 @@ class Study:
                 f"the trainer has changed since {changed} of the rows in {self.folder} were stored: they "
                 "stay, and new trials run the new code; give another folder to run all trials again"
             )
-        how = How(self.folder, threads, seconds, halving)
+        how = How(self.folder, threads, seconds)
         tracking = Tracking(track, store)
         purchase = store.next_purchase()
         busy = f"results folder {self.folder} is being run by {{who}}: wait for it, or let both ask and tell"
@@ -237,22 +234,18 @@ class Study:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
                 payload = pickled(function, by_value=on_ray)
                 calls = _Calls(self.space, payload, how, opened, code, store.done)
-                # A killed call may have left losses of trials that failed, or of an earlier function.
-                done = store.done() if halving else set[str]()
-                for group in (store.folder / "rungs").names() if halving else ():
-                    forget_rungs(store.folder / "rungs" / group, done.__contains__)
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     elsewhere = {lease.trial.id for lease in leases.running()}
                     outcome: Counter[str] = Counter()
                     for part in self.space.by_length(trials):
                         outcome += run_missing(
-                            calls, part, store, tracking, console, heartbeat, halving, of, deadline, elsewhere
+                            calls, part, store, tracking, console, heartbeat, False, of, deadline, elsewhere
                         )
                     return outcome
 
                 if grid is not None:
-                    outcome = buy(grid, store, run, halving, deadline, console, first_looks)
+                    outcome = buy(grid, store, run, False, deadline, console, first_looks)
                 else:
                     outcome = run(self.trials(), lambda trial: purchase)
         except KeyboardInterrupt:
@@ -472,29 +465,21 @@ class _Calls:
                 self.payload,
                 trial,
                 self.how,
-                self._group(trial),
                 shown,
                 [shorter.id for shorter in self.space.shorter(trial) if shorter.id in done],
             )
             for trial in missing
         ], self.open_pool()
 
-    def _group(self, trial: Trial) -> str:
-        # Trials that differ in hyperparameters alone.
-        values = {name: value for name, value in trial.values.items() if name not in self.space.tune}
-        return Trial(self.space.name, values).id
-
     def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
         outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
         return _rows(job.trial, outcome, code=self.code)
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a trial that no longer one needs; of a failed one, its losses at rungs."""
-        if rows[0]["status"] != "failed":
-            if not (rows[0]["status"] == "finished" and self._goes_on(job.trial)):
-                (Folder(self.how.folder) / "work").remove(job.trial.id)
-        elif (rungs := self.how.rungs(job.group)) is not None:
-            forget_rungs(Folder(rungs), lambda name: name != job.trial.id)
+        """Remove checkpoints of a trial that no longer one needs."""
+        status = rows[0]["status"]
+        if status != "failed" and not (status == "finished" and self._goes_on(job.trial)):
+            (Folder(self.how.folder) / "work").remove(job.trial.id)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
         # A driver that is killed after it has stored a row leaves checkpoints.

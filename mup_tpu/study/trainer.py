@@ -233,18 +233,13 @@ class How:
     folder: str  # folder or fsspec URL of the study
     threads: int = 1  # CPU threads for libraries of the function
     timeout: float = math.inf  # seconds after which a trial counts as failed
-    halving: bool = False  # whether trials far behind the best stop early
-
-    def rungs(self, group: str) -> str | None:
-        return f"{Folder(self.folder) / 'rungs' / group}" if self.halving else None
 
 
 class FunctionJob(Job):
     """Job of one trial of a study.
 
-    `payload` is the pickled function; `group` names the trials among which halving stops those far behind,
-    `shown` the values in lines of progress, `shorter` finished trials from whose checkpoints this one may go
-    on, by their ids.
+    `payload` is the pickled function, `shown` the names of values in lines of progress, `shorter` the ids of
+    finished trials from whose checkpoints this one may go on.
     """
 
     def __init__(
@@ -252,11 +247,10 @@ class FunctionJob(Job):
         payload: bytes,
         trial: Trial,
         how: How,
-        group: str,
         shown: Collection[str],
         shorter: Sequence[str] = (),
     ) -> None:
-        self.payload, self.trial, self.how, self.group, self.shorter = payload, trial, how, group, shorter
+        self.payload, self.trial, self.how, self.shorter = payload, trial, how, shorter
         self.trials = [trial]
         self.values = " ".join(f"{name} {on_one_line(trial.values[name])}" for name in shown)
 
@@ -285,7 +279,7 @@ class FunctionJob(Job):
             work = Folder(self.how.folder) / "work"
             if begun := next((name for name in self.shorter if (work / name).names()), None):
                 work.copy(begun, self.trial.id)
-        report = functools.partial(Report, folder.path, rungs=self.how.rungs(self.group), name=self.trial.id)
+        report = functools.partial(Report, folder.path)
         output = f"output/{self.trial.id}.txt" if folder.is_local else None  # a bucket's objects cannot grow
         call = Call(self.trial, report, self.how.folder, output)
         signals: list[int] = []

@@ -17,7 +17,6 @@ import copy
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import warnings
@@ -37,7 +36,7 @@ from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, checksum, patiently
 from mup_tpu.training.trials import open_steps
 
-KEEP = 2  # Checkpoints kept beside the best: the last, and the previous one in case the last is damaged
+KEEP = 2  # Checkpoints kept: the last, and the previous one in case the last is damaged
 
 _TENSORS, _META = "tensors.safetensors", "meta.json"
 
@@ -65,22 +64,17 @@ def save(
     step: int,
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
-    evaluation_loss: float | None = None,
 ) -> None:
-    """Write the checkpoint of `step`; then drop all except the last `KEEP`, the best and open ones.
+    """Write the checkpoint of `step`; then drop all except the last `KEEP` and open ones.
 
     If others remove the folder each time that it is written, training goes on with a warning. Of the plain
     values `meta`, `trial_ids` names the pack, and `is_open` says that a longer run can go on from here.
-    `evaluation_loss` is the held-out loss of the pack's best member.
-
-    Raises:
-        StoreError: the folder cannot be written; earlier checkpoints stay.
     """
     on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     for left in reversed(range(_TRIES)):
         try:
             folder = Folder(path)
-            content = {"step": step, "evaluation_loss": evaluation_loss, **meta}
+            content = {"step": step, **meta}
             patiently(partial(_write, folder, f"step-{step:08d}", on_host, content))
             break
         except (OSError, SafetensorError) as error:
@@ -132,15 +126,11 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
 
-    def save(
-        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], evaluation_loss: float | None
-    ) -> None:
+    def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Start `save` in the thread; return once all is in host memory, after the previous checkpoint."""
         self.wait()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._in_flight = self._thread.submit(
-            save, self._path, step, copies, copy.deepcopy(meta), evaluation_loss
-        )
+        self._in_flight = self._thread.submit(save, self._path, step, copies, copy.deepcopy(meta))
 
     def wait(self) -> None:
         write, self._in_flight = self._in_flight, None
@@ -166,13 +156,6 @@ def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
         return _first_whole(folder, reversed(_steps(folder)))
 
 
-def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """Return the whole checkpoint of least evaluation loss, or None without an evaluation."""
-    with _reading(path):
-        folder = Folder(path)
-        return _first_whole(folder, _by_loss(_metas(folder)))
-
-
 def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
     for name in names:
         try:
@@ -192,7 +175,7 @@ def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
 
 
 def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
-    """Keep the pack's last checkpoints up to the new one, its best, and open ones.
+    """Keep the pack's last checkpoints up to the new one, and open ones.
 
     Later ones are damaged: otherwise the pack would have gone on from them.
     """
@@ -203,13 +186,8 @@ def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
         if meta["step"] <= written["step"] and meta.get("trial_ids") == written.get("trial_ids")
     }
     open_ones = [name for name, meta in of_pack.items() if meta.get("is_open")]
-    kept = {*list(of_pack)[-KEEP:], *_by_loss(of_pack)[:1], *open_ones}
+    kept = {*list(of_pack)[-KEEP:], *open_ones}
     folder.remove(*(name for name in names if name not in kept))
-
-
-def _by_loss(metas: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    losses = {name: meta.get("evaluation_loss") for name, meta in metas.items()}
-    return [name for loss, name in sorted((loss, name) for name, loss in losses.items() if loss is not None)]
 
 
 def _steps(folder: Folder) -> list[str]:
@@ -237,15 +215,13 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
         )
     if meta[_META_SHA256] != _digest(meta):
         raise ValueError(f"the checksum of {_META} does not match")
-    loss = meta.get("evaluation_loss")
     if not (
         type(meta.get("step")) is int
         and name == f"step-{meta['step']:08d}"
         and isinstance(meta.get("sha256"), str)
-        and (loss is None or (type(loss) in (int, float) and math.isfinite(loss)))
         and isinstance(meta.get("trial_ids", []), list)
     ):
-        raise ValueError(f"{_META} lacks a step, a checksum, a loss or trial_ids as they are written")
+        raise ValueError(f"{_META} lacks a step, a checksum or trial_ids as they are written")
     return meta
 
 

@@ -305,10 +305,8 @@ class PackRun:
         meta = self.records.state() | pack_meta
         # Read on every host, even if another one writes: reading a sharded tensor is a program of all hosts.
         tensors = self.pack.tensors() | {"losses_SK": self.records.losses_SK}
-        evaluated = [point["loss"] for point in meta["validation"] if point["step"] == done]
-        best = min(filter(math.isfinite, evaluated), default=None)
         if self._writes:
-            self._checkpoints.save(done, tensors, meta, best)  # written while training goes on
+            self._checkpoints.save(done, tensors, meta)  # written while training goes on
 
     def _resume(self, checkpoints: str | PathLike[str]) -> None:
         latest = load_latest(checkpoints)

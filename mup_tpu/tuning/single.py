@@ -29,24 +29,17 @@ class Kept:
     """Results folder (or fsspec URL) for the row and the learning curve."""
     checkpoints: Folder | None = None
     """Folder (or fsspec URL) for checkpoints, every tenth of the run unless --checkpoint-every; the same
-    command goes on from the last. Each trial has a folder in it, with the last two checkpoints, and the best
-    one at an evaluation of --eval-every."""
+    command goes on from the last. Each trial has a folder in it, with the last two checkpoints."""
     export: File | None = None
     """Folder for the trained model and its tokenizer, as transformers' AutoModelForCausalLM and AutoTokenizer
     load them."""
-    export_best: bool = False
-    """Export the checkpoint of least held-out loss in place of the last weights."""
 
     def prepare(self) -> None:
         """Make folders, so that a bad path ends the command before training."""
-        local = None if self.checkpoints is None or "://" in self.checkpoints else Path(self.checkpoints)
-        for name, path in (
-            ("checkpoint folder", local),
-            ("export", self.export),
-        ):
-            if path is not None:
+        for name, path in (("checkpoint folder", self.checkpoints), ("export", self.export)):
+            if path is not None and "://" not in str(path):
                 with raised_as(ConfigError, f"{name} {path} cannot be written"):
-                    path.mkdir(parents=True, exist_ok=True)
+                    Path(path).mkdir(parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True)
@@ -54,10 +47,7 @@ class Trained:
     """A trial that has been trained."""
 
     result: PackResult
-    exported: Path | None = None
-    """Folder of the stock model."""
-    checkpoint: str = ""
-    """Step and loss of the exported checkpoint; "" for the last weights."""
+    exported: Path | None = None  # folder of the stock model
 
     @property
     def row(self) -> dict[str, Any]:
@@ -82,7 +72,7 @@ def train_one(
         from mup_tpu.jobs.this_machine import unused_gpus
         from mup_tpu.models.weights import export_stock
         from mup_tpu.store import Store
-        from mup_tpu.training.checkpoint import begin, load_best
+        from mup_tpu.training.checkpoint import begin
         from mup_tpu.training.loop import PackRun
 
     store = None if kept.results is None else Store(kept.results, "train")
@@ -114,15 +104,11 @@ def train_one(
     if kept.export is None:
         return Trained(result)
     assert result.pack is not None
-    weights, which = result.pack.member_parameters(0), ""
-    best = load_best(checkpoints) if kept.export_best and checkpoints is not None else None
-    if best is not None and best.meta["evaluation_loss"] < row["loss"]:
-        weights = {name: best.tensors[f"parameters/{name}"][0] for name in weights}
-        which = f"step {best.step}, held-out loss {best.meta['evaluation_loss']:.4f}"
+    weights = result.pack.member_parameters(0)
     length, tokenizer = trial.data.sequence_length, dataset.tokenizer
     out = export_stock(trial, weights, result.pack.vocab_size, length, tokenizer.separator, kept.export)
     save_stock(tokenizer, length, out)
-    return Trained(result, out, which)
+    return Trained(result, out)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Copies of stored trials in trackers: TensorBoard, Weights & Biases, MLflow.
+"""Copies of stored trials in trackers: TensorBoard and Weights & Biases.
 
 The store stays the record. A tracker gets each trial when it ends: its configuration as hyperparameters, and
 its curve. The trial_id names the copy, so that each trial is sent once. A failing tracker causes a warning
@@ -108,51 +108,7 @@ class WandB:
         run.finish(exit_code=0 if row["status"] != "stopped" else 1)
 
 
-class MLflow:
-    """Runs of the experiment of the same name, at MLFLOW_TRACKING_URI or MLflow's default place."""
-
-    def __init__(self, folder: Folder, experiment: str) -> None:
-        import mlflow
-
-        from mup_tpu.analysis.ingest.readers import hush_mlflow
-
-        hush_mlflow()
-        self._client = mlflow.MlflowClient()
-        known = self._client.get_experiment_by_name(experiment)
-        self._experiment = known.experiment_id if known else self._client.create_experiment(experiment)
-
-    def known(self) -> set[str]:
-        sent, page = set[str](), None
-        while page is None or page:
-            runs = self._client.search_runs([self._experiment], page_token=page)
-            sent |= {run.data.tags["trial_id"] for run in runs if "trial_id" in run.data.tags}
-            page = runs.token or ""
-        return sent
-
-    def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
-        """Log the curve, the final loss as `loss`, and the settings as parameters."""
-        from mlflow.entities import Metric, Param
-
-        for earlier in self._client.search_runs([self._experiment], f"tags.trial_id = '{row['trial_id']}'"):
-            self._client.delete_run(earlier.info.run_id)
-        run = self._client.create_run(self._experiment, tags={"trial_id": row["trial_id"]}).info.run_id
-        now = int(1000 * time.time())
-        points = _with_loss(curve, row)
-        self._client.log_batch(run, params=[Param(k, str(v)) for k, v in settings.items()][:100])
-        for start in range(0, len(points), 1000):  # MLflow's limit for one call
-            part = [
-                # MLflow's databases store inf as the largest finite number, which would look like a loss.
-                Metric(tag, value if math.isfinite(value) else math.nan, now, step)
-                for tag, step, value in points[start : start + 1000]
-            ]
-            self._client.log_batch(run, metrics=part)
-        self._client.set_tag(run, "status", row["status"])
-        self._client.set_terminated(run, "FINISHED" if row["status"] != "stopped" else "KILLED")
-
-
-_TRACKERS: dict[TrackerName, Callable[[Folder, str], Tracker]] = {
-    "tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow,
-}  # fmt: skip
+_TRACKERS: dict[TrackerName, Callable[[Folder, str], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 class Tracking:

@@ -22,21 +22,12 @@ def bpe_shards(corpus, tmp_path_factory):
 
 
 def test_inspect_says_what_shards_and_corpora_hold(bpe_shards, corpus, outcome):
-    code, out, err = outcome("data", "inspect", "--corpus", bpe_shards, "--texts", 2, "--verify")
+    code, out, err = outcome("data", "inspect", "--corpus", bpe_shards, "--texts", 2)
     assert code == 0, err
-    assert "600 different" in out and "nat/token" in out and "shards agree with the index" in out
+    assert "600 different" in out and "nat/token" in out
     code, text, err = outcome("data", "inspect", "--corpus", corpus, "--texts", 1)
     assert code == 0, err
     assert "256 different" in text and "shards" not in text
-    code, out, err = outcome("data", "inspect", "--corpus", corpus, "--texts", 0, "--verify")
-    assert code == 0 and "has not changed since it was tokenised" in out, err
-
-
-def test_verify_names_a_damaged_shard(bpe_shards, outcome, tmp_path):
-    copy = shutil.copytree(bpe_shards, tmp_path / "copy")
-    (copy / "train-000001.tar").write_bytes(b"gone")
-    code, _, err = outcome("data", "inspect", "--corpus", copy, "--verify")
-    assert code == 2 and "train-000001.tar is corrupted" in err and "Traceback" not in err
 
 
 def test_a_sweep_trains_on_prepared_shards(bpe_shards, corpus, tmp_path, outcome):

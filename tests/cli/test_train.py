@@ -8,13 +8,11 @@ import sys
 import time
 
 import pytest
-import torch
 
 from mup_tpu.cli import main
 from mup_tpu.config import DataConfig
 from mup_tpu.data import load
 from mup_tpu.store import Store, load_runs
-from mup_tpu.training.checkpoint import load_latest, save
 
 
 def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, outcome, small):
@@ -121,26 +119,6 @@ def test_trials_that_share_a_checkpoint_folder_go_on_and_leave_each_other_alone(
     assert len(folders) == 2
     for folder in folders:
         assert [p.name for p in sorted(folder.iterdir())] == ["step-00000004", "step-00000008"]
-
-
-def test_export_best_takes_the_checkpoint_of_least_held_out_loss(corpus, tmp_path, outcome, small):
-    """A checkpoint said to be better than any end, of weights that are told from all others."""
-    from transformers import GPT2LMHeadModel
-
-    common = [*small, "--corpus", corpus, "--checkpoints", tmp_path / "c", "--checkpoint-every", 4]
-    common += ["--eval-every", 4, "--export", tmp_path / "out", "--export-best"]
-    assert outcome("train", *common)[0] == 0
-    (own,) = (tmp_path / "c").iterdir()
-    last = load_latest(own)
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in last.tensors.items()}
-    meta = {name: value for name, value in last.meta.items() if name not in ("step", "sha256")}
-    save(own, 2, zeros, meta | {"evaluation_loss": 0.5})
-    code, out, _ = outcome("train", *common)
-    assert code == 0 and "of step 2, held-out loss 0.5000" in out
-    exported = GPT2LMHeadModel.from_pretrained(tmp_path / "out")
-    assert all(not p.any() for p in exported.parameters())
-    code, _, error = outcome("train", *small, "--export", tmp_path / "out", "--export-best")
-    assert code == 2 and "--export-best needs --export, --checkpoints and --eval-every" in error
 
 
 SLOWLY = """

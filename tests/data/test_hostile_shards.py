@@ -39,7 +39,7 @@ def folder(prepared, tmp_path):
 
 
 def read_first(folder) -> np.ndarray:
-    """The first training shard, as training and `data inspect --verify` read it."""
+    """The first training shard, as training reads it."""
     config = DataConfig(corpus=str(folder), sequence_length=LENGTH, batch_size=4)
     shards = ShardDataset(config)._index.train.shards
     return ShardFolder(str(folder)).samples(shards[0])

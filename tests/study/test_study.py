@@ -298,29 +298,6 @@ def test_a_function_that_hangs_ends(tmp_path, patience):
     assert f"no result within the time-out of {limit} s" in runs["reason"]["slow"]
 
 
-def test_losses_of_a_function_that_failed_stop_no_trial_of_the_mended_one(tmp_path):
-    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [2.0, 2.05, 2.1]})
-    assert study.run(trainers.early_and_broken, workers=1, halving=True, console=QUIET) == {"failed": 3}
-    assert study.run(trainers.behind, workers=1, halving=True, console=QUIET) == {"finished": 3}
-
-
-def test_halving_compares_trials_of_one_scale_and_one_rule_alone(tmp_path):
-    """Losses are in proportion to the learning rate; only trials of one group differ by it alone.
-
-    One worker runs the trial with the least loss of all first, and in each group the one with the less.
-    """
-    study = Study(
-        tmp_path,
-        scale=[{"width": 64, "f": 9.0}, {"width": 128, "f": 1.0}],
-        tune={"lr": [1.0, 3.0]},
-        compare={"rule": [1, 5]},
-        seeds=2,
-    )
-    study.run(trainers.behind_its_group, workers=1, halving=True, console=QUIET)
-    runs = load_runs(tmp_path)
-    assert runs.groupby("lr")["status"].unique().map(list).to_dict() == {1.0: ["finished"], 3.0: ["stopped"]}
-
-
 def test_each_gpu_has_a_worker(tmp_path, monkeypatch):
     monkeypatch.setattr("mup_tpu.jobs.this_machine.gpus_of_the_machine", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -333,18 +310,6 @@ def test_an_import_in_a_function_is_made_once_a_worker(tmp_path):
     study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5, 1.0, 2.0]})
     study.run(trainers.imports, workers=1, console=QUIET)
     assert sorted(load_runs(tmp_path)["loss"]) == [1.0, 1.0, 2.0]
-
-
-def test_trials_far_behind_stop_early(tmp_path):
-    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5, 1.0, 3.0]})
-    study.run(trainers.behind, workers=1, halving=True, console=QUIET)
-    runs = load_runs(tmp_path).set_index("lr")
-    assert runs["status"].to_dict() == {0.5: "finished", 1.0: "stopped", 3.0: "stopped"}
-    assert runs["steps_done"].to_dict() == {0.5: 20, 1.0: 10, 3.0: 10}
-    curves = load_curves(tmp_path).groupby("trial_id")["step"].max()
-    assert curves[runs.loc[0.5, "trial_id"]] == 20
-    study.run(trainers.behind, workers=1, console=QUIET)
-    assert set(load_runs(tmp_path)["status"]) == {"finished"}
 
 
 def kill(whom, driver, folder):

@@ -14,7 +14,7 @@ import torch
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
-from mup_tpu.training.checkpoint import CheckpointWriter, begin, load_best, load_latest, save
+from mup_tpu.training.checkpoint import CheckpointWriter, begin, load_latest, save
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.trials import longer
 
@@ -51,17 +51,8 @@ def test_round_trip_keeps_the_last_two(folder):
     assert (folder / "step-00000015").names() == ["meta.json", "tensors.safetensors"]
 
 
-def test_the_best_by_evaluation_loss_is_kept_beside_the_last_two(folder):
-    for step, loss in [(5, 2.0), (10, 1.5), (15, None), (20, 1.7), (25, 1.9), (30, None)]:
-        save(folder.path, step, {"w": torch.tensor(step)}, {}, loss)
-    assert steps(folder) == [10, 25, 30]
-    assert load_best(folder.path).step == 10 and load_latest(folder.path).step == 30
-    save(folder.path, 35, {"w": torch.tensor(35)}, {}, 1.4)
-    assert steps(folder) == [30, 35] and load_best(folder.path).tensors["w"] == 35
-
-
 def test_nothing_there():
-    assert load_latest("/nonexistent") is None and load_best("memory://nowhere/x") is None
+    assert load_latest("/nonexistent") is None and load_latest("memory://nowhere/x") is None
 
 
 DAMAGES = ["flip", "truncate", "no meta", "torn meta", "no tensors"]
@@ -199,7 +190,6 @@ METAS = {
     "a step as text": lambda meta: signed(meta | {"step": "10"}),
     "another step": lambda meta: signed(meta | {"step": 9}),
     "no checksum of the tensors": lambda meta: signed(meta | {"sha256": None}),
-    "a loss of nan": lambda meta: signed(meta | {"evaluation_loss": float("nan")}),
     "trials a number": lambda meta: signed(meta | {"trial_ids": 4}),
 }
 
@@ -208,12 +198,11 @@ METAS = {
 def test_a_changed_meta_is_damage_as_a_changed_tensor_is(what, tmp_path):
     folder = Folder(tmp_path)
     for step in (5, 10):
-        save(folder.path, step, {"w": torch.ones(3) * step}, {"trial_ids": ["a"]}, 1.0 / step)
+        save(folder.path, step, {"w": torch.ones(3) * step}, {"trial_ids": ["a"]})
     meta = json.loads(folder.read("step-00000010/meta.json"))
     folder.write("step-00000010/meta.json", json.dumps(METAS[what](meta)).encode())
     with pytest.warns(UserWarning, match="step-00000010 is damaged .*meta.json.*; taking the one before it"):
         assert load_latest(folder.path).step == 5
-    assert load_best(folder.path).step == 5
     save(folder.path, 7, {"w": torch.ones(1)}, {"trial_ids": ["a"]})
     assert steps(folder) == [5, 7]
 

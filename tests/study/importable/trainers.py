@@ -83,21 +83,6 @@ def resumable(trial, report):
     return valley(trial)
 
 
-def behind(trial, report):
-    """Losses in proportion to the learning rate: all but the least are far behind."""
-    for step in range(1, 21):
-        report(step=step, steps=20, loss=trial.lr)
-    return trial.lr
-
-
-def behind_its_group(trial, report):
-    """Losses with a factor for width, rule and seed."""
-    loss = trial.lr * trial.f * trial.rule * (1 + trial.seed)
-    for step in range(1, 21):
-        report(step=step, steps=20, loss=loss)
-    return loss
-
-
 def imports(trial, report):
     """2 in a process that has to import a module, 1 in one that has it."""
     loss = 1.0 if "this" in sys.modules else 2.0
@@ -181,13 +166,6 @@ def message_pipe(report):
     """Descriptor of the pipe that reports go through."""
     (send,) = (cell.cell_contents for cell in report._send.__closure__)
     return next(cell.cell_contents for cell in send.__closure__)
-
-
-def early_and_broken(trial, report):
-    """Fine losses, and then an error: the first version of a function."""
-    for step in range(1, 21):
-        report(step=step, steps=20, loss=0.001)
-    raise ValueError("not yet")
 
 
 def sleepy(trial, report):
