@@ -70,19 +70,11 @@ def analyze(
             return
     if len(paths) > 1 and (tuned := table.tuned(*paths)):
         raise ConfigError(f"{', '.join(tuned)} are tuned together: give one table")
-    from mup_tpu.cli.results import JointResults, open_results
-    from mup_tpu.words import verdicts
+    from mup_tpu.cli.results import open_results
 
     console, results = Console(), open_results(paths, table)
-    if json and next and isinstance(results, JointResults):
-        console.write(to_json(results.next_to_dict()))
-    elif json and next:
-        batches = {r.compared: r.next_batch for r in results.analysis.results}
-        columns = results.analysis.columns
-        plain = {name: b and verdicts.batch_to_dict(b, columns) for name, b in batches.items()}
-        console.write(to_json(plain))
-    elif json:
-        console.write(to_json(results.to_dict()))
+    if json:
+        console.write(to_json(results.next_to_dict() if next else results.to_dict()))
     elif next:
         results.show_next(console)
     else:

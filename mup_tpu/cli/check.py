@@ -31,8 +31,7 @@ class Check:
     scale: Axis
     parametrizations: tuple[str, ...] = ("sp", "mup")
     num_seeds: int = 3
-    steps: int = 4
-    """Optimizer steps."""
+    steps: int = 4  # optimizer steps
     seconds: float = math.inf
     """Time within which a point of the scale must be expected to end, beyond the first three."""
 

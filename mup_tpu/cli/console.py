@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 class Console(rich.console.Console):
     """Console that shows `[/b]`, `:smile:` and escape characters as they are; lines break between words."""
 
-    failure: OSError | None = None
-    """First error of standard output in this process; later output is lost."""
+    failure: OSError | None = None  # first error of standard output in this process; later output is lost
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)

@@ -158,6 +158,11 @@ class Results:
             for line in verdicts.commands(batch, analysis.columns, analysis.command):
                 console.print(f"  {line}", wrap=False)
 
+    def next_to_dict(self) -> dict[str, Any]:
+        """Return each rule's next runs as plain values; None of one that is settled."""
+        batches = {r.compared: r.next_batch for r in self.analysis.results}
+        return {rule: b and verdicts.batch_to_dict(b, self.analysis.columns) for rule, b in batches.items()}
+
     def predict(self, at: Sequence[str], claim: bool | None = None) -> Predictions:
         from mup_tpu.analysis.prediction import predict_analysis, read_targets
 
@@ -263,7 +268,6 @@ class JointResults(Results):
         )
 
     def next_to_dict(self) -> dict[str, Any]:
-        """Return each rule's next runs as plain values; None of one that is settled."""
         from mup_tpu.analysis.next_points import next_points
 
         made = {r.compared: next_points(self.joint, i) for i, r in enumerate(self.joint.results)}

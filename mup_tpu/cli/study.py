@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.resources
 import json as json_format
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from mup_tpu.cli.console import Console, write_new
+from mup_tpu.config import SweepOptions
 from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import as_number, on_one_line, parse_seconds
 from mup_tpu.errors import ConfigError
@@ -43,7 +45,6 @@ class StudyOptions:
     """Ray's resources for a trial of a --trainer: CPU=2 GPU=1."""
 
     def amounts(self) -> dict[str, float] | None:
-        """Return the resources as numbers; None if none are given."""
         amounts = {}
         for text in self.resources:
             name, _, written = text.partition("=")
@@ -51,6 +52,13 @@ class StudyOptions:
                 raise ConfigError(f"resources {text!r} is not NAME=NUMBER; write for example GPU=1")
             amounts[name] = amount
         return amounts or None
+
+    def run(self, study: Study, trainer: str, where: SweepOptions, **options: Any) -> Counter[str]:
+        """Run a study with these options; those of its sequence are given too."""
+        return study.run(
+            trainer, workers=self.workers, timeout=self.timeout, heartbeat=where.heartbeat, ray=where.ray,
+            address=where.address, resources=self.amounts(), track=where.track, console=Console(), **options,
+        )  # fmt: skip
 
 
 def init(kind: Annotated[Kind, tyro.conf.Positional] = "sweep", out: File | None = None) -> None:

@@ -135,20 +135,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
         Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
         return
     keep_plan(file, study)
-    outcome = study.run(
-        trainer,
-        until_settled=how.until.until_settled,
-        first_looks=how.until.first_looks,
-        budget=how.until.budget,
-        workers=options.workers,
-        timeout=options.timeout,
-        heartbeat=how.where.heartbeat,
-        ray=how.where.ray,
-        address=how.where.address,
-        resources=options.amounts(),
-        track=how.where.track,
-        console=Console(),
-    )
+    outcome = options.run(study, trainer, how.where, **vars(how.until))
     show_and_judge(outcome, study.folder, lambda: _show(study.folder))
 
 

@@ -62,11 +62,7 @@ class TableOptions:
     """Largest drift exponent that does not matter."""
 
     def role(self, name: str, default: str) -> str:
-        """Return the column of a role, `default` unless --columns gives it.
-
-        Raises:
-            ConfigError: a value of --columns is not ROLE=COLUMN.
-        """
+        """Return the column of a role, `default` unless --columns gives it."""
         given = {}
         for text in self.columns:
             role, equals, column = text.partition("=")

@@ -146,17 +146,7 @@ def transfer(
                 f"mup-tpu ask {made.folder} gives its id, mup-tpu tell {made.folder} ID LOSS its loss"
             )
             return
-        ended = made.run(
-            study.trainer,
-            workers=study.workers,
-            timeout=study.timeout,
-            heartbeat=where.heartbeat,
-            ray=where.ray,
-            address=where.address,
-            resources=study.amounts(),
-            track=where.track,
-            console=console,
-        )
+        ended = study.run(made, study.trainer, where)
         show_and_judge(ended, made.folder, lambda: show(made.folder))
         return
     moved = Transfer(path, target)
@@ -280,11 +270,7 @@ def plan(
 
 
 def _peak(on: str | None, base: Trial) -> float:
-    """Return the peak FLOP/s of a machine, all of its devices together.
-
-    Raises:
-        ConfigError: the machine is unknown.
-    """
+    """Return the peak FLOP/s of a machine, all of its devices together."""
     is_auto = base.train.precision == "auto"
     if on is None:
         from mup_tpu.tuning.runner import precision_of

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mup_tpu.analysis.surface import JointAnalysis
-    from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+    from mup_tpu.analysis.transfer import TransferAnalysis
 
 _RECENT = 20  # rows whose times give the time left
 _RUNNING, _FAILURES = 8, 4  # lines shown of each
@@ -62,15 +62,13 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
 
 
 class Watched:
-    """A results folder, and its optima at the first look that had them."""
+    """A results folder at the last look."""
 
     def __init__(self, path: str) -> None:
         from mup_tpu.store import results_folder
 
         self.path, self._folder = path, results_folder(path)
         self._seen: Any = None
-        self._first: dict[tuple[str, float], float] = {}
-        """Width of an optimum's first interval, in octaves, by rule and scale."""
         self.runs: pd.DataFrame | None = None
         self.analysis: TransferAnalysis | None = None
         self.joint: JointAnalysis | None = None  # of several tuned hyperparameters, in its place
@@ -105,10 +103,6 @@ class Watched:
                 self.analysis = analyze(load_table(self.path, rows=self.runs))
         except MupTpuError as error:
             self.why_not = str(error)
-        for result in self.analysis.results if self.analysis else ():
-            for optimum in result.optima:
-                if math.isfinite(width := optimum.high - optimum.low):
-                    self._first.setdefault((result.compared, optimum.scale), width)
         return True
 
     def _running_trials(self) -> list[tuple[str, str]]:
@@ -167,7 +161,10 @@ class Watched:
 
     def view(self) -> Sequence[str | Table]:
         """Return lines and tables for people."""
+        from mup_tpu.config.columns import label
         from mup_tpu.words import surfaces, verdicts
+        from mup_tpu.words.names import name
+        from mup_tpu.words.tables import optima_table
 
         if self.runs is None:
             return [f"{self.path}: {self.why_not}", *self._running_lines()]
@@ -182,7 +179,10 @@ class Watched:
             parts += [f"best loss so far: {best:.4f}"] if math.isfinite(best) else []
             parts += [f"no optimum yet: {self.why_not}"]
         else:
-            parts += [self._optima_table(result) for result in self.analysis.results]
+            tuned = label(self.analysis.hyperparameter)
+            for result in self.analysis.results:
+                title = f"{name(result.compared, self.analysis.compares)}: best {tuned}"
+                parts.append(optima_table(result, self.analysis.columns, title))
             parts += [verdicts.verdict(result, self.analysis) for result in self.analysis.results]
         failed = self.runs[self.runs["status"] == "failed"]
         reasons = failed["reason"].dropna().astype(str).value_counts()
@@ -192,25 +192,3 @@ class Watched:
     def _running_lines(self) -> list[str]:
         lines = [f"running: {trial}: {doing}" for trial, doing in self.running[:_RUNNING]]
         return lines + ([f"and {more} more"] if (more := len(self.running) - _RUNNING) > 0 else [])
-
-    def _optima_table(self, result: TransferResult) -> Table:
-        from mup_tpu.config.columns import label
-        from mup_tpu.words.names import name
-        from mup_tpu.words.tables import optima_table
-
-        assert self.analysis is not None
-        table = optima_table(result, self.analysis.columns, "")
-        optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
-        rows = []
-        for row, optimum in zip(table.rows, optima, strict=True):
-            curve = next((c for c in result.curves if c.scale == optimum.scale), None)
-            runs = "-" if curve is None else str(int(curve.count_G.sum()))
-            first = self._first.get((result.compared, optimum.scale), math.nan)
-            width = optimum.high - optimum.low
-            narrows = f"{first:.2f} → {width:.2f}" if math.isfinite(width) else "-"
-            best = f"2^{optimum.best_x:.1f}" if math.isfinite(optimum.best_x) else "-"
-            at = f"2^{optimum.x:.2f}" if optimum.is_bracketed else "-"
-            rows.append((row[0], runs, best, at, *row[2:4], narrows))
-        headings = (*table.headings[:1], "runs", "best run", *table.headings[1:4], "width, octaves")
-        rule, tuned = name(result.compared, self.analysis.compares), label(self.analysis.hyperparameter)
-        return Table(headings, rows, f"{rule}: best {tuned}")

@@ -24,16 +24,12 @@ class Column:
     """One column."""
 
     name: str
-    type: type
-    """str, int, float or bool."""
-    label: str
-    """Name for people."""
+    type: type  # str, int, float or bool
+    label: str  # name for people
     unit: str = ""
-    part: str = ""
-    """Part of the trial that has the field; "" for columns without one."""
+    part: str = ""  # part of the trial that has the field; "" for columns without one
     field: str = ""
-    as_power: bool = False
-    """Whether values are written as powers of 2."""
+    as_power: bool = False  # whether values are written as powers of 2
 
     @property
     def title(self) -> str:
@@ -137,8 +133,7 @@ class Table:
     title: str = ""
     left: Collection[str] = ()
     """Headings of columns of text, which stand at the left; numbers stand at the right."""
-    whole: Collection[str] = ()
-    """Headings of columns whose cells stay on one line."""
+    whole: Collection[str] = ()  # headings of columns whose cells stay on one line
 
     def between(self, first: int, last: int | None, title: str) -> Table:
         rows = [row[first:last] for row in self.rows]

@@ -27,10 +27,8 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 class Axis:
     """A field of a trial and its values along a sweep."""
 
-    field: str
-    """Name of the field, such as "width" or "weight_decay"."""
-    values: tuple[Any, ...]
-    """Values of the field."""
+    field: str  # name of the field, such as "width" or "weight_decay"
+    values: tuple[Any, ...]  # values of the field
 
     def __post_init__(self) -> None:
         if self.field not in part_of_field():
@@ -146,8 +144,7 @@ class Design:
     """Two to four hyperparameters that are tuned together."""
 
     axes: tuple[Axis, ...]
-    kind: str = "composite"
-    """One of `DESIGNS`."""
+    kind: str = "composite"  # one of `DESIGNS`
 
     is_numeric = True
 
@@ -192,22 +189,16 @@ class Sweep:
         16
     """
 
-    experiment: str
-    """Name of the experiment; a results folder holds one."""
-    base: Trial = field(default_factory=Trial)
-    """Trial with the fields that all trials share."""
+    experiment: str  # name of the experiment; a results folder holds one
+    base: Trial = field(default_factory=Trial)  # trial with the fields that all trials share
     parametrizations: tuple[str, ...] | None = None
     """Parametrizations to compare; by default ("sp", "mup") along the width, else the base's alone."""
-    widths: tuple[int, ...] | None = None
-    """Model widths; (64, 128, 256) unless there is another scale."""
+    widths: tuple[int, ...] | None = None  # model widths; (64, 128, 256) unless there is another scale
     learning_rates: tuple[LearningRate, ...] | None = None
     """Peak learning rates at the base, plain or as 2^-8; 2^-11 to 2^-5 unless something else is tuned."""
-    num_seeds: int = described(1, above=0)
-    """Seeds per cell: 0 to num_seeds - 1."""
-    scale: Axis | Ladder | None = None
-    """Scale in place of the width."""
-    tune: Axis | Design | None = None
-    """Tuned hyperparameter in place of the learning rate, or several."""
+    num_seeds: int = described(1, above=0)  # seeds per cell: 0 to num_seeds - 1
+    scale: Axis | Ladder | None = None  # scale in place of the width
+    tune: Axis | Design | None = None  # tuned hyperparameter in place of the learning rate, or several
     compare: Axis | None = None
     """Compared field in place of the parametrization; its values need not be numbers."""
 
@@ -292,14 +283,10 @@ class Sweep:
 class Domain:
     """Values that a hyperparameter may take."""
 
-    kind: Literal["loguniform", "uniform", "choice"] = "loguniform"
-    """Distribution of the values."""
-    low: float = 0.0
-    """Least value (loguniform, uniform)."""
-    high: float = 0.0
-    """Largest value (loguniform, uniform)."""
-    values: tuple[float, ...] = ()
-    """The values of a choice."""
+    kind: Literal["loguniform", "uniform", "choice"] = "loguniform"  # distribution of the values
+    low: float = 0.0  # least value (loguniform, uniform)
+    high: float = 0.0  # largest value (loguniform, uniform)
+    values: tuple[float, ...] = ()  # the values of a choice
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -317,10 +304,8 @@ class Domain:
 class Search:
     """A search: fields that all trials share, and the space."""
 
-    experiment: str
-    """Name of the experiment; a results folder holds one."""
-    base: Trial = field(default_factory=Trial)
-    """Trial with the fields that all trials share."""
+    experiment: str  # name of the experiment; a results folder holds one
+    base: Trial = field(default_factory=Trial)  # trial with the fields that all trials share
     space: dict[str, Domain] = field(default_factory=dict)
     """Domains by name of a trial's field, e.g. learning_rate, warmup, weight_decay, alpha_out, init_std."""
 

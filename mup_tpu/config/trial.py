@@ -369,9 +369,6 @@ class Trial:
             >>> trial = Trial().replace(width=256, learning_rate=2**-7)
             >>> trial.model.width, trial.optimizer.learning_rate
             (256, 0.0078125)
-
-        Raises:
-            ConfigError: a name belongs to no part, or the values do not fit.
         """
         parts: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
@@ -393,9 +390,6 @@ class Trial:
 
         A field that is newer than the first release counts only if it differs from its default, so that
         stored rows keep their names. 0 and 0.0 are one trial.
-
-        Raises:
-            ConfigError: the precision is "auto", which is decided when a trial runs.
         """
         if self.train.precision == "auto":
             raise ConfigError("precision 'auto' has no trial_id yet: give 'float32', 'bf16' or 'float64'")

@@ -153,20 +153,14 @@ _ALLOWED: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str:
 class About:
     """Facts about a field beside its name, type and default."""
 
-    label: str = ""
-    """Name in figures and tables; by default the field's, in words."""
+    label: str = ""  # name in figures and tables; by default the field's, in words
     unit: str = ""
-    column: str = ""
-    """Name in run tables; by default the field's."""
-    as_power: bool = False
-    """Whether values are written as powers of 2."""
-    hashed_as: str = ""
-    """Name under which `trial_id` hashes the field, where it is not the field's."""
-    above: float = -math.inf
-    """Lower bound, itself not allowed."""
+    column: str = ""  # name in run tables; by default the field's
+    as_power: bool = False  # whether values are written as powers of 2
+    hashed_as: str = ""  # name under which `trial_id` hashes the field, where it is not the field's
+    above: float = -math.inf  # lower bound, itself not allowed
     least: float = -math.inf
-    below: float = math.inf
-    """Upper bound, itself not allowed."""
+    below: float = math.inf  # upper bound, itself not allowed
     most: float = math.inf
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Choices that read the field, such as {"optimizer": ("muon",)}. Under another choice the field must be

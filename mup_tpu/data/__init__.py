@@ -12,9 +12,6 @@ def load(config: DataConfig, progress: bool = True) -> TokenDataset:
     """Return the batches of a configuration: streamed from prepared shards, else from the token cache.
 
     A corpus is tokenised on first use.
-
-    Raises:
-        DataError: the corpus cannot be used, is shorter than one batch, or the cache cannot be written.
     """
     if is_prepared(config.corpus):
         return ShardDataset(config)

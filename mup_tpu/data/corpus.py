@@ -111,9 +111,6 @@ def read_documents(config: DataConfig) -> Iterator[Document]:
     """Yield the documents of a corpus that are not blank, in a fixed order.
 
     A large corpus is never in memory whole.
-
-    Raises:
-        DataError: the corpus cannot be read, or is empty.
     """
     files = source_files(config.corpus)
     documents: Iterator[Document] = (d for d in _documents(config, files) if d.text.strip())

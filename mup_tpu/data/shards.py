@@ -134,11 +134,7 @@ class ShardIndex:
 
     @classmethod
     def from_json(cls, content: bytes, where: str, whole: bool = True) -> ShardIndex:
-        """Read an index from the bytes of index.json; a `whole` one must name shards.
-
-        Raises:
-            DataError: they are no such index, or contradict themselves.
-        """
+        """Read an index from the bytes of index.json; a `whole` one must name shards."""
         try:
             values = json.loads(content)
             if values.pop("format") != FORMAT:
@@ -208,11 +204,7 @@ class ShardFolder:
         self.tokenizer: Tokenizer = tokenizer
 
     def samples(self, shard: Shard) -> np.ndarray:
-        """Read the sequences of a shard (samples_per_shard, T + 1).
-
-        Raises:
-            DataError: the shard cannot be read, or is not the one of the index.
-        """
+        """Read the sequences of a shard (samples_per_shard, T + 1)."""
         index = self.index
         split = index.train if shard in index.train.shards else index.validation
         content = self._read_checked(shard.name, shard.sha256, shard.size)
@@ -283,12 +275,7 @@ class ShardFolder:
 
 
 def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:
-    """Return the sequences in a tar file (samples, length).
-
-    Raises:
-        ValueError: it does not hold such arrays where `prepare` puts them, or a token is outside the
-            vocabulary.
-    """
+    """Return the sequences in a tar file (samples, length)."""
     kind, head = token_type(vocab_size), np.frombuffer(npy_header(length, vocab_size), np.uint8)
     size = sample_bytes(length - 1, vocab_size)
     files = np.frombuffer(content, np.uint8, samples * size).reshape(samples, size)[:, TAR_BLOCK:]
@@ -307,18 +294,9 @@ _WRITERS = 8  # shards that are written at a time: a bucket takes long to answer
 
 
 def prepare(config: DataConfig, out: str, shard_samples: int = 4096, progress: bool = True) -> ShardIndex:
-    """Write a corpus as shards; a call after a kill goes on, and ends with the same bytes.
+    """Write a corpus as shards of at most some sequences, to a folder or fsspec URL.
 
-    Args:
-        config: corpus, tokenizer, held-out share and sequence length.
-        out: folder or fsspec URL.
-        shard_samples: most sequences a shard.
-        progress: show progress on standard error.
-
-    Raises:
-        ConfigError: shard_samples is not above 0 or makes shards too large to be read.
-        DataError: the corpus cannot be used or is shorter than one sequence a split, or `out` cannot be
-            written or holds other shards.
+    A call after a kill goes on, and ends with the same bytes.
     """
     require_count("shard_samples", shard_samples)
     if is_prepared(config.corpus):

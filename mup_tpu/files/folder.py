@@ -44,11 +44,7 @@ logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 
 
 def cache_root() -> Path:
-    """Return the folder of the caches (tokens, compiled programs): $MUP_TPU_CACHE, or ~/.cache/mup_tpu.
-
-    Raises:
-        ConfigError: the variable is not set, and the user has no home folder.
-    """
+    """Return the folder of the caches (tokens, compiled programs): $MUP_TPU_CACHE, or ~/.cache/mup_tpu."""
     if folder := os.environ.get("MUP_TPU_CACHE"):
         return Path(folder)
     try:
@@ -60,11 +56,7 @@ def cache_root() -> Path:
 
 
 def file_system(url: str, **options: Any) -> tuple[Any, str]:
-    """Return the fsspec file system of a local folder or fsspec URL, and the path in it.
-
-    Raises:
-        OSError: the URL is of an unknown kind, or its package is not installed.
-    """
+    """Return the fsspec file system of a local folder or fsspec URL, and the path in it."""
     import fsspec  # a tenth of a second, which local folders do without
 
     extra = _BUCKETS.get(url.partition("://")[0])
@@ -114,11 +106,7 @@ def _errors_as_oserror() -> Iterator[None]:
 def patiently(act: Callable[[], None]) -> None:
     """Call a function that writes; try again while a bucket's service cannot be reached.
 
-    Args:
-        act: may run twice, even if the first call succeeded and only its answer was lost.
-
-    Raises:
-        OSError: another error, or the service stays away.
+    It may run twice, even if the first call succeeded and only its answer was lost.
     """
     deadline, pause = time.monotonic() + PATIENCE_S, 1.0
     while True:
@@ -133,11 +121,7 @@ def patiently(act: Callable[[], None]) -> None:
 
 
 class Folder:
-    """A local folder or fsspec URL, which need not exist. Names of files are relative, parts joined by `/`.
-
-    Raises:
-        OSError: the URL is of an unknown kind, or its package is not installed.
-    """
+    """A local folder or fsspec URL, which need not exist. Names of files are relative, with `/` in them."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         text = os.fspath(path)
@@ -190,22 +174,13 @@ class Folder:
                 return []
 
     def require_bucket(self) -> None:
-        """Check that the bucket of a URL exists; an empty list of names does not tell.
-
-        Raises:
-            OSError: the bucket does not exist, or does not answer.
-        """
+        """Check that the bucket of a URL exists; an empty list of names does not tell."""
         if self._is_bucket:
             with self._request(missing_bucket=True):
                 self._fs.invalidate_cache()
                 self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
 
     def read(self, name: str, most: int | None = None) -> bytes:
-        """Read a file.
-
-        Raises:
-            OSError: the file is missing, cannot be read, is too large, or is not regular, as a named pipe.
-        """
         if self.is_local:
             return read_regular(self._at(name), most)
         with self._request():
@@ -311,26 +286,15 @@ class Folder:
             remove_partial(Path(self._root))
 
     def append_to(self, name: str) -> TextIOWrapper:
-        """Open a file of a local folder to append to; see `open_own`.
-
-        Raises:
-            OSError: the file cannot be opened, or it or a folder on the way to it is a link.
-        """
+        """Open a file of a local folder to append to; see `open_own`."""
         self._make_room(name)
         return open_own(self._at(name), self._root)
 
     @contextlib.contextmanager
     def locked(self, name: str, busy: str | None = None) -> Iterator[None]:
-        """Hold a lock that one process has at a time; a bucket has none.
+        """Hold a lock that one process has at a time, however that ends; a bucket has none.
 
-        The system frees it however the process ends.
-
-        Args:
-            name: file of the lock, with the name of its last holder.
-            busy: error if another process holds the lock, with {who} for its name; None waits for it.
-
-        Raises:
-            StoreError: the file cannot be opened, or the lock is taken.
+        `busy` is the error if another process holds it, with {who} for its name; None waits for it.
         """
         if not self.is_local:
             yield

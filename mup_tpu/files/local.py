@@ -54,15 +54,7 @@ def check_names(path: PathLike) -> None:
 
 
 def read_regular(path: PathLike, most: int | None = None) -> bytes:
-    """Read a local file; a named pipe would make a reader wait, and a device would never end.
-
-    Args:
-        path: the file, or a link to one.
-        most: bytes above which the file is refused.
-
-    Raises:
-        OSError: the file cannot be read, is not regular, or has more bytes.
-    """
+    """Read a local file of at most some bytes; a named pipe would make a reader wait, a device never end."""
     with open(_open_regular(path, os.O_RDONLY), "rb") as file:
         content = file.read() if most is None else file.read(most + 1)
     if most is not None and len(content) > most:
@@ -74,14 +66,7 @@ def open_own(path: PathLike, root: PathLike | None = None) -> TextIOWrapper:
     """Open a local file to lock or append to; it is created if it is missing, and never emptied.
 
     Version control keeps links, so a results folder from elsewhere may hold one under a name that we will
-    write to.
-
-    Args:
-        path: the file.
-        root: a folder above it; folders between the two may not be links. By default the file's folder.
-
-    Raises:
-        OSError: the file cannot be opened, is a link or not regular, or has another name elsewhere.
+    write to: neither the file may be a link, nor a folder between it and `root`, by default its own.
     """
     for folder in Path(path).parents:
         if root is None or folder == Path(root):

@@ -252,12 +252,8 @@ class _Actor(Worker):
 class RayActors(Pool[_Actor]):
     """Actors on the connected cluster, which get jobs once they have a place there.
 
-    An actor that replaces a lost node's may wait long for its place.
-
-    Args:
-        room: jobs at once to begin with, and an actor's needs.
-        look: finds the room anew as nodes come and go; `ConfigError` means that there is none now.
-        results: folder or fsspec URL of the actors' logs; None keeps none.
+    An actor that replaces a lost node's may wait long for its place. `room` is of the start; `look` finds it
+    anew as nodes come and go, and raises ConfigError if there is none. The actors' logs lie in `results`.
     """
 
     def __init__(self, room: Slots, look: Callable[[], Slots], results: str | None = None) -> None:

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.internals.processes import end_with_parent
 from mup_tpu.jobs import this_machine
 from mup_tpu.jobs.driver import Ended, Failed, Job, Lost, Pool, Question, Surroundings, Worker, perform
 from mup_tpu.training.process import host_log
@@ -99,23 +99,16 @@ class _Process(Worker):
 
 
 class Forked(Pool[_Process]):
-    """Processes forked from a server that has imported the jobs' modules.
-
-    Args:
-        count: jobs at once.
-        results: folder or fsspec URL of the workers' logs; None keeps none.
-        preload: modules for a new server to import.
-        parts: environment variables of each of the `count` processes, such as the GPU that it may see.
-    """
+    """Processes forked from a server that has imported the jobs' modules."""
 
     passes_sigterm_on = True
 
     def __init__(
         self,
         count: int,
-        results: str | None,
+        results: str | None,  # folder or fsspec URL of the workers' logs
         preload: Sequence[str] = this_machine.PACK_MODULES,
-        parts: Sequence[Mapping[str, str]] = (),
+        parts: Sequence[Mapping[str, str]] = (),  # environment of each process, as the GPU that it may see
     ) -> None:
         self._count, self._results, self._preload = count, results, preload
         self._free = [*parts] or [{}] * count
@@ -189,14 +182,7 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
     os.environ.update(environment)  # the server's is older
     # Ctrl-C reaches the driver too, and the driver ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-
-    def end_with_driver() -> None:
-        driver.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_driver, daemon=True).start()
+    end_with_parent()
     with contextlib.suppress(OSError):  # where memory is short, Linux kills a worker, not its driver
         Path("/proc/self/oom_score_adj").write_text("500")
     here = Surroundings(handles_sigterm=True)

@@ -44,11 +44,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 @functools.lru_cache(maxsize=64)
 def declare(config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-    """Declare an architecture's parameters, FLOPs, memory and factors at one size.
-
-    Raises:
-        ConfigError: a field differs from its default, but the architecture does not say what it changes.
-    """
+    """Declare an architecture's parameters, FLOPs, memory and factors at one size."""
     architecture = architecture_of(config)
     listed = architecture.counted | architecture.per_member | {"architecture"}
     for field in dataclasses.fields(config):

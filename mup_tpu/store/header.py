@@ -38,11 +38,7 @@ _TYPES = {kind.__name__: kind for kind in TYPE_NAMES}
 
 
 def results_folder(path: str | os.PathLike[str]) -> Folder:
-    """Open a results folder by its local path or fsspec URL.
-
-    Raises:
-        StoreError: the URL is of an unknown kind, or its package is not installed.
-    """
+    """Open a results folder by its local path or fsspec URL."""
     with accessed(path, "opened"):
         return Folder(path)
 
@@ -156,12 +152,7 @@ class Header:
 
     @classmethod
     def parse(cls, content: bytes) -> Header:
-        """Parse the bytes of store.json.
-
-        Raises:
-            ValueError: an entry is not allowed.
-            RecursionError: lists are nested too deeply.
-        """
+        """Parse the bytes of store.json."""
         entries = json.loads(content)
         if not isinstance(entries, dict):
             raise ValueError("it is no JSON object")

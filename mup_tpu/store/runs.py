@@ -59,27 +59,15 @@ class Result(NamedTuple):
 
 
 class Store:
-    """A results folder, open for writing.
-
-    Args:
-        path: local folder or fsspec URL; created if it is missing.
-        experiment: name of the rows' experiment.
-        axes: axes of the rows' sweep; None without a sweep.
-        planned: scales of the rows' sequence; added to the stored ones.
-        columns: columns of a study with their types, str, int, float or bool; None for our own trials.
-
-    Raises:
-        StoreError: the folder cannot be written, or holds another experiment, or runs along other axes or
-            with other columns.
-    """
+    """A results folder, open for writing; one of another experiment, other axes or columns is refused."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         experiment: str,
-        axes: StoredAxes | None = None,
-        planned: Sequence[float] = (),
-        columns: Mapping[str, type] | None = None,
+        axes: StoredAxes | None = None,  # of the rows' sweep
+        planned: Sequence[float] = (),  # scales of the rows' sequence, beside the stored ones
+        columns: Mapping[str, type] | None = None,  # of a study, with their types; None for our own trials
     ) -> None:
         self.folder, self.experiment = results_folder(path), experiment
         self._added = 0
@@ -135,11 +123,7 @@ class Store:
         change_header(self.folder, self.experiment, lambda header: replace(header, where=tuple(where)))
 
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Add rows of the run table and their curve points; on return they are on disk.
-
-        Raises:
-            StoreError: the folder cannot be written; stored rows stay as they are.
-        """
+        """Add rows of the run table and their curve points; on return they are on disk."""
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
         if curves:  # first: a row in the run table promises that its trial's curve is there
             tables.append(self.folder, "curves", curves, self.own_columns)
@@ -155,11 +139,7 @@ class Store:
         self._added += 1
 
     def known(self) -> Mapping[str, Result]:
-        """Return status, loss and purchase of each trial with a row; only new parts are read.
-
-        Raises:
-            StoreError: a part is damaged or cannot be read.
-        """
+        """Return status, loss and purchase of each trial with a row; only new parts are read."""
         columns = ["trial_id", "status", "loss", "purchase"]
         names, new = tables.read_listed(self.folder, "runs", self.own_columns, columns, self._rows_of)
         for name in self._rows_of.keys() - {*names}:  # merged, so its rows are in a new part

@@ -79,17 +79,9 @@ def encode(table: pa.Table, is_small: bool) -> tuple[bytes, str]:
 def decode(
     content: bytes, where: str, schema: pa.Schema, keys: Sequence[str], columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the table of a part, its known columns in the types of `schema`.
+    """Return the table of a part at a path, its known columns in the types of `schema`.
 
-    Args:
-        content: bytes of the part.
-        where: its path, which ends in its name.
-        schema: known columns.
-        keys: columns with a value in every row.
-        columns: columns to read, those of `keys` among them; None reads all.
-
-    Raises:
-        StoreError: the part is damaged, or a column is not of its type.
+    Columns of `keys` have a value in every row. `columns` to read are some of the schema, `keys` among them.
     """
     match = _PART_NAME.fullmatch(where.rpartition("/")[2])
     if match and match[1] and match[1] != short_hash(content):
@@ -195,11 +187,7 @@ def _write_part(folder: Folder, table: str, rows: pa.Table, is_small: bool) -> s
 def read_table(
     folder: Folder, table: str, study: Columns = None, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read a table of a results folder, each row and point once; all columns, or some.
-
-    Raises:
-        StoreError: a part is damaged, or the parts do not fit together.
-    """
+    """Read a table of a results folder, each row and point once; all columns, or some."""
     _, parts = read_listed(folder, table, study, columns)
     schema = schema_of(table, study)
     empty = schema.empty_table() if columns is None else schema.empty_table().select(columns)
@@ -279,9 +267,6 @@ def _complete(runs: pa.Table) -> pa.Table:
 
     The first version stored the head size at the trial's width in `head_size`; today that column holds the
     configured one.
-
-    Raises:
-        ValueError: a stored configuration cannot be read.
     """
     if runs["config"].null_count == len(runs):
         return runs

@@ -43,12 +43,10 @@ Function = Callable[[Any, Report], Any]
 
 _ALIVE_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
-_GRACE_S = 10.0
-"""Seconds from SIGTERM in which a function may report once more, and so keep its checkpoint."""
+_GRACE_S = 10.0  # seconds from SIGTERM in which a function may report once more, and so keep its checkpoint
 _SIGTERM_APART_S = 2.0
 """Seconds between the SIGTERM of a function and of its worker, where a batch system sends it to both."""
-_END_WITHIN_S = 60.0
-"""Seconds in which a keeper ends a trial's processes; then it counts as lost."""
+_END_WITHIN_S = 60.0  # seconds in which a keeper ends a trial's processes; then it counts as lost
 _MOST_OUTPUT = 2**20
 """Bytes of a trial's output that are kept: its end. While the trial runs there may be twice as many."""
 _LONGEST_MESSAGE, _READ_AT_ONCE = 2**22, 2**16

@@ -40,12 +40,7 @@ def for_transformers(report: Report) -> Any:
 
 
 def for_lightning(report: Report, save_every: int = 1000) -> Any:
-    """Make a Lightning `Callback`; its `checkpoint` is what `Trainer.fit(ckpt_path=...)` takes.
-
-    Args:
-        report: report of the trial, whose folder is local.
-        save_every: steps between two checkpoints.
-    """
+    """Make a Lightning `Callback` for a local folder; `Trainer.fit(ckpt_path=...)` takes its `checkpoint`."""
     from lightning import Callback
 
     folder = Path(report.folder)

@@ -120,9 +120,7 @@ class Curve:
 class Report:
     """`report(step=..., loss=...)`: a point of the trial's learning curve, and a sign of life.
 
-    Args:
-        folder: folder of the trial, kept until the trial has a result: a local path or an fsspec URL.
-        send: function that takes reports for the driver.
+    The trial's folder is kept until it has a result. `send` takes reports for the driver.
     """
 
     def __init__(self, folder: str, send: Callable[[Reported], None]) -> None:

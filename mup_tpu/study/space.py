@@ -114,20 +114,10 @@ class Space:
             raise ConfigError(
                 f"continued {shown(continued)} is not one of {', '.join(points[0])}, which scale sets"
             )
-        measure = measured_by or next(iter(points[0]))
-        kind, settings_of_all = design or DESIGNS[0], tuple(shared.items())
         return cls(
-            name,
-            points,
-            measure,
-            tuned,
-            tuned_points,
-            kind,
-            compared,
-            seeds,
-            settings_of_all,
-            continued or "",
-        )
+            name, points, measured_by or next(iter(points[0])), tuned, tuned_points, design or DESIGNS[0],
+            compared, seeds, tuple(shared.items()), continued or "",
+        )  # fmt: skip
 
     @property
     def tuned(self) -> str:
@@ -285,8 +275,7 @@ def _numbers(name: str, values: Sequence[Any], allow_zero: bool = False) -> tupl
     return tuple(sorted(set(numbers)))
 
 
-PATIENCE_S = 24 * 3600.0
-"""Lease of a trial, in seconds."""
+PATIENCE_S = 24 * 3600.0  # lease of a trial, in seconds
 
 _FOLDER, _MOST_BYTES = "asked", 2**20
 

@@ -13,10 +13,10 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
@@ -50,8 +50,9 @@ from mup_tpu.tuning.tracking import Tracking
 
 if TYPE_CHECKING:
     import pandas as pd
-    from _typeshed import DataclassInstance
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 FILE = "study.json"
 
@@ -76,24 +77,10 @@ class _Printed:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-class PrintedAnalysis(TransferAnalysis, _Printed):
-    """Analysis of one tuned hyperparameter."""
-
-
-class PrintedJointAnalysis(JointAnalysis, _Printed):
-    """Analysis of several tuned hyperparameters."""
-
-
-class PrintedPredictions(Predictions, _Printed):
-    """Predictions of one tuned hyperparameter."""
-
-
-class PrintedJointPredictions(JointPredictions, _Printed):
-    """Predictions of several tuned hyperparameters."""
-
-
-def _fields_of(result: DataclassInstance) -> dict[str, Any]:
-    return {field.name: getattr(result, field.name) for field in fields(result)}
+def _printed(result: T) -> T:
+    kind = type(result)
+    made: T = type(f"Printed{kind.__name__}", (kind, _Printed), {})(**vars(result))
+    return made
 
 
 class Study:
@@ -341,8 +328,8 @@ class Study:
             unit: unit of the losses, as people read it: "nat" per token, "MSE".
         """
         if len(self.space.tune) > 1:
-            return PrintedJointAnalysis(**_fields_of(self._jointly(epsilon, unit)))
-        return PrintedAnalysis(**_fields_of(analyze(self._table(unit), epsilon)))
+            return _printed(self._jointly(epsilon, unit))
+        return _printed(analyze(self._table(unit), epsilon))
 
     def predict(
         self, epsilon: float | None = None, unit: str = "nat", **target: float
@@ -356,9 +343,8 @@ class Study:
         """
         at = [f"{name}={value}" for name, value in target.items()]
         if len(self.space.tune) > 1:
-            made = predict_jointly(self._jointly(epsilon, unit), at)
-            return PrintedJointPredictions(**_fields_of(made))
-        return PrintedPredictions(**_fields_of(predict(self._table(unit), at, epsilon)))
+            return _printed(predict_jointly(self._jointly(epsilon, unit), at))
+        return _printed(predict(self._table(unit), at, epsilon))
 
     def _table(self, unit: str) -> RunTable:
         table = load_table(self.folder)
@@ -460,16 +446,12 @@ class _Calls:
         point, compared, tuned = self.space.scale[0], self.space.compare[0], self.space.tune
         shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
         done = self.done() if self.space.continued else ()
-        return [
-            FunctionJob(
-                self.payload,
-                trial,
-                self.how,
-                shown,
-                [shorter.id for shorter in self.space.shorter(trial) if shorter.id in done],
-            )
-            for trial in missing
-        ], self.open_pool()
+
+        def begun(trial: Trial) -> list[str]:
+            return [shorter.id for shorter in self.space.shorter(trial) if shorter.id in done]
+
+        jobs = [FunctionJob(self.payload, trial, self.how, shown, begun(trial)) for trial in missing]
+        return jobs, self.open_pool()
 
     def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
         outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
@@ -494,9 +476,6 @@ class _Calls:
         """Return whether a longer run of the scale may go on from a trial."""
         name = self.space.continued
         return name != "" and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
-
-    def summary(self) -> str:
-        return ""
 
 
 def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
@@ -561,12 +540,7 @@ def _place_on_ray(
 
 
 def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str | None]:
-    """Open the study of a TOML file; return it and the trainer that the file names.
-
-    Args:
-        path: file with experiment, scale (or [[ladder]] tables), tune, compare, num_seeds and [settings].
-        results: results folder or fsspec URL; by default results/EXPERIMENT.
-    """
+    """Open the study of a TOML file; return it and the trainer that the file names."""
     entries = read_toml(path)
     with raised_as(ConfigError, str(path), (ConfigError,)):
         for key in entries:

@@ -109,10 +109,6 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
     """Return a study of the predicted values at a target, and what is predicted, a sentence each.
 
     The target is that of a plan in the folder, or `target.at`; the prediction is kept for its score.
-
-    Raises:
-        ConfigError: the target lacks a value, or a rule has to be chosen.
-        TableError: nothing can be predicted.
     """
     source = Study.load(path)
     space = source.space

@@ -149,10 +149,6 @@ def measure(
         optimizer, tied, the scale's column, seed, step, layer, quantity, rms. Steps count updates. Quantities
         are "activation" and "update", the change since init; along the depth also "linearization", a block's
         relative distance from its linearization.
-
-    Raises:
-        ConfigError: a trial does not grow along the scale.
-        StoreError: another table is stored, or trials of the same optimizer and tying with other settings.
     """
     if scale.field == "seed" or not scale.is_numeric:
         raise ConfigError(

@@ -44,26 +44,15 @@ _log = logging.getLogger(__name__)
 
 
 class PackRun:
-    """State of one pack in training, all of it in the checkpoint.
-
-    Args:
-        trials: the members, of one `pack_key`.
-        dataset: their batches.
-        options: how to run.
-        checkpoints: folder (or fsspec URL) to checkpoint to and to go on from; None keeps none.
-        writes: whether this process writes the checkpoints; one of the processes of a pack does.
-
-    Raises:
-        PackTooLarge: the pack does not fit in memory; a part of it may.
-    """
+    """State of one pack in training, all of it in the checkpoint."""
 
     def __init__(
         self,
-        trials: Sequence[Trial],
+        trials: Sequence[Trial],  # of one `pack_key`
         dataset: TokenDataset,
         options: RunOptions,
-        checkpoints: str | PathLike[str] | None = None,
-        writes: bool = True,
+        checkpoints: str | PathLike[str] | None = None,  # folder to write to and go on from; None keeps none
+        writes: bool = True,  # whether this process writes them; of several with one pack, one does
     ) -> None:
         if options.threads:
             torch.set_num_threads(options.threads)

@@ -130,11 +130,7 @@ def estimate_pack_bytes(
 def check_fits(
     trial: Trial, vocab_size: int, members: int, device: Device, execution: Execution, micro_batches: int = 1
 ) -> None:
-    """Check that a pack of several trials fits into free memory; a single trial is always tried.
-
-    Raises:
-        PackTooLarge: the estimate exceeds the free memory.
-    """
+    """Check that a pack of several trials fits into free memory; a single trial is always tried."""
 
     def needed(members: int) -> int:
         kind = device.torch_device.type

@@ -54,27 +54,17 @@ def compilation_pays(declaration: Declaration, vocab_size: int, tokens: int, ste
 
 
 class Pack:
-    """K trials in training.
-
-    Args:
-        trials: the members; all of one `pack_key`.
-        vocab_size: tokens of the vocabulary.
-        device: device to train on.
-        execution: "loop" or "vmap"; None takes the device's.
-        compile: put the step through torch.compile; a GPU's stack goes through it anyway where that pays.
-        micro_batches: parts of each batch, one after the other through the network.
-        forms: fields of `Forms` in place of this device's fast ones.
-    """
+    """K trials in training."""
 
     def __init__(
         self,
-        trials: Sequence[Trial],
+        trials: Sequence[Trial],  # of one `pack_key`
         vocab_size: int,
         device: Device,
-        execution: Execution | None = None,
-        compile: bool = False,
-        micro_batches: int = 1,
-        forms: Mapping[str, Any] = {},
+        execution: Execution | None = None,  # None takes the device's
+        compile: bool = False,  # whether the step is compiled; a GPU's stack is anyway where that pays
+        micro_batches: int = 1,  # parts of each batch, one after the other through the network
+        forms: Mapping[str, Any] = {},  # fields of `Forms` in place of this device's fast ones
     ) -> None:
         if len({pack_key(trial) for trial in trials}) != 1:
             raise ConfigError("the trials of a pack must share shape, data, update rule, steps and precision")
@@ -211,11 +201,7 @@ class Pack:
         """Take leave of the pack's other processes after the last step."""
 
     def member_parameters(self, member: int) -> dict[str, Tensor]:
-        """Return the weights by name, on the CPU, of a member that is still in the stack.
-
-        Raises:
-            ValueError: it has left, some time after its end.
-        """
+        """Return the weights by name, on the CPU, of a member that is still in the stack."""
         row = self.members.index(member)
         return {name: self._on_cpu(p)[row] for name, p in self.parameters.items()}
 

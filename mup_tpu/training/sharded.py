@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import multiprocessing
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -31,7 +29,7 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import Device
 from mup_tpu.devices.cpu import return_freed_memory
 from mup_tpu.errors import ConfigError, DeviceFailed, reason
-from mup_tpu.internals.processes import ensure_server, fork
+from mup_tpu.internals.processes import end_with_parent, ensure_server, fork
 from mup_tpu.models import Forms, forward_factors
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
@@ -292,14 +290,8 @@ class Processes:
 def follower(environment: dict[str, str]) -> Iterator[None]:
     """Make a process that `Processes` forked silent; it ends with the first, and leaves its error to it."""
     os.environ.update(environment)  # the server's is older
-    driver, nowhere = multiprocessing.parent_process(), os.open(os.devnull, os.O_WRONLY)
-    assert driver is not None
-
-    def end_with_driver() -> None:
-        driver.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_driver, daemon=True).start()
+    end_with_parent()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     try:

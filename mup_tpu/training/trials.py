@@ -84,11 +84,7 @@ def open_steps(trial: Trial) -> int:
 
 
 def longer(trial: Trial, steps: int) -> Trial:
-    """Return the trial with more steps, whose first steps are those of the trial.
-
-    Raises:
-        ConfigError: the steps are no more, or the schedule or a rule follows the length of the run.
-    """
+    """Return the trial with more steps, whose first steps are those of the trial."""
     train, optimizer, option = trial.train, trial.optimizer, f"continue_to {steps}"
     if steps <= train.steps:
         raise ConfigError(f"{option} is not allowed: it must be above the trial's steps, {train.steps}")

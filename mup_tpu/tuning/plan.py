@@ -221,17 +221,13 @@ class Plan:
             | {"runs": step.runs, "at": at_words(step.values, self.changing, self.goal.is_in_tokens)}
             for step in self.steps
         ]
+        numbers = ("target_cost", "budget", "cost", "half_width", "regret", "copied")
         return {
             "target": dict(self.goal.values),
             "derived": list(self.goal.derived),
             "rule": self.rule,
             "unit": "s" if self.is_time else "FLOP",
-            "target_cost": self.target_cost,
-            "budget": self.budget,
-            "cost": self.cost,
-            "half_width": self.half_width,
-            "regret": self.regret,
-            "copied": self.copied,
+            **{name: getattr(self, name) for name in numbers},
             "shortened": dict(self.shortened),
             "others": dict(self.others),
             "steps": steps,

@@ -45,7 +45,7 @@ class Kind(Protocol[T]):
     Jobs have `trials`, and their reports a static method `note`. `size` is a trial's point of the scale, in
     words, `work` its expected time in any unit. `jobs` come in the order of their start, with an open pool
     that stays for the next call. `stored` removes checkpoints of a job whose rows are stored, `tidy` those
-    that a killed call left. `summary` is a line about all jobs of a run, or "".
+    that a killed call left.
     """
 
     def trial_id(self, trial: T) -> str: ...
@@ -55,7 +55,6 @@ class Kind(Protocol[T]):
     def rows(self, job: Any, ended: Finished | Failed) -> Rows: ...
     def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None: ...
     def tidy(self, trials: Sequence[T], stored: Callable[[], Collection[str]]) -> None: ...
-    def summary(self) -> str: ...
 
 
 def run_missing(
@@ -119,8 +118,6 @@ def run_missing(
                         progress.reported(job, report)
                 if time.monotonic() >= deadline:
                     break
-        if summary := kind.summary():
-            console.print(summary)
     # The same command goes on from checkpoints of failed and unfinished trials.
     if not outcome["failed"] and time.monotonic() < deadline:
         kind.tidy(trials, store.done)
@@ -228,9 +225,13 @@ class Packs:
     ) -> Counter[str]:
         """Run missing trials; workers stay for the next call."""
         heartbeat, halving = self._options.heartbeat, self._run.halving
-        return run_missing(
+        self._began = math.nan
+        outcome = run_missing(
             self, trials, self._store, self._tracking, self._console, heartbeat, halving, purchase, deadline
         )
+        if not math.isnan(self._began):
+            self._console.print(self._summary())
+        return outcome
 
     def size(self, trial: Trial) -> str:
         return describe(trial, self._scale)
@@ -273,7 +274,7 @@ class Packs:
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
         self._folders.remove_done(list(trials), stored)
 
-    def summary(self) -> str:
+    def _summary(self) -> str:
         tokens = sum(r.tokens for r in self._rates)
         rate = tokens / max(time.monotonic() - self._began, 1e-9)
         parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]

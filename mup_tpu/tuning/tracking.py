@@ -64,7 +64,7 @@ class TensorBoard:
             writer = EventFileWriter(str(events))
             begun = summary_v2.hparams_pb(hparams, trial_id=row["trial_id"])
             writer.add_event(Event(wall_time=time.time(), summary=begun))
-            for tag, step, value in _with_loss(curve, row):
+            for tag, step, value in (*curve, ("loss", int(row["steps_done"]), _loss(row))):
                 point = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
                 writer.add_event(Event(wall_time=time.time(), step=step, summary=point))
             writer.close()
@@ -89,13 +89,16 @@ class WandB:
 
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):  # or it would ask
             raise ConfigError("nobody is logged in: `wandb login`, or WANDB_MODE=offline")
+        name = " ".join(f"{key} {value}" for key, value in settings.items())
+        if {"parametrization", "width", "lr"} <= settings.keys():
+            name = f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}"
         for folder in self._where.glob(f"wandb/*run-*-{row['trial_id']}"):
             shutil.rmtree(folder)
         run = wandb.init(
             project=self._experiment,
             dir=str(self._where),
             id=row["trial_id"],
-            name=_name(row, settings),
+            name=name,
             config={**settings, "trial_id": row["trial_id"]},
             settings=wandb.Settings(silent=True, console="off", init_timeout=30),
         )
@@ -179,16 +182,6 @@ def require_packages(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"track {name!r} needs its package: pip install '.[{name}]'")
-
-
-def _name(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    if {"parametrization", "width", "lr"} <= settings.keys():
-        return f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}"
-    return " ".join(f"{key} {value}" for key, value in settings.items())
-
-
-def _with_loss(curve: Curve, row: Mapping[str, Any]) -> Curve:
-    return [*curve, ("loss", int(row["steps_done"]), _loss(row))]
 
 
 def _loss(row: Mapping[str, Any]) -> float:
