@@ -26,16 +26,11 @@ WIDEST_COLLAPSE = 2.5
 class Drift:
     """Exponent α in lr* ∝ scale^α, over the bracketed scales."""
 
-    alpha: float
-    """Exponent of the scale; nan with fewer than three bracketed scales."""
-    low: float
-    """Lower end of its 95 % interval."""
-    high: float
-    """Upper end of its 95 % interval."""
-    tau: float
-    """Scatter of the optima beyond their own errors, octaves: median of its distribution."""
-    intercept: float
-    """log2 lr* at scale 1."""
+    alpha: float  # Exponent of the scale; nan with fewer than three bracketed scales
+    low: float  # Lower end of its 95 % interval
+    high: float  # Upper end of its 95 % interval
+    tau: float  # Scatter of the optima beyond their own errors, octaves: median of its distribution
+    intercept: float  # log2 lr* at scale 1
     scales: tuple[float, ...]
     rests_on_prior: bool = False
     """Whether half or twice the prior scatter decides if the interval excludes 0, or lies within ±δ."""
@@ -85,10 +80,8 @@ class WiderIsBetter:
 
     better: int
     pairs: int
-    optima_held: int = 0
-    """Pairs in which the larger has the lower loss at its own optimum."""
-    optima: int = 0
-    """Pairs with two known optima."""
+    optima_held: int = 0  # Pairs in which the larger has the lower loss at its own optimum
+    optima: int = 0  # Pairs with two known optima
 
     @property
     def share(self) -> float:

@@ -34,26 +34,20 @@ class LossCurve:
     """Mean loss of each grid point at one scale; +inf where half of its runs diverged or were stopped."""
 
     scale: float
-    x_G: np.ndarray
-    """log2 of the hyperparameter, ascending."""
+    x_G: np.ndarray  # log2 of the hyperparameter, ascending
     mean_G: np.ndarray
     count_G: np.ndarray
-    diverged_G: np.ndarray
-    """Diverged runs of each point."""
+    diverged_G: np.ndarray  # Diverged runs of each point
     stopped_G: np.ndarray
     """Runs of each point that were stopped early, for being far behind the best, or refused."""
-    refused_G: np.ndarray
-    """Runs of each point that a condition on an optimum refuses."""
-    error_G: np.ndarray
-    """Standard error of each mean where the table gives one, else nan."""
+    refused_G: np.ndarray  # Runs of each point that a condition on an optimum refuses
+    error_G: np.ndarray  # Standard error of each mean where the table gives one, else nan
     squares_G: np.ndarray
     """Sum of squared deviations of each point's finite runs from their mean, effects of seeds aside."""
-    df_G: np.ndarray
-    """Degrees of freedom of those squares: finite runs less one, less the seeds' share."""
+    df_G: np.ndarray  # Degrees of freedom of those squares: finite runs less one, less the seeds' share
     weight_G: np.ndarray
     """Runs that count of each point beside the others: fewer where its seeds are not theirs."""
-    effect_S: np.ndarray
-    """Effect of each seed on all losses, nat."""
+    effect_S: np.ndarray  # Effect of each seed on all losses, nat
 
     @property
     def is_bracketed(self) -> bool:
@@ -238,11 +232,9 @@ _CLIP = 0.8  # Squared residuals of a point are clipped at this quantile
 class Noise:
     """Scatter of a single run's loss near the optimum, pooled over curves."""
 
-    sigma: float
-    """Standard deviation of one run beside others of its seed, nat per token."""
+    sigma: float  # Standard deviation of one run beside others of its seed, nat per token
     df: int
-    source: str
-    """"seeds", "given errors", or "lack of fit" (no replicates: the fits' residuals stand in)."""
+    source: str  # "seeds", "given errors", or "lack of fit" (no replicates: the fits' residuals stand in)
 
     @property
     def freedom(self) -> float:
@@ -357,29 +349,21 @@ class Optimum:
     """Lowest point of a loss curve. All x are log2 of the hyperparameter; nan if unknown."""
 
     scale: float
-    status: str
-    """A `Status`."""
+    status: str  # A `Status`
     x: float = math.nan
     low: float = math.nan
-    high: float = math.nan
-    """95 % interval of x."""
-    loss: float = math.nan
-    """Fitted loss at the optimum, nat per token."""
-    best_x: float = math.nan
-    """Best grid point."""
+    high: float = math.nan  # 95 % interval of x
+    loss: float = math.nan  # Fitted loss at the optimum, nat per token
+    best_x: float = math.nan  # Best grid point
     band_low: float = math.nan
     band_high: float = math.nan
     """Range, within the grid, in which the expected loss is at most epsilon above that of the best choice."""
-    se: float = math.nan
-    """Standard error of x, octaves."""
-    mean: float = math.nan
-    """Mean of the draws, which lies beyond the grid where the optimum does."""
+    se: float = math.nan  # Standard error of x, octaves
+    mean: float = math.nan  # Mean of the draws, which lies beyond the grid where the optimum does
     missed_x: float = math.nan
     """Worst of the points near the optimum that the fit misses by more than 3 standard errors."""
-    missed_by: float = math.nan
-    """Mean loss at missed_x less the fit's, nat per token."""
-    epsilon: float = EPSILON
-    """Largest regret that does not matter, nat per token."""
+    missed_by: float = math.nan  # Mean loss at missed_x less the fit's, nat per token
+    epsilon: float = EPSILON  # Largest regret that does not matter, nat per token
 
     @property
     def is_bracketed(self) -> bool:

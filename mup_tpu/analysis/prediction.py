@@ -39,10 +39,8 @@ _FURTHEST_TARGET = 40  # most octaves of a target beyond the largest scale
 class Target:
     """A scale to predict at."""
 
-    text: str
-    """The target as it was asked for: "width=4096"."""
-    scale: float
-    """Value of the table's scale at the target."""
+    text: str  # The target as it was asked for: "width=4096"
+    scale: float  # Value of the table's scale at the target
 
 
 def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
@@ -188,48 +186,28 @@ class Cost:
 class RulePrediction:
     """Prediction of one rule at one target."""
 
-    compared: str
-    """Name of the rule."""
-    target: str
-    """Target in the words of the question: "width=4096"."""
-    scale: float
-    """Value of the table's scale at the target."""
-    reach: float
-    """Octaves beyond the largest scale that was run; 0 or less inside the table."""
-    x: float
-    """log2 of the optimum: mean of its draws, the value of least expected cost."""
-    half: tuple[float, float]
-    """50 % interval of x."""
-    interval: tuple[float, float]
-    """95 % interval of x."""
-    smallest: tuple[float, float]
-    """Smallest scale with a known optimum, and log2 of the optimum."""
-    largest: tuple[float, float]
-    """Largest scale with a known optimum, and log2 of the optimum."""
-    taking: Cost
-    """Cost of the predicted optimum."""
-    staying: Cost
-    """Cost of the smallest scale's optimum."""
-    following: Cost
-    """Cost of the largest scale's optimum."""
-    loss: ExpectedLoss | None
-    """Loss of a tuned model at the target."""
-    why_no_loss: Reason | None
-    """Reason why no loss is predicted."""
-    bears: bool
-    """Whether the table bears the prediction: its expected cost is at most epsilon."""
-    furthest: float
-    """Octaves beyond the largest scale up to which the table bears a prediction."""
+    compared: str  # Name of the rule
+    target: str  # Target in the words of the question: "width=4096"
+    scale: float  # Value of the table's scale at the target
+    reach: float  # Octaves beyond the largest scale that was run; 0 or less inside the table
+    x: float  # log2 of the optimum: mean of its draws, the value of least expected cost
+    half: tuple[float, float]  # 50 % interval of x
+    interval: tuple[float, float]  # 95 % interval of x
+    smallest: tuple[float, float]  # Smallest scale with a known optimum, and log2 of the optimum
+    largest: tuple[float, float]  # Largest scale with a known optimum, and log2 of the optimum
+    taking: Cost  # Cost of the predicted optimum
+    staying: Cost  # Cost of the smallest scale's optimum
+    following: Cost  # Cost of the largest scale's optimum
+    loss: ExpectedLoss | None  # Loss of a tuned model at the target
+    why_no_loss: Reason | None  # Reason why no loss is predicted
+    bears: bool  # Whether the table bears the prediction: its expected cost is at most epsilon
+    furthest: float  # Octaves beyond the largest scale up to which the table bears a prediction
     claimed: bool
     """Whether the prior takes the rule's claim into account that the optimum stays along the scale."""
-    steady: float
-    """Probability that the rule is steady, after the optima."""
-    steady_before: float
-    """The same before them: the part that is prior."""
-    unclaimed: tuple[float, float]
-    """95 % interval of x without the claim."""
-    sweeps: int
-    """Sweeps of the atlas that the priors rest on."""
+    steady: float  # Probability that the rule is steady, after the optima
+    steady_before: float  # The same before them: the part that is prior
+    unclaimed: tuple[float, float]  # 95 % interval of x without the claim
+    sweeps: int  # Sweeps of the atlas that the priors rest on
 
     @property
     def value(self) -> float:
@@ -246,10 +224,8 @@ class Predictions:
     analysis: TransferAnalysis
     targets: tuple[Target, ...]
     predictions: tuple[RulePrediction, ...]
-    trends: Mapping[str, Trend]
-    """Trend of the optima of each predicted rule, by name."""
-    notes: tuple[Reason, ...]
-    """Reasons why other rules are not predicted."""
+    trends: Mapping[str, Trend]  # Trend of the optima of each predicted rule, by name
+    notes: tuple[Reason, ...]  # Reasons why other rules are not predicted
 
     def of(self, compared: str, target: str | None = None) -> RulePrediction:
         """Return the prediction of a rule at a target, by default the first.

@@ -35,33 +35,24 @@ _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 class Ruling:
     """The verdict of one sweep on one rule."""
 
-    sweep: str
-    """Folder of the sweep."""
+    sweep: str  # Folder of the sweep
     columns: Columns
-    smallest: float
-    """Smallest scale that was run."""
-    largest: float
-    """Largest scale that was run."""
+    smallest: float  # Smallest scale that was run
+    largest: float  # Largest scale that was run
     rule: str
-    alone: bool
-    """Whether the sweep has no other rule."""
+    alone: bool  # Whether the sweep has no other rule
     alpha: float
     low: float
-    high: float
-    """Drift exponent, with a 95 % interval."""
+    high: float  # Drift exponent, with a 95 % interval
     regret: Regret | None
     """Regret of the smallest scale's optimum at the largest; None if one of these optima is unknown."""
     decision: str
-    best_loss: float
-    """Loss at the optimum of the largest scale, nat per token."""
-    parabola: float = math.nan
-    """Drift exponent by `parabola_slope`; nan if unknown."""
+    best_loss: float  # Loss at the optimum of the largest scale, nat per token
+    parabola: float = math.nan  # Drift exponent by `parabola_slope`; nan if unknown
     architecture: str = "own"
-    update_rule: str = "own"
-    """Names of what the sweep trained; "own" in a study of somebody's training."""
+    update_rule: str = "own"  # Names of what the sweep trained; "own" in a study of somebody's training
     runs: int = 0
-    hours: float = math.nan
-    """Training time of its runs on one device (on CPUs, one thread); nan if unknown."""
+    hours: float = math.nan  # Training time of its runs on one device (on CPUs, one thread); nan if unknown
 
     @property
     def parts_from_parabola(self) -> bool:
@@ -82,10 +73,8 @@ class Ruling:
 class Comparison:
     """Several sweeps beside each other."""
 
-    rulings: tuple[Ruling, ...]
-    """By way of growing, then by rule and sweep."""
-    left_out: Mapping[str, Reason] = field(default_factory=dict)
-    """Reason why each other folder has no ruling."""
+    rulings: tuple[Ruling, ...]  # By way of growing, then by rule and sweep
+    left_out: Mapping[str, Reason] = field(default_factory=dict)  # Reason why each other folder has no ruling
 
     @classmethod
     def of(cls, sweeps: Mapping[str, tuple[TransferAnalysis, RunTable | None]]) -> Comparison:

@@ -42,8 +42,7 @@ class RunTable:
     notes: tuple[Reason, ...]
     columns: Columns
     name: str
-    cost_unit: str = ""
-    """Unit of the column cost."""
+    cost_unit: str = ""  # Unit of the column cost
     command: str | None = None
     """Command line that adds runs; None unless an experiment's script made the results folder."""
     history: pd.DataFrame | None = None

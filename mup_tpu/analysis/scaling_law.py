@@ -46,8 +46,7 @@ class Prediction:
 
     loss: float
     low: float
-    high: float
-    """95 % interval, of the law and of a single point's scatter about it."""
+    high: float  # 95 % interval, of the law and of a single point's scatter about it
 
     def holds(self, loss: float) -> bool:
         return self.low <= loss <= self.high

@@ -165,10 +165,8 @@ class JointAnalysis:
 
     table: RunTable
     tuned: tuple[str, ...]
-    parts: tuple[TransferAnalysis, ...]
-    """One a hyperparameter, with the others at their best."""
-    results: tuple[JointResult, ...]
-    """One a rule."""
+    parts: tuple[TransferAnalysis, ...]  # One a hyperparameter, with the others at their best
+    results: tuple[JointResult, ...]  # One a rule
 
     @property
     def epsilon(self) -> float:
@@ -197,8 +195,7 @@ class JointPredictions:
     """Predicted values of several hyperparameters."""
 
     joint: JointAnalysis
-    parts: tuple[Predictions, ...]
-    """One a hyperparameter."""
+    parts: tuple[Predictions, ...]  # One a hyperparameter
 
 
 def analyze_jointly(

@@ -35,8 +35,7 @@ class FittedLaw:
     tokens: tuple[float, ...]
     losses: tuple[float, ...]
     law: ScalingLaw | None
-    why_not: Reason | None
-    """Reason why there is no law."""
+    why_not: Reason | None  # Reason why there is no law
 
     def to_dict(self) -> dict[str, Any]:
         points = {"params": self.params, "tokens": self.tokens, "losses": self.losses}
@@ -54,8 +53,7 @@ class LearningCurve:
     """Training loss on the way, mean over seeds."""
 
     scale: float
-    x: float
-    """log2 of the hyperparameter."""
+    x: float  # log2 of the hyperparameter
     steps: tuple[float, ...]
     losses: tuple[float, ...]
 
@@ -65,10 +63,8 @@ class AtZero:
     """Runs of one scale with the hyperparameter at 0: a point of its own, in no fit."""
 
     scale: float
-    loss: float
-    """Mean loss, nat per token; +inf if half of the runs diverged or were stopped."""
-    error: float
-    """Standard error of the mean, from the noise near the optimum."""
+    loss: float  # Mean loss, nat per token; +inf if half of the runs diverged or were stopped
+    error: float  # Standard error of the mean, from the noise near the optimum
     runs: int
 
 
@@ -97,13 +93,11 @@ class Sequenced:
 class TransferResult:
     """Analysis of one parametrization's runs."""
 
-    compared: str
-    """Value of the compared axis, such as a parametrization's name."""
+    compared: str  # Value of the compared axis, such as a parametrization's name
     curves: tuple[LossCurve, ...]
     noise: Noise
     optima: tuple[Optimum, ...]
-    valleys: tuple[Valley | None, ...]
-    """Draws of each scale's valley; None where every run was lost."""
+    valleys: tuple[Valley | None, ...]  # Draws of each scale's valley; None where every run was lost
     drift: Drift
     regrets: tuple[Regret, ...]
     wider_is_better: WiderIsBetter
@@ -113,14 +107,11 @@ class TransferResult:
     learning_curves: tuple[LearningCurve, ...]
     """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     verdict: Verdict
-    next_batch: Batch | None = None
-    """Next runs; None after a settled verdict."""
-    at_zero: tuple[AtZero, ...] = ()
-    """Results with the hyperparameter at 0, one a scale."""
+    next_batch: Batch | None = None  # Next runs; None after a settled verdict
+    at_zero: tuple[AtZero, ...] = ()  # Results with the hyperparameter at 0, one a scale
     at_scale_0: Optimum | None = None
     """Optimum at scale 0, such as without weight decay: in no drift and no regret."""
-    sequence: Sequenced | None = None
-    """Looks of the sequence; None for a single look."""
+    sequence: Sequenced | None = None  # Looks of the sequence; None for a single look
 
     @property
     def parametrization(self) -> str:
@@ -162,10 +153,8 @@ class TransferAnalysis:
     columns: Columns
     notes: tuple[Reason, ...]
     results: tuple[TransferResult, ...]
-    epsilon: float
-    """Largest regret that does not matter, in the unit of the loss."""
-    delta: float
-    """Largest drift exponent that does not matter."""
+    epsilon: float  # Largest regret that does not matter, in the unit of the loss
+    delta: float  # Largest drift exponent that does not matter
     command: str | None = None
     """Command line that adds runs to the table; None unless an experiment's script made it."""
 

@@ -52,22 +52,16 @@ class Regret:
 
     source: float
     target: float
-    value: float
-    """nat per token, median of the draws; +inf if the smaller scale's optimum is lost there."""
+    value: float  # nat per token, median of the draws; +inf if the smaller scale's optimum is lost there
     low: float
-    high: float
-    """95 % interval of the same draws."""
-    status: str
-    """"estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"."""
-    relative: float
-    """Regret as a share of the larger scale's gain at its own optimum; nan without a gain."""
-    is_run: bool = True
-    """Whether the smaller scale's optimum lies inside the larger one's grid."""
+    high: float  # 95 % interval of the same draws
+    status: str  # "estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"
+    relative: float  # Regret as a share of the larger scale's gain at its own optimum; nan without a gain
+    is_run: bool = True  # Whether the smaller scale's optimum lies inside the larger one's grid
     compute_share: float = math.nan
     """Share of the compute with which a tuned model reaches the same loss; nan without a scaling law."""
     compute_low: float = math.nan
-    compute_high: float = math.nan
-    """95 % interval of compute_share."""
+    compute_high: float = math.nan  # 95 % interval of compute_share
 
 
 def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Regret:
@@ -198,10 +192,8 @@ class Verdict:
     """TRANSFERS, DRIFTS or INCONCLUSIVE."""
 
     decision: str
-    look: int | None = None
-    """Number of the look in a sequence; None for a single analysis."""
-    why_never: Reason | None = None
-    """Reason why no further run would show either verdict."""
+    look: int | None = None  # Number of the look in a sequence; None for a single analysis
+    why_never: Reason | None = None  # Reason why no further run would show either verdict
 
 
 def decide(

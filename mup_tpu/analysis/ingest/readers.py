@@ -459,20 +459,14 @@ _OURS = (STORE, LOG_FILE)
 class Reader:
     """Reader of the runs that one tool writes."""
 
-    tool: str
-    """Name of the tool, for messages."""
-    files: str
-    """Pattern of the names of its files, as `trainer_state.json` or `*.db`."""
-    read: Callable[[Path], pd.DataFrame]
-    """Reads one file; with `of_folder`, all files of a folder."""
+    tool: str  # Name of the tool, for messages
+    files: str  # Pattern of the names of its files, as `trainer_state.json` or `*.db`
+    read: Callable[[Path], pd.DataFrame]  # Reads one file; with `of_folder`, all files of a folder
     probe: Callable[[bytes], bool] | None = None
     """Whether a file's first line is of this tool; None if its name is enough."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """The tool's names of columns, with ours."""
-    of_folder: bool = False
-    """Whether `read` takes the folder that holds the files."""
-    of_file: bool = True
-    """Whether a file that is given by its path is read; else only those in a folder."""
+    columns: Mapping[str, str] = field(default_factory=dict)  # The tool's names of columns, with ours
+    of_folder: bool = False  # Whether `read` takes the folder that holds the files
+    of_file: bool = True  # Whether a file that is given by its path is read; else only those in a folder
 
     def matches(self, file: Path) -> bool:
         if not fnmatch(file.name, self.files):

@@ -21,38 +21,23 @@ from mup_tpu.errors import TableError
 class Columns:
     """Names of a table's columns."""
 
-    scale: str = "width"
-    """Scale: a size of the model or of its training, such as width."""
+    scale: str = "width"  # Scale: a size of the model or of its training, such as width
     hyperparameter: str = "lr"
     """Tuned hyperparameter, plain; it is compared on a log2 axis, where 0 is a point of its own."""
-    loss: str = "loss"
-    """Result of a run, nat per token; empty or infinite where it diverged."""
-    loss_error: str = "loss_err"
-    """Standard error of the loss, in a table of means; optional."""
-    seed: str = "seed"
-    """Replicate; optional."""
-    parametrization: str = "parametrization"
-    """Axis that is compared; optional."""
-    status: str = "status"
-    """State of a run, such as finished; optional."""
-    step: str = "step"
-    """Step, in a table with a row a step; the last row is the run's result. Optional."""
-    params: str = "params_non_embedding"
-    """Parameters without embeddings; optional."""
-    tokens: str = "tokens"
-    """Tokens a run was trained on; optional."""
-    cost: str = ""
-    """Cost of a run; optional. By default wall_time_s (s), or else flops (FLOP)."""
-    purchase: str = "purchase"
-    """Number of the purchase, in a sequence; optional."""
-    along: tuple[str, ...] = ()
-    """Other columns that change with the scale, as on a ladder."""
-    unit: str = "nat"
-    """Unit of losses and regrets: nat, or the name of a metric that is in none."""
-    is_per_token: bool = True
-    """Whether nat are those of a token; a study may be of images."""
-    maximized: bool = False
-    """Whether the loss is the negative of a metric of which more is better."""
+    loss: str = "loss"  # Result of a run, nat per token; empty or infinite where it diverged
+    loss_error: str = "loss_err"  # Standard error of the loss, in a table of means; optional
+    seed: str = "seed"  # Replicate; optional
+    parametrization: str = "parametrization"  # Axis that is compared; optional
+    status: str = "status"  # State of a run, such as finished; optional
+    step: str = "step"  # Step, in a table with a row a step; the last row is the run's result. Optional.
+    params: str = "params_non_embedding"  # Parameters without embeddings; optional
+    tokens: str = "tokens"  # Tokens a run was trained on; optional
+    cost: str = ""  # Cost of a run; optional. By default wall_time_s (s), or else flops (FLOP).
+    purchase: str = "purchase"  # Number of the purchase, in a sequence; optional
+    along: tuple[str, ...] = ()  # Other columns that change with the scale, as on a ladder
+    unit: str = "nat"  # Unit of losses and regrets: nat, or the name of a metric that is in none
+    is_per_token: bool = True  # Whether nat are those of a token; a study may be of images
+    maximized: bool = False  # Whether the loss is the negative of a metric of which more is better
 
     def metric(self, loss: float) -> float:
         return -loss if self.maximized else loss

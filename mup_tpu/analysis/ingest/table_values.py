@@ -38,8 +38,7 @@ class States:
 
     finished: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
-    unfinished: tuple[str, ...] = ()
-    """States of runs that are left out: they say nothing of their trial."""
+    unfinished: tuple[str, ...] = ()  # States of runs that are left out: they say nothing of their trial
 
     def __post_init__(self) -> None:
         given = [_state(state) for f in fields(self) for state in getattr(self, f.name)]
@@ -249,10 +248,8 @@ class LossUnit:
 
     name: UnitName = "auto"
     """"auto" takes it from the column's name: perplexity, bits per byte (bpb), bits per token, else nat."""
-    bytes_per_token: float | None = None
-    """Bytes of text in a token, which bits per byte need."""
-    maximize: bool = False
-    """Whether more is better, as of accuracy and PSNR."""
+    bytes_per_token: float | None = None  # Bytes of text in a token, which bits per byte need
+    maximize: bool = False  # Whether more is better, as of accuracy and PSNR
 
     def __post_init__(self) -> None:
         if self.name not in get_args(UnitName):
