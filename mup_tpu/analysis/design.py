@@ -200,12 +200,9 @@ _MOST_PACKS = 100  # Additions of runs after which a verdict counts as out of re
 
 
 def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Batch:
-    """Start of a sequence: a few seeds of values an octave apart at the smallest scale.
+    """Return the start of a sequence: a few seeds of values an octave apart at the smallest scale.
 
-    Args:
-        parametrization: name of the rule.
-        scale: the smallest scale.
-        grid: log2 of the values that were asked for; where they span less than three octaves, a guess.
+    `grid` has log2 of the values that were asked for; where they span less than three octaves, it is a guess.
     """
     middle = (min(grid) + max(grid)) / 2
     centre = min(grid, key=lambda x: (abs(x - middle), -x))
@@ -221,12 +218,7 @@ def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Ba
 def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: Question) -> Batch:
     """Return the next runs of a parametrization whose verdict is open.
 
-    Args:
-        parametrization: name of the rule.
-        evidence: evidence of its curves.
-        costs: costs of a run.
-        question: limits and planned scales. Planned scales are run and no others; each gets its first look
-            before seeds are bought.
+    Planned scales are run and no others; each gets its first look before seeds are bought.
     """
     estimates, planned = evidence.estimates, question.planned
     spent = float(sum(c.count_G.sum() * costs.of(c.scale) for c in evidence.curves))
@@ -283,12 +275,8 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
 def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> Reason | None:
     """Return the reason to end a sequence although nothing is settled; None to go on.
 
-    Args:
-        look: the last look.
-        batch: the next batch.
-        question: limits and planned scales.
-        left: rest of the budget, in the unit of the batch's costs. What seems out of reach of any cost is
-            found all the same often enough (benchmarks/settle.py): then a sequence goes on.
+    `left` is the rest of the budget, in the unit of the batch's costs. What seems out of reach of any cost is
+    often settled all the same (benchmarks/settle.py): then a sequence goes on.
     """
     if look.verdict.why_never:
         return look.verdict.why_never
@@ -425,8 +413,7 @@ class Distance:
     def _terms(self, variances: Sequence[float]) -> tuple[dict[str, float], ...]:
         """Return intervals over needed widths: for TRANSFERS, DRIFTS, and DRIFTS without a power law.
 
-        Args:
-            variances: squared errors of the optima; one more than now is that of another scale.
+        One squared error more than now is that of another scale's optimum.
         """
         scales = [*self.scales, 2 * self.scales[-1]][: len(variances)]
         reach = self.reach * _slope_error(scales, variances) / _slope_error(self.scales, self.variances)

@@ -97,12 +97,6 @@ def fit_drift(
     """Return the drift exponent: the slope of the trend (trend.py) through the bracketed optima.
 
     A verdict tests what a rule claims by its own runs, so neither the claim nor the atlas is in its prior.
-
-    Args:
-        optima: one a scale, ascending.
-        scale: column of the scale, whose kind chooses the priors.
-        delta: |α| whose exclusion is checked against other priors.
-        valleys: draws of each scale.
     """
     scales = tuple(o.scale for o in optima if o.is_bracketed)
     priors = VAGUE[kind_of(scale)]

@@ -125,9 +125,8 @@ def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarra
     Runs far from their cell and seed count less (Huber's weights): one that nearly diverged is no sign of a
     bad seed.
 
-    Returns:
-        The effect of each seed, nat; each run's seed; the share of each cell's runs that counts beside other
-        cells; the share of the degrees of freedom within cells that the seeds leave.
+    Returns the effect of each seed, nat; each run's seed; the share of each cell's runs that counts beside
+    other cells; the share of the degrees of freedom within cells that the seeds leave.
     """
     losses, finite = runs["loss"].to_numpy(), np.isfinite(runs["loss"].to_numpy())
     seed_N, names = pd.factorize(runs["seed"].to_numpy())
@@ -160,15 +159,14 @@ def _centred(y_N: np.ndarray, cell_N: np.ndarray, weight_N: np.ndarray) -> np.nd
 def _ridge_effects(
     y_N: np.ndarray, cell_N: np.ndarray, seed_N: np.ndarray, seeds: int, weight_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Seed effects of loss = cell + seed + noise with a penalty of 1 on the seeds, nat; one a seed.
+    """Return effects of loss = cell + seed + noise with a penalty of 1 on the seeds, nat; one a seed.
 
-    That is the mixed model of a seed variance equal to the noise's. Cells are eliminated, which leaves
-    (D − L Lᵀ + 1) s = v, D the weight of each seed; Woodbury's identity solves it with matrices of
-    cells × cells, however many seeds there are.
+    That is the mixed model of a seed variance equal to the noise's. Cells are eliminated, which leaves (D − L
+    Lᵀ + 1) s = v, D the weight of each seed; Woodbury's identity solves it with matrices of cells × cells,
+    however many seeds there are.
 
-    Returns:
-        The effects; the share of each cell's runs that counts beside the other cells, 1 where all have the
-        same seeds; the share of the squares within cells that the effects leave.
+    Also returns the share of each cell's runs that counts beside the other cells, 1 where all have the same
+    seeds, and the share of the squares within cells that the effects leave.
     """
     total_C = np.bincount(cell_N, weight_N)
     inverse_S = 1 / (1 + np.bincount(seed_N, weight_N, seeds))
@@ -255,11 +253,9 @@ class Noise:
 
 
 def pooled_noise(curves: Sequence[LossCurve], rounding: float = 0.0) -> Noise:
-    """Return the noise of single runs from replicates, else from given errors, else from the fits' residuals.
+    """Return the noise of single runs: from replicates, else from given errors, else from residuals.
 
-    Args:
-        curves: curves of one parametrization.
-        rounding: smallest difference of losses in the table; its uniform error is a floor.
+    `rounding` is the smallest difference of losses in the table; its uniform error is a floor.
     """
     floor = rounding / np.sqrt(12)
     df_C = np.concatenate([c.df_G[c.near_G] for c in curves])
@@ -404,15 +400,9 @@ def estimates(
     generator: np.random.Generator,
     epsilon: float = EPSILON,
 ) -> list[Estimate]:
-    """Draw the valleys of one rule's curves and find their optima.
+    """Draw the valleys of one rule's curves, by scale, and find their optima.
 
     A valley's shape and height are weighed by its own points and, less, by those of the other scales.
-
-    Args:
-        curves: by scale.
-        noise: of single runs.
-        generator: of the draws.
-        epsilon: largest regret that does not matter, nat per token.
     """
     errors = [noise.errors_G(curve) for curve in curves]
     fits = [

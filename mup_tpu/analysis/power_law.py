@@ -148,19 +148,13 @@ def fit_power_laws(
     best_over: Sequence[str] = (),
     where: Sequence[Condition] = (),
 ) -> tuple[PowerLaw, ...]:
-    """Fit a law of each rule in a table in which several scales vary together.
+    """Fit a law of each rule in a table, file or folder in which several scales vary together.
 
-    Args:
-        table: one row a run; a file, or a results folder.
-        scales: columns of sizes, such as width and depth, or N, D and bs.
-        columns: names of its other columns.
-        best_over: columns that are tuned too: of their values the best is taken in each cell.
-        where: conditions on rows.
+    Of columns in `best_over`, which are tuned too, the best value is taken in each cell.
 
     Raises:
-        TableError: a column is missing or no number above 0, or fewer cells have a known optimum than the law
-            has parameters.
-        StoreError: the results folder holds no runs.
+        TableError: a column is missing or no number above 0, or fewer cells have a known optimum than the
+            law has parameters.
     """
     if not scales:
         raise TableError("a power law needs scales: give for example --scale width,depth")

@@ -44,15 +44,13 @@ class Target:
 
 
 def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
-    """Read the targets of a prediction.
+    """Read targets, NAME=VALUE each, or several with commas.
 
-    Args:
-        table: its scale, and columns that may measure it.
-        at: NAME=VALUE each, or several with commas: the scale itself, or a column with one value a scale,
-            such as params or flops.
+    A name is the scale itself, or a column with one value a scale, such as params or flops.
 
     Raises:
-        TableError: there is none, one is not NAME=VALUE above 0, or its column does not measure the scale.
+        TableError: there is none, one is not NAME=VALUE above 0, or its column does not measure the
+            scale.
     """
     if not at:
         raise TableError(f"a prediction needs a target: give --at {table.columns.scale}=VALUE")
@@ -113,11 +111,7 @@ def _inverse(table: RunTable, name: str, value: float) -> float:
 
 
 def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scales of a table, and the value of a column at each.
-
-    Raises:
-        TableError: there is no such column, or it does not grow with the scale.
-    """
+    """Return the scales of a table, and the value of a column, which must grow with them, at each."""
     scale_column = table.columns.scale
     rows, known = _columns(table)
     if name not in known or rows[name].dtype.kind not in "iuf" or not (rows[name] > 0).all():
@@ -377,13 +371,9 @@ def _predict(
 def costs(
     optimum: Mixture, valley: Valley | None, taken: Sequence[float], seed: int
 ) -> tuple[list[Cost], float]:
-    """Return the cost of taking each of some values at a target, and the mean curvature, nat per octave².
+    """Return the cost of taking each of some values (log2) at a target, and the curvature, nat per octave².
 
-    Args:
-        optimum: at the target.
-        valley: of the largest scale that was run; None for a table of optima, without losses.
-        taken: values, log2.
-        seed: seed of the draws.
+    The valley is that of the largest scale that was run; None for a table of optima, without losses.
     """
     if valley is None:
         return [Cost(math.nan, math.nan) for _ in taken], math.nan

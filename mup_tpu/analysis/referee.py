@@ -89,13 +89,8 @@ class Comparison:
     def table(self, name_of: Callable[[str, str], str] = lambda compared, _: compared) -> pd.DataFrame:
         """Return one row a ruling, the worst regret first: an unknown one before all.
 
-        Args:
-            name_of: name of a compared value and its column, in the rows of a sweep that compares several.
-
-        Returns:
-            name, alpha (drift exponent) with low and high, regret (nat per token, from the smallest scale to
-            the largest) with regret_low, regret_high and regret_status, best_loss (at the largest scale, nat
-            per token), verdict; nan where something is not known.
+        `name_of` writes a compared value, given its column. Regrets (nat per token) are from the smallest
+        scale to the largest; nan where something is not known.
         """
         rows = []
         for r in self.rulings:
@@ -125,11 +120,6 @@ def compare(
     judge: Callable[[RunTable], TransferAnalysis] = analyze,
 ) -> Comparison:
     """Compare the sweeps of results folders, by their names.
-
-    Args:
-        folders: results folders.
-        load: reads one.
-        judge: analyses a table.
 
     Raises:
         TableError: no folder has a sweep of several scales and values.

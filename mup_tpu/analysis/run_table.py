@@ -62,11 +62,7 @@ class RunTable:
         return f"{self.name}: {len(self.runs)} runs of {compared} at {self.columns.scale} {scales}"
 
     def part(self, keep: Callable[[pd.DataFrame], pd.Series]) -> RunTable:
-        """Return the table of some runs, with their history.
-
-        Args:
-            keep: mask of a frame's rows, called with each frame of runs.
-        """
+        """Return the table of the runs that a mask of each frame's rows keeps, with their history."""
 
         def kept(frame: pd.DataFrame) -> pd.DataFrame:
             return frame[keep(frame)] if len(frame) else frame
@@ -81,11 +77,7 @@ class RunTable:
 
 
 def require_above_zero(name: str, value: float) -> None:
-    """Check a setting of an analysis.
-
-    Raises:
-        TableError: it is not a finite number above 0.
-    """
+    """Refuse a setting of an analysis that is not a finite number above 0."""
     if not (value > 0 and np.isfinite(value)):
         raise TableError(f"{name} {value:g} is not allowed: it must be a finite number above 0")
 
@@ -214,11 +206,7 @@ class Cost:
 
 
 def run_cost(table: RunTable) -> Cost:
-    """Return the cost of a run by scale: measured where the table says, else ∝ width² or the scale itself.
-
-    Args:
-        table: checked runs; `cost` is measured.
-    """
+    """Return the cost of a run by scale: measured where the table says, else ∝ width² or the scale itself."""
     exponent = 2.0 if means(table.columns.scale) == "width" else 1.0
     smallest = float(table.runs["scale"].min())
     known = table.runs[(table.runs["cost"] > 0) & np.isfinite(table.runs["loss"])]

@@ -133,13 +133,9 @@ class ScalingLaw:
         return Prediction(self.loss(parameters), low, high)
 
     def compute_share(self, parameters: float, regret: float) -> float:
-        """Return the share of compute with which a tuned model reaches the same loss, tokens held fixed.
+        """Return the share of compute with which a tuned model reaches the loss of a badly tuned one.
 
-        Solves L(N') = L(N) + regret; compute is proportional to N.
-
-        Args:
-            parameters: N of the badly tuned model.
-            regret: loss by its tuning, nat per token.
+        Solves L(N') = L(N) + regret; compute is proportional to N, as tokens are held fixed.
         """
         gap = self.loss(parameters) - self.irreducible
         return float((gap / (gap + regret)) ** (1 / self.exponent))
@@ -310,10 +306,7 @@ _LOG_PRIOR_K = -0.5 * (
 def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> Prediction | Reason:
     """Predict the loss of a tuned model at a scale, with its 95 % interval, or return why that is impossible.
 
-    Args:
-        losses_S: losses of tuned models, in any unit, above 0.
-        scales_S: their scales, ascending.
-        scale: the one to predict.
+    Scales ascend; losses may be in any unit.
     """
     if len(losses_S) < LEAST:
         return Reason.of("few optima", known=len(losses_S), needed=LEAST)

@@ -63,18 +63,9 @@ def standard_form(
     unit: LossUnit = AUTO,
     only: Sequence[Condition] = (),
 ) -> RunTable:
-    """Check rows and bring them into standard form.
+    """Check rows of runs, or of steps of runs, and bring them into standard form; notes are added to a list.
 
-    Args:
-        table: rows of runs, or of steps of runs.
-        columns: names of their columns.
-        fixed: columns that have one value, except along the axes.
-        notes: list to add to.
-        name: name of the table, for titles.
-        chance: loss of guessing, nat per token; runs at or above it count as diverged.
-        states: meaning of states of runs that are not known.
-        unit: of the loss.
-        only: conditions on an optimum: runs that fail one count as lost.
+    `fixed` are columns that have one value, except along the axes; the other arguments are `check_table`'s.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
@@ -353,8 +344,9 @@ _TUNED = re.compile(
 
 
 def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
-    """Return notes on rules and settings that vary inside a cell; of others' tables also on lengths, batches,
-    commits and the like that change with the scale, or inside one.
+    """Return notes on rules and settings that vary inside a cell.
+
+    Of others' tables also on lengths, batches and commits that change with the scale, or inside one.
     """
     cells, varying, confounding = [runs["compared"], runs["scale"], runs["x"]], [], []
     is_ours = {"trial_id", "config"} <= set(table)

@@ -313,13 +313,9 @@ def _checked(
 def fit_surface(
     runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator, draws: int = _DRAWS
 ) -> Surface:
-    """Draw the surfaces of one rule.
+    """Draw the surfaces of one rule's runs.
 
-    Args:
-        runs: scale, loss (+inf where lost), and a column of log2 values for each hyperparameter.
-        tuned: these columns.
-        generator: of the draws.
-        draws: number of draws.
+    They have scale, loss (+inf where lost), and log2 values in the columns `tuned`.
 
     Raises:
         TableError: a scale has too few points, or the points show no minimum.

@@ -341,10 +341,7 @@ class Trend:
     def together(self, source: float, target: float, x_2R: np.ndarray) -> np.ndarray:
         """Return numbers (R,) of draws that follow the joint posterior of two scales' optima.
 
-        Args:
-            source: one scale.
-            target: the other one.
-            x_2R: draws by each scale's own runs, which the other scales' optima and the priors weigh.
+        `x_2R` are draws by each scale's own runs, which the other scales' optima and the priors weigh.
         """
         scales = [*self.sizes]
         pair = [scales.index(source), scales.index(target)]
@@ -378,9 +375,7 @@ class Trend:
     def optimum(self, sizes: float | Sequence[float], measured: bool = True) -> Mixture:
         """Return the optimum at a scale, or at a value of each, log2 of the hyperparameter.
 
-        Args:
-            sizes: the ones to predict at.
-            measured: whether a measurement there counts for its own scatter; False for the trend there.
+        A measurement there counts for its own scatter; with `measured` False it is the trend there.
         """
         return self._unbroken(sizes, measured).broken(*self._breaking(sizes))
 
@@ -411,13 +406,10 @@ def fit_trend(
     valleys: Sequence[Valley | None] = (),
     bracketed: bool = False,
 ) -> Trend | None:
-    """Return the trend of the optima of one rule; None with fewer than two that are known.
+    """Return the trend of one rule's optima, by ascending scale; None with fewer than two that are known.
 
-    Args:
-        optima: one a scale, ascending.
-        priors: of the trend.
-        valleys: draws of each scale, whose errors are correlated; independent without them.
-        bracketed: leave out optima at an edge of their grid, which otherwise count by their draws.
+    Errors are correlated as the draws of the valleys are; without valleys they are independent. Optima at an
+    edge of their grid count by their draws, unless `bracketed` leaves them out.
     """
     if sum(o.is_bracketed for o in optima) < LEAST:
         return None
@@ -471,11 +463,6 @@ def claims(rule: str, kind: str, tuned: str = "learning_rate") -> bool:
 
 
 def priors_of(scale: str, claimed: bool = False) -> Priors:
-    """Return the priors along a scale, by its column.
-
-    Args:
-        scale: column of the scale.
-        claimed: whether the rule claims to keep the optimum along it.
-    """
+    """Return the priors along a scale, by its column; `claimed` if the rule claims to keep the optimum."""
     priors = BY_KIND[kind_of(scale)]
     return replace(priors, steady=max(KEPT, priors.steady), sweeps=priors.claiming) if claimed else priors

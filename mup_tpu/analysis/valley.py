@@ -137,14 +137,9 @@ def fit_valley(
 ) -> Fit | None:
     """Fit all shapes to a curve; None without a finite point.
 
-    Args:
-        x_G: the grid, log2, ascending.
-        mean_G: losses, nat; +inf where runs were lost.
-        error_G: standard error of each, nat.
-        step: usual distance of grid points, octaves.
-        df: degrees of freedom of the errors.
-        may_miss: whether a point that all shapes miss ends the valley on its side; False keeps all points, so
-            that evidences of several errors can be compared.
+    The grid ascends; `step` is its usual distance in octaves, `df` the errors' degrees of freedom. A point
+    that all shapes miss ends the valley on its side, unless `may_miss` is False: all points are kept then, so
+    that evidences of several errors can be compared.
     """
     finite_G = np.isfinite(mean_G)
     if not finite_G.any():
@@ -315,15 +310,10 @@ def draw(
     shared: Shared | None = None,
     chance_R: np.ndarray | None = None,
 ) -> Valley:
-    """Return draws from the posterior.
+    """Return draws from the posterior of one curve, with what other curves say.
 
-    Args:
-        fit: table of one curve.
-        generator: of random numbers.
-        draws: number of draws.
-        shared: what other curves say.
-        chance_R: uniform numbers that choose the shapes. Curves of one rule share them in most draws,
-            so that the error of form that they have in common does not count as drift.
+    The uniform numbers `chance_R` choose the shapes. Curves of one rule share them in most draws, so that the
+    error of form that they have in common does not count as drift.
     """
     log_KX, height_KX, error_KX = fit.log_KX, fit.height_KX, fit.spread_KX
     freedom = fit.df + len(fit.window) - 2

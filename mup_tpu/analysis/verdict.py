@@ -67,10 +67,7 @@ class Regret:
 def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Regret:
     """Return the regret at the target scale of the source's optimum.
 
-    Args:
-        source: of the smaller scale.
-        target: of the larger one.
-        trend: of all scales, which weighs the draws of both optima by the other scales' optima.
+    The trend of all scales weighs the draws of both optima by the other scales' optima.
     """
     ends = (source.curve.scale, target.curve.scale)
     is_open = target.optimum.status in ("at lower edge", "at upper edge")
@@ -214,14 +211,8 @@ def decide(
     - DRIFTS without a power law, as when an optimum moves once and then stays: the regret's lower bound
       exceeds twice epsilon.
 
-    Args:
-        optima: one a scale.
-        drift: fitted to the bracketed optima.
-        regret: from the smallest bracketed scale to the largest that was run; None if they are the same.
-        epsilon: largest regret that does not matter, nat per token.
-        delta: largest |α| that does not matter.
-        look: number of the look in a sequence; None for a single analysis.
-        to_come: number of planned scales without a run: above 0, TRANSFERS is never said.
+    The regret is from the smallest bracketed scale to the largest that was run; None if they are the same.
+    While planned scales are `to_come`, TRANSFERS is never said.
     """
     if not drift.is_known or regret is None:
         return Verdict("INCONCLUSIVE", look)
@@ -251,11 +242,7 @@ class Question:
 
     @classmethod
     def of(cls, table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0) -> Question:
-        """Return the question of a checked table: its columns, rounding and planned scales.
-
-        Raises:
-            TableError: epsilon or delta is not a finite number above 0.
-        """
+        """Return the question of a checked table: its columns, rounding and planned scales."""
         require_above_zero("epsilon", epsilon)
         require_above_zero("delta", delta)
         losses = table.runs["loss"].to_numpy()

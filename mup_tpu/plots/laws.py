@@ -104,15 +104,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
 def scaling_law_figure(
     law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0, *, ax: style.Given = None
 ) -> Figure:
-    """Draw a law in one variable with its interval, its fitted points and the held-out ones.
-
-    Args:
-        law: fitted without the held-out points.
-        params: parameters of each point, ascending.
-        losses: nat per token.
-        held_out: number of last points that were not fitted.
-        ax: axes to draw in; a new figure by default.
-    """
+    """Draw a law with its interval, its fitted points (ascending) and the last ones, which were held out."""
     (panel,) = style.panels(1, 5.4, 3.8, ax=ax)
     color, seen = style.categorical(0), len(params) - held_out
     grid = np.geomspace(params[0], params[-1], 60)
@@ -184,11 +176,8 @@ def prediction_figure(predictions: Predictions) -> Figure:
 def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ()) -> Figure:
     """Draw the optimum of each rule over its first two scales as contours, with the measured optima.
 
-    Further scales are at their geometric means; measured optima are moved there along the law.
-
-    Args:
-        laws: one a rule.
-        at: sizes of targets, a number for each scale; a star with the predicted optimum marks each.
+    Further scales are at their geometric means; measured optima are moved there along the law. A star with
+    the predicted optimum marks each target, which has a number for each scale.
 
     Raises:
         TableError: the law has one scale.

@@ -105,10 +105,7 @@ def transfer_figure(
 ) -> Figure:
     """Draw loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
 
-    Args:
-        analysis: of a run table.
-        runs: runs of that table, which tooltips in reports list.
-        ax: axes to draw in, one a panel; a new figure by default.
+    Tooltips in reports list the table's `runs`.
     """
     results = names.results_of(analysis)
     ranges = [_LossRange.of(result) for result in results]

@@ -41,10 +41,7 @@ def learning_curves_figure(
 ) -> Figure:
     """Draw training loss against step, at the grid point nearest to each scale's optimum.
 
-    Args:
-        analysis: of a run table.
-        runs: runs of that table, which tooltips in reports list.
-        ax: axes to draw in, one a panel; a new figure by default.
+    Tooltips in reports list the table's `runs`.
     """
     results = [r for r in names.results_of(analysis) if r.learning_curves]
     axes = style.panels(len(results), 4.6, 3.6, ax=ax)
@@ -90,11 +87,8 @@ def learning_curves_figure(
 def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
     """Draw the loss of every trial of a search against each hyperparameter that it varied.
 
-    Trials that were stopped early are hollow, at their last loss; diverged ones lie on a line above.
-
-    Args:
-        trials: from `mup_tpu.analysis.run_table.ranked`.
-        varied: columns of the hyperparameters.
+    Trials, best first, that were stopped early are hollow, at their last loss; diverged ones lie on a line
+    above.
     """
     finished, stopped, diverged = (of_status(trials, s) for s in ("finished", "stopped", "diverged"))
     axes = style.panels(len(varied), 3.4, 2.7, share_x=False)
@@ -202,10 +196,8 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
 def module_check_figure(table: pd.DataFrame) -> Figure:
     """Draw a module's check as Yang et al. 2022, figure 5: a row a block, a column a step, a line a layer.
 
-    Of many blocks the first, the middle and the last are drawn; a row has eight lines at most.
-
-    Args:
-        table: sizes of one rule, `Report.sizes` or a part of `CoordinateCheck.table`.
+    The table has sizes of one rule, as `Report.sizes`. Of many blocks the first, the middle and the last are
+    drawn; a row has eight lines at most.
     """
     scale, steps = scale_of(table), sorted(map(int, table["step"].unique()))
     blocks: dict[str, list[str]] = {}

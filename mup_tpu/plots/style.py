@@ -84,11 +84,6 @@ def figure_type(
 
     Titles and names of axes are broken into lines that fit their panel, unless the caller gave the axes.
     Control characters become escapes, because no SVG may hold them.
-
-    Args:
-        title: a few words for a heading.
-        caption: what is drawn against what, and what the marks mean.
-        has_data: whether an analysis has data for the figure; None if it is drawn from something else.
     """
 
     def register(draw: Callable[P, Figure]) -> Callable[P, Figure]:

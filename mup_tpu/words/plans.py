@@ -272,12 +272,8 @@ FORMATS = tuple(PROGRAMS)
 
 
 def write_recipe(program: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any]) -> str:
-    """Write a recipe for a program.
-
-    Args:
-        program: one of `FORMATS`.
-        tuned: log2 of each predicted value, and of the ends of its 95 % interval.
-        values: others of the run.
+    """Write a recipe for one of `FORMATS`: log2 of each tuned value and of its 95 % ends, and the run's
+    others.
     """
     form, lines, comments = PROGRAMS[program], list[str](), list[str]()
     all_values: dict[str, Any] = {name: float(f"{2.0**x:.4g}") for name, (x, *_) in tuned.items()}

@@ -15,13 +15,7 @@ from mup_tpu.words.reasons import because
 
 
 def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -> str:
-    """Return the predicted optimum with its intervals, and its distance from the table.
-
-    Args:
-        made: one of the predictions.
-        predictions: all of them.
-        name: name of the rule in the sentence; by default the one for people.
-    """
+    """Return the predicted optimum with its intervals, and its distance from the table."""
     scale = predictions.scale
     at = point(scale, float(f"{made.scale:.4g}") if made.scale % 1 else made.scale)
     if not made.target.startswith(scale):

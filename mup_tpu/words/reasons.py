@@ -18,12 +18,7 @@ _ORDINALS = {4: "a fourth", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an e
 
 
 def because(reason: Reason, columns: Columns = Columns()) -> str:
-    """Return the sentence of a reason or note.
-
-    Args:
-        reason: code and values.
-        columns: names of the table's columns.
-    """
+    """Return the sentence of a reason or note, by the names of the table's columns."""
     values: dict[str, Any] = {
         name: because(v, columns) if isinstance(v, Reason) else v for name, v in reason.values.items()
     }

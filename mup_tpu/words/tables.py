@@ -113,13 +113,7 @@ def slopes_table(
 
 
 def conclusion(outcome: Conclusion, scale: str, rule: str = "") -> list[str]:
-    """Return whether a parametrization passes a coordinate check, and whether blocks turn lazy, a line each.
-
-    Args:
-        outcome: conclusion of the check.
-        scale: column of the scale.
-        rule: name of the parametrization in the lines; by default as in the table.
-    """
+    """Return whether a parametrization passes a coordinate check, and whether blocks turn lazy, a line each."""
     rule, lines = rule or outcome.parametrization, []
     if (fastest := outcome.fastest) is not None:
         what = f"the {fastest.quantity} of {fastest.layer} ∝ {label(scale)}^{number(fastest.value, 2)}"
@@ -198,11 +192,8 @@ def referee_page(
 ) -> str:
     """Return several sweeps beside each other as a page of Markdown.
 
-    Args:
-        name: name of the folder.
-        comparison: the sweeps.
-        figure: file of `mup_tpu.plots.sweeps_figure`, relative to the page; "" for none.
-        predictions: whether each prediction's interval holds what came out, by folder.
+    `figure` is the file of `mup_tpu.plots.sweeps_figure`, relative to the page; `predictions` say by folder
+    whether each interval holds what came out.
     """
     model, update_rule, tuned = _common_setting(comparison)
     default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned"
@@ -229,12 +220,7 @@ def referee_page(
 
 
 def ruling_tables(comparison: Comparison, headings: Sequence[str] = _BY_ITSELF) -> list[Table]:
-    """Return a table for each way of growing, with a row for each rule of a sweep.
-
-    Args:
-        comparison: the sweeps.
-        headings: columns to show.
-    """
+    """Return a table for each way of growing, with a row for each rule of a sweep."""
     common, tables = _common_setting(comparison), []
     for way, rulings in groupby(comparison.rulings, lambda r: label(r.columns.scale)):
         rows = [[_cells(r, common)[heading] for heading in headings] for r in rulings]

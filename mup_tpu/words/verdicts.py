@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 def verdict(
     result: TransferResult, analysis: TransferAnalysis, scores: Iterable[Score] = (), name: str = ""
 ) -> str:
-    """Return the verdict on a rule with its numbers, or the score of a prediction where that is the question.
+    """Return the verdict on a rule with its numbers.
 
-    Args:
-        result: analysis of the rule.
-        analysis: analysis of the whole table.
-        scores: scores of predictions; at a single scale, a prediction's score takes the verdict's place.
-        name: name of the rule in the sentence; by default the one for people.
+    At a single scale the score of a prediction takes the verdict's place.
     """
     name = name or names.name(result.compared, analysis.compares)
     if len(result.optima) == 1:
@@ -191,13 +187,7 @@ def remedy(result: TransferResult, analysis: TransferAnalysis) -> Remedy:
 
 
 def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, ...]:
-    """Return the command lines that run a batch where an experiment's script made the table, else sentences.
-
-    Args:
-        batch: runs to add.
-        columns: columns of the table.
-        command: command line that adds runs to the table, or None.
-    """
+    """Return the command lines that run a batch where an experiment's script made the table, else sentences."""
     groups: dict[tuple[float, int], list[float]] = {}
     for cell in sorted(batch.cells, key=lambda c: (c.scale, c.seeds, c.x)):
         groups.setdefault((cell.scale, cell.seeds), []).append(cell.x)

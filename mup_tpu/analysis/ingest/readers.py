@@ -219,12 +219,11 @@ _EVENTS = "events.out.tfevents"
 def read_project(path: str | Path) -> pd.DataFrame:
     """Read the runs of a tracker, a row a run.
 
-    Args:
-        path: `wandb:ENTITY/PROJECT`; or `mlflow:EXPERIMENT`, of the tracking server or database that
-            MLFLOW_TRACKING_URI names.
+    The path is `wandb:ENTITY/PROJECT`, or `mlflow:EXPERIMENT` of the server or database MLFLOW_TRACKING_URI.
 
     Raises:
-        TableError: the tracker's package is not installed, it cannot be reached, or it knows no such runs.
+        TableError: the tracker's package is not installed, it cannot be reached, or it knows no such
+            runs.
     """
     tracker, _, name = str(path).partition(":")
     table = TRACKERS[tracker](name)

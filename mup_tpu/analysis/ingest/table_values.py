@@ -81,15 +81,9 @@ def _state(value: object) -> str:
 
 
 def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | None = None) -> pd.Series:
-    """Read a column as floats, nan if empty.
+    """Read a column as floats, nan if empty; `hint` ends the error on a value that is no number.
 
     Commas are decimal where the whole column has them, or where another column of text has.
-
-    Args:
-        column: values, as numbers or text.
-        name: its name, for errors.
-        hint: end of the error, with what to write.
-        table: other columns.
 
     Raises:
         TableError: a value is no number, or could be two.

@@ -284,11 +284,7 @@ _EXTREMES = ("__MIN", "__MAX")
 
 
 def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
-    """Gather the losses of a table in one column; return it with notes.
-
-    Args:
-        table: of any shape; one that has a column for the loss is left as it is.
-        columns: names that were given.
+    """Gather the losses of a table of any shape in one column; return it with notes.
 
     Raises:
         TableError: it holds curves, and the names of their runs lack width or learning rate.
