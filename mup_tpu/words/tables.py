@@ -113,7 +113,7 @@ def slopes_table(
 
 
 def conclusion(outcome: Conclusion, scale: str, rule: str = "") -> list[str]:
-    """Return whether a parametrization passes a coordinate check, and whether blocks turn lazy, a line each."""
+    """Return whether a rule passes a coordinate check, and whether its blocks turn lazy, a line each."""
     rule, lines = rule or outcome.parametrization, []
     if (fastest := outcome.fastest) is not None:
         what = f"the {fastest.quantity} of {fastest.layer} ∝ {label(scale)}^{number(fastest.value, 2)}"

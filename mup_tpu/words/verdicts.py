@@ -187,7 +187,7 @@ def remedy(result: TransferResult, analysis: TransferAnalysis) -> Remedy:
 
 
 def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, ...]:
-    """Return the command lines that run a batch where an experiment's script made the table, else sentences."""
+    """Return the command lines that run a batch of an experiment's script; for other tables sentences."""
     groups: dict[tuple[float, int], list[float]] = {}
     for cell in sorted(batch.cells, key=lambda c: (c.scale, c.seeds, c.x)):
         groups.setdefault((cell.scale, cell.seeds), []).append(cell.x)
