@@ -1,4 +1,4 @@
-"""Drift of an optimum with scale: a random-effects regression, and two checks that use whole curves."""
+"""Drift of an optimum with scale: a random-effects regression, and a check by whole curves."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from mup_tpu.analysis.valley import Valley
 NEEDED = 3  # Least number of scales with a bracketed optimum for a drift exponent, and so for a verdict
 WIDEST_TOLD = 2.0
 """Width of an interval around 0 at which it tells nothing about α: from ∝ 1/scale to ∝ scale."""
-WIDEST_COLLAPSE = 2.5
-"""Largest exponent, up or down, in the search for the one that brings whole curves together."""
 
 
 @dataclass(frozen=True)
@@ -129,34 +127,3 @@ def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ())
     known = [(a, b) for a, b in pairwise(optima) if a.is_known and b.is_known]
     optima_held = sum(b.loss < a.loss for a, b in known)
     return WiderIsBetter(falling, pairs, optima_held, len(known))
-
-
-def collapse_exponent(curves: Sequence[LossCurve]) -> float:
-    """Return octaves of shift per octave of scale that bring the excess-loss curves closest together.
-
-    Each curve's loss over its own minimum is moved by -β·log2(scale ratio) and compared with the others where
-    they overlap; β minimises the mean squared distance. It estimates the drift from whole curves, not from
-    minima alone.
-    """
-    usable = [c for c in curves if np.isfinite(c.mean_G).sum() >= 4]
-    if len(usable) < 2:
-        return math.nan
-    shifts_C = np.log2([c.scale / usable[0].scale for c in usable])
-    beta_B = np.linspace(-WIDEST_COLLAPSE, WIDEST_COLLAPSE, 201)
-    of_finite = [(c.x_G[np.isfinite(c.mean_G)], c.mean_G[np.isfinite(c.mean_G)]) for c in usable]
-    ends_2C = np.array([(x_G[0], x_G[-1]) for x_G, _ in of_finite]).T
-    moved_BC = beta_B[:, None] * shifts_C
-    low_B, high_B = (ends_2C[0] - moved_BC).max(axis=1), (ends_2C[1] - moved_BC).min(axis=1)
-    at_BN = np.linspace(low_B, high_B, 64, axis=1)
-    excess_CBN = np.array(
-        [
-            np.interp(at_BN + moved_B[:, None], x_G, y_G - y_G.min())
-            for (x_G, y_G), moved_B in zip(of_finite, moved_BC.T, strict=True)
-        ]
-    )
-    near_BN = excess_CBN.min(axis=0) < 0.5  # far from the optimum losses saturate
-    near_BN &= (high_B - low_B >= 1.0)[:, None]
-    if not near_BN.any():
-        return math.nan
-    distance_B = np.ma.array(excess_CBN.var(axis=0), mask=~near_BN).mean(axis=1)
-    return float(beta_B[int(distance_B.filled(np.inf).argmin())])

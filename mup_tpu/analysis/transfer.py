@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.design import Batch, next_batch, why_stop
-from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_drift, wider_is_better
+from mup_tpu.analysis.drift import Drift, WiderIsBetter, fit_drift, wider_is_better
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum, Status, estimate, loss_curve
@@ -101,8 +101,6 @@ class TransferResult:
     drift: Drift
     regrets: tuple[Regret, ...]
     wider_is_better: WiderIsBetter
-    collapse_exponent: float
-    """Shift per octave of scale, in octaves, that best brings the loss curves together."""
     law: FittedLaw
     learning_curves: tuple[LearningCurve, ...]
     """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
@@ -135,7 +133,6 @@ class TransferResult:
             "optima": [o.to_dict() for o in self.optima],
             "regrets": [asdict(r) for r in self.regrets],
             "wider_is_better": asdict(self.wider_is_better) | {"share": self.wider_is_better.share},
-            "collapse_exponent": self.collapse_exponent,
             "law": self.law.to_dict(),
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
@@ -307,7 +304,6 @@ def _analyze_one(
         drift=evidence.drift,
         regrets=tuple(regrets),
         wider_is_better=wider_is_better(evidence.curves, optima),
-        collapse_exponent=collapse_exponent(evidence.curves),
         law=law,
         learning_curves=learning_curves(optima, table.history),
         verdict=last.verdict,
@@ -337,7 +333,6 @@ def without_curves(
         drift=drift,
         regrets=regrets,
         wider_is_better=WiderIsBetter(0, 0),
-        collapse_exponent=math.nan,
         law=_NO_LAW,
         learning_curves=(),
         verdict=verdict,

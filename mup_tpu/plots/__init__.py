@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.laws import best_loss_figure, law_figure, prediction_figure, scaling_law_figure
-from mup_tpu.plots.optima import collapse_figure, optimum_figure, transfer_figure
+from mup_tpu.plots.optima import optimum_figure, transfer_figure
 from mup_tpu.plots.runs import (
     coordinate_check_figure,
     coordinate_check_figures,
@@ -28,7 +28,7 @@ from mup_tpu.plots.style import FIGURES, STYLE, FigureType, save_figure, svg
 from mup_tpu.plots.verdict import regret_figure, sequence_figure, sweeps_figure
 
 __all__ = [
-    "FIGURES", "OF_EACH", "STYLE", "FigureType", "best_loss_figure", "collapse_figure",
+    "FIGURES", "OF_EACH", "STYLE", "FigureType", "best_loss_figure",
     "coordinate_check_figure", "coordinate_check_figures", "drawings", "law_figure",
     "learning_curves_figure", "module_check_figure", "optimum_figure", "prediction_figure", "regret_figure",
     "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "svg", "sweeps_figure",

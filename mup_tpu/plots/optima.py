@@ -1,8 +1,7 @@
-"""Loss against the hyperparameter, optima by scale, and the collapse of whole curves."""
+"""Loss against the hyperparameter, and optima by scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
-from mup_tpu.analysis.drift import WIDEST_COLLAPSE, bends
+from mup_tpu.analysis.drift import bends
 from mup_tpu.analysis.optimum import LossCurve, Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
@@ -131,13 +130,9 @@ def transfer_figure(
         style.log2_axis(panel, zero_x)
     style.label_rows(axes, style.in_unit("loss", analysis.columns), each=not share_y)
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
-    return style.with_key(axes, [*_lines_of(axes, analysis), *marks], ax=ax)
-
-
-def _lines_of(axes: Sequence[Axes], analysis: TransferAnalysis) -> list[Artist]:
-    lines = {line.get_label(): line for ax in axes for line in ax.lines}
-    labels = (style.at(analysis.scale, scale) for scale in names.scales_of(analysis.results))
-    return [lines[label] for label in labels if label in lines]
+    lines = {line.get_label(): line for panel in axes for line in panel.lines}
+    labels = (style.at(analysis.scale, scale) for scale in names.scales_of(results))
+    return style.with_key(axes, [*(lines[label] for label in labels if label in lines), *marks], ax=ax)
 
 
 def _draw_valleys(
@@ -282,48 +277,3 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
         handles.append(style.mark("^", "best of the grid, at its edge", mfc="none", ms=8))
     return style.with_key([panel], handles, ax=ax)
-
-
-@figure_type(
-    "Collapse of the curves",
-    "Loss above the best, the curves moved by the exponent that brings them closest together",
-    is_tuned_at_scales,
-)
-def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Draw loss above each scale's best, the curves moved by the exponent that collapses them."""
-    results = names.results_of(analysis)
-    axes = style.panels(len(results), 4.6, 4.0, ax=ax)
-    scales, top = names.scales_of(results), 0.0
-    for panel, result in zip(axes, results, strict=True):
-        beta = result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
-        highest, heights = 0.0, [np.zeros(0)]
-        for curve in result.curves:
-            shown = np.isfinite(curve.mean_G)
-            moved_G = curve.x_G - beta * np.log2(curve.scale / scales[0])
-            best = curve.mean_G[shown].min(initial=np.inf)
-            heights.append(curve.mean_G[shown] - best)
-            label = style.at(analysis.scale, curve.scale)
-            look: dict[str, Any] = {"ms": 3.5, "lw": 1.3, "color": style.sequential(scales, curve.scale)}
-            (line,) = panel.plot(moved_G[shown], heights[-1], "o-", label=label, **look)
-            style.describe(line, label)
-            if shown.any():
-                highest = max(highest, min(1.04 * float(heights[-1].max()), max(0.8, 0.25 * abs(best))))
-        lower = np.quantile(np.concatenate(heights), 0.75) if highest else 0.0
-        top = max(top, min(highest, _SQUEEZED * lower) if lower else highest)
-        title, alpha = style.label(result.compared, analysis.compares), names.alpha(result)
-        if not np.isfinite(result.collapse_exponent):
-            title += ": not moved, the curves have too few points in common"
-        elif abs(beta) >= WIDEST_COLLAPSE:
-            title += f": no exponent within ±{WIDEST_COLLAPSE:g} brings the curves together"
-        else:
-            title += f": whole curves move by {style.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
-            title += f"\n(their optima alone: {alpha})" if alpha else ""
-        panel.set_title(title)
-        tuned = style.title(analysis.hyperparameter)
-        panel.set_xlabel(f"{tuned}, moved to {style.at(analysis.scale, scales[0])}")
-        style.log2_axis(panel)
-    for panel in axes:
-        panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
-        panel.yaxis.set_major_formatter(style.PlainTicks())
-    style.label_rows(axes, style.in_unit("loss above the best", analysis.columns))
-    return style.with_key(axes, _lines_of(axes, analysis), ax=ax)

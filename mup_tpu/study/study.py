@@ -358,7 +358,7 @@ class Study:
         """Draw a figure of stored trials.
 
         Args:
-            name: "transfer", "optimum", "regret", "best_loss", "collapse", "learning_curves", "sequence"; of
+            name: "transfer", "optimum", "regret", "best_loss", "learning_curves", "sequence"; of
                 several tuned hyperparameters the first three of each: "transfer_learning_rate".
         """
         from mup_tpu import plots

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
-from mup_tpu.analysis.drift import Drift, collapse_exponent, wider_is_better
+from mup_tpu.analysis.drift import Drift, wider_is_better
 from mup_tpu.analysis.optimum import Optimum, loss_curve
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import Regret, decide
@@ -223,27 +223,6 @@ def test_wider_is_better_counts_pairs():
     found = wider_is_better(curves)
     assert (found.better, found.pairs) == (33, 33)
     assert wider_is_better(curves[::-1]).better == 0
-
-
-def test_collapse_finds_the_shift_of_the_curves():
-    for alpha in (0.0, -0.5, -1.0):
-        curves = [loss_curve(g) for _, g in check_table(swept(alpha, sigma=0.0)).runs.groupby("scale")]
-        assert collapse_exponent(curves) == pytest.approx(alpha, abs=0.05)
-
-
-@pytest.mark.parametrize(("values", "is_known"), [(3, False), (4, True)])
-def test_collapse_needs_two_curves_of_four_values(values, is_known):
-    runs = check_table(swept(0.0, grid=range(-10, -10 + values))).runs
-    curves = [loss_curve(group) for _, group in runs.groupby("scale")]
-    assert math.isfinite(collapse_exponent(curves)) == is_known
-    assert math.isnan(collapse_exponent(curves[:1]))
-
-
-def test_curves_without_a_common_octave_near_an_optimum_do_not_collapse():
-    grids = {64: range(-10, -6), 128: range(0, 4)}
-    runs = pd.concat(swept(0.0, grid=grid).query(f"width == {width}") for width, grid in grids.items())
-    curves = [loss_curve(group) for _, group in check_table(runs).runs.groupby("scale")]
-    assert len(curves) == 2 and math.isnan(collapse_exponent(curves))
 
 
 def test_the_same_table_gives_the_same_numbers():

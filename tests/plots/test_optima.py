@@ -1,4 +1,4 @@
-"""Loss curves, optima and collapse: the numbers of the analysis, with everything that has no place marked."""
+"""Loss curves and optima: the numbers of the analysis, with everything that has no place marked."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -88,8 +88,6 @@ def test_one_far_run_leaves_the_axis_for_the_rail_and_the_valley_keeps_a_third_o
     assert high - low < 3.7 * 0.05, "the lower three quarters are 0.03 nat"
     (low, high), beyond, key = in_panel(plots.transfer_figure(valley()))
     assert beyond == [] and "above the axis" not in key and low < 2.508 and high > 2.56
-    collapsed = plots.collapse_figure(valley(x3=3.0)).axes[0]
-    assert 0.04 < collapsed.get_ylim()[1] < 0.15
 
 
 def test_a_single_panel_s_long_key_stands_beside_it():
@@ -139,11 +137,10 @@ def analysis_of(*tables: pd.DataFrame, compares: str = "token_rule"):
 def test_panels_share_their_range_the_baseline_is_first_and_rules_have_names():
     steady = dict.fromkeys((100, 200, 400, 800), -7.2)
     analysis = analysis_of(rows_of("lr_0.32", steady), rows_of("none", steady, range(-9, -4)))
-    for draw in (plots.transfer_figure, plots.collapse_figure):
-        axes = draw(analysis).axes
-        assert len({ax.get_xlim() for ax in axes}) == 1
-        titles = [ax.get_title().partition(":")[0] for ax in axes]
-        assert titles == ["no token rule", "lr × tokens$^{−0.32}$"]
+    axes = plots.transfer_figure(analysis).axes
+    assert len({ax.get_xlim() for ax in axes}) == 1
+    titles = [ax.get_title().partition(":")[0] for ax in axes]
+    assert titles == ["no token rule", "lr × tokens$^{−0.32}$"]
 
 
 def test_a_numeric_compared_axis_is_named_and_its_panels_ascend():

@@ -84,10 +84,10 @@ TABLES = {
     ),
 }  # fmt: skip
 DRAWN = {
-    "five rules": ("transfer", "collapse", "optimum", "learning_curves"),
+    "five rules": ("transfer", "optimum", "learning_curves"),
     "diverged and stopped": ("transfer", "regret", "best_loss"),
     "optima at the edge": ("transfer", "optimum", "regret"),
-    "far apart": ("transfer", "collapse", "optimum"),
+    "far apart": ("transfer", "optimum"),
 }
 """Figures that a table is hard on; all of the other tables."""
 DAILY = ("long names", "diverged and stopped", "optima at the edge")
@@ -155,7 +155,7 @@ def test_everything_in_a_figure_of_transfer_can_be_read(name, golden, drawn):
     table = check_table(swept(**TABLES[name]), columns)
     analysis = analyze(table)
     drawings = plots.drawings(analysis)
-    several = {"optimum", "regret", "best_loss", "collapse"}
+    several = {"optimum", "regret", "best_loss"}
     assert several & set(drawings) == (set() if name == "one scale" else several)
     figures = {kind: drawings[kind](analysis) for kind in DRAWN.get(name, drawings)}
     assert {kind: faults(figure) for kind, figure in figures.items()} == {kind: [] for kind in figures}
@@ -246,7 +246,7 @@ def test_figures_can_be_drawn_into_axes_of_ones_own():
     assert plots.optimum_figure(analysis, ax=axes[2]) is figure
     assert len(axes[0].lines) > 3 and len(axes[1].lines) > 3 and axes[2].get_legend() is not None
     assert axes[0].get_title().startswith("μP") and axes[1].get_title().startswith("SP")
-    for draw in (plots.best_loss_figure, plots.collapse_figure, plots.learning_curves_figure):
+    for draw in (plots.best_loss_figure, plots.learning_curves_figure):
         figure, axes = pyplot.subplots(1, 2)
         taken = axes[0] if draw is plots.best_loss_figure else axes
         assert draw(analysis, ax=taken) is figure
