@@ -76,8 +76,8 @@ def bends(optima: Sequence[Optimum]) -> bool:
 class WiderIsBetter:
     """Pairs of neighbouring scales, all else equal, in which the larger has the lower final loss."""
 
-    better: int
-    pairs: int
+    better: int = 0
+    pairs: int = 0
     optima_held: int = 0  # Pairs in which the larger has the lower loss at its own optimum
     optima: int = 0  # Pairs with two known optima
 

@@ -388,12 +388,6 @@ class Estimate:
     error_G: np.ndarray  # Standard error of each mean, nat
 
 
-def estimate(
-    curve: LossCurve, noise: Noise, generator: np.random.Generator, epsilon: float = EPSILON
-) -> Estimate:
-    return estimates([curve], noise, generator, epsilon)[0]
-
-
 def estimates(
     curves: Sequence[LossCurve],
     noise: Noise,

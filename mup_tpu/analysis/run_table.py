@@ -53,8 +53,6 @@ class RunTable:
     """Scales of a sequence, which has a look after each purchase; none for a table with one look."""
     zeros: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Runs at hyperparameter 0, which has no log2; columns of `runs` without x."""
-    at_scale_0: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Other runs at scale 0, such as without weight decay; columns of `runs`."""
 
     def __repr__(self) -> str:
         scales = ", ".join(f"{scale:g}" for scale in sorted(self.runs["scale"].unique()))
@@ -72,7 +70,6 @@ class RunTable:
             runs=kept(self.runs),
             history=None if self.history is None else kept(self.history),
             zeros=kept(self.zeros),
-            at_scale_0=kept(self.at_scale_0),
         )
 
 

@@ -112,7 +112,6 @@ def standard_form(
         cost_column(table, columns)[1],
         history=history,
         zeros=kept[is_zero].drop(columns="x").reset_index(drop=True),
-        at_scale_0=kept[~is_zero & is_first].reset_index(drop=True),
     )
 
 

@@ -37,7 +37,7 @@ from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum, Status, loss_curve
 from mup_tpu.analysis.prediction import Predictions, predict_analysis, read_targets
 from mup_tpu.analysis.run_table import RunTable, no_column, select
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance, without_curves
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
 from mup_tpu.analysis.verdict import DELTA, PLAIN, Question, Regret, Verdict, decide
@@ -568,7 +568,7 @@ def _profile(compared: str, surface: Surface, h: int, question: Question) -> Tra
     headline = next((r for r in regrets if (r.source, r.target) == ends), None)
     noise = Noise(surface.noise, 1, "lack of fit")
     verdict = decide(optima, drift, headline, question.epsilon, question.delta)
-    return without_curves(compared, noise, tuple(optima), tuple(valleys), drift, tuple(regrets), verdict)
+    return TransferResult(compared, noise, tuple(optima), tuple(valleys), drift, verdict, tuple(regrets))
 
 
 def _optimum(scale: float, valley: Valley, least: float, most: float, epsilon: float) -> Optimum:

@@ -15,7 +15,7 @@ from mup_tpu.analysis.design import Batch, next_batch, why_stop
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, fit_drift, wider_is_better
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
-from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum, Status, estimate, loss_curve
+from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum, Status
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
@@ -91,24 +91,22 @@ class Sequenced:
 
 @dataclass(frozen=True, repr=False)
 class TransferResult:
-    """Analysis of one parametrization's runs."""
+    """Analysis of one parametrization's runs, or of its optima where these come from no loss curves."""
 
     compared: str  # Value of the compared axis, such as a parametrization's name
-    curves: tuple[LossCurve, ...]
     noise: Noise
     optima: tuple[Optimum, ...]
     valleys: tuple[Valley | None, ...]  # Draws of each scale's valley; None where every run was lost
     drift: Drift
-    regrets: tuple[Regret, ...]
-    wider_is_better: WiderIsBetter
-    law: FittedLaw
-    learning_curves: tuple[LearningCurve, ...]
-    """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     verdict: Verdict
+    regrets: tuple[Regret, ...] = ()
+    curves: tuple[LossCurve, ...] = ()
+    wider_is_better: WiderIsBetter = WiderIsBetter()
+    law: FittedLaw = _NO_LAW
+    learning_curves: tuple[LearningCurve, ...] = ()
+    """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     next_batch: Batch | None = None  # Next runs; None after a settled verdict
     at_zero: tuple[AtZero, ...] = ()  # Results with the hyperparameter at 0, one a scale
-    at_scale_0: Optimum | None = None
-    """Optimum at scale 0, such as without weight decay: in no drift and no regret."""
     sequence: Sequenced | None = None  # Looks of the sequence; None for a single look
 
     @property
@@ -118,7 +116,9 @@ class TransferResult:
     @property
     def headline_regret(self) -> Regret | None:
         # From the smallest bracketed scale to the largest that was run
-        return _headline(self.optima, self.regrets)
+        source = next((o.scale for o in self.optima if o.is_bracketed), None)
+        ends = source, self.optima[-1].scale
+        return next((r for r in self.regrets if (r.source, r.target) == ends), None)
 
     def __repr__(self) -> str:
         return f"TransferResult({self.compared!r}, {self.verdict.decision})"
@@ -137,7 +137,6 @@ class TransferResult:
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
             **({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {}),
-            **({"at_scale_0": self.at_scale_0.to_dict()} if self.at_scale_0 else {}),
             **({"sequence": self.sequence.to_dict()} if self.sequence else {}),
         }
 
@@ -241,8 +240,7 @@ def analyze(
             )
             drift, noise = fit_drift(optima, table.columns.scale, delta), Noise(math.nan, 0, "optima")
             unknown: tuple[None, ...] = (None,) * len(optima)
-            settled = Verdict("INCONCLUSIVE")
-            results.append(without_curves(name, noise, optima, unknown, drift, (), settled))
+            results.append(TransferResult(name, noise, optima, unknown, drift, Verdict("INCONCLUSIVE")))
             continue
         results.append(_analyze_one(name, table, question, costs, laws))
         if results[-1].noise.source == "lack of fit":
@@ -286,11 +284,6 @@ def _analyze_one(
                 low, high = min(low, share), max(high, share)
                 regrets[i] = replace(one, compute_share=share, compute_low=low, compute_high=high)
     costs = run_cost(table) if question.planned else costs
-    at_scale_0, generator = None, np.random.default_rng(question.seed)
-    if len(table.at_scale_0):
-        at_scale_0 = estimate(
-            loss_curve(table.at_scale_0), evidence.noise, generator, question.epsilon
-        ).optimum
     batch, stops = None, None
     if last.decision == "INCONCLUSIVE" and (question.planned or last.verdict.why_never is None):
         batch = next_batch(parametrization, evidence, costs, question)
@@ -309,33 +302,7 @@ def _analyze_one(
         verdict=last.verdict,
         next_batch=batch,
         at_zero=_at_zero(table.zeros, evidence.noise),
-        at_scale_0=at_scale_0,
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
-    )
-
-
-def without_curves(
-    compared: str,
-    noise: Noise,
-    optima: tuple[Optimum, ...],
-    valleys: tuple[Valley | None, ...],
-    drift: Drift,
-    regrets: tuple[Regret, ...],
-    verdict: Verdict,
-) -> TransferResult:
-    """Return the analysis of optima that come from no loss curves; the rest of it is unknown."""
-    return TransferResult(
-        compared=compared,
-        curves=(),
-        noise=noise,
-        optima=optima,
-        valleys=valleys,
-        drift=drift,
-        regrets=regrets,
-        wider_is_better=WiderIsBetter(0, 0),
-        law=_NO_LAW,
-        learning_curves=(),
-        verdict=verdict,
     )
 
 
@@ -348,11 +315,6 @@ def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
         scale, error = float(group["scale"].iloc[0]), noise.sigma / np.sqrt(max(1, len(finite)))
         points.append(AtZero(scale, loss, error, len(losses)))
     return tuple(points)
-
-
-def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | None:
-    source = next((o.scale for o in optima if o.is_bracketed), None)
-    return next((r for r in regrets if (r.source, r.target) == (source, optima[-1].scale)), None)
 
 
 def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:

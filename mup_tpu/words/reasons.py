@@ -177,8 +177,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "runs diverged": "{count} diverged runs are kept, as +inf",
         "runs at 0": "{count} runs at {column} 0 are reported apart: 0 has no logarithm, and no fit uses "
         "them",
-        "runs at scale 0": "{count} runs at {column} 0 have an optimum of their own: 0 has no logarithm, so "
-        "drift, regrets and figures leave it out",
+        "runs at scale 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "unequal seeds": "unequal seeds: cells have {least} to {most} runs, so means come from a model with "
         "an effect of each seed",
         "rows of the folder's question": lambda v: (

@@ -44,7 +44,6 @@ _MOST_VALUES = 8  # most values of a column that are written one by one
 def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
     metric = "loss" if columns.unit == "nat" else columns.unit
     headings = (label(columns.scale), "optimum", "95 % interval", metric, "near-optimal", "status")
-    optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
     rows = [
         (
             write_scale(columns.scale, o.scale),
@@ -54,7 +53,7 @@ def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
             f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
             status(o, columns.unit),
         )
-        for o in optima
+        for o in result.optima
     ]
     return Table(headings, rows, title)
 

@@ -309,8 +309,6 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
         }
         for optimum, of_scale in zip(values["optima"], result.optima, strict=True):
             optimum["sentence"] = status(of_scale, columns.unit)
-        if result.at_scale_0 is not None:
-            values["at_scale_0"]["sentence"] = status(result.at_scale_0, columns.unit)
         if result.law.why_not is not None:
             values["law"]["why_not"] = because(result.law.why_not, columns)
         if result.next_batch is not None:

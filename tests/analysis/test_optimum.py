@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import analyze, check_table, load_table
-from mup_tpu.analysis.optimum import Noise, _lone_effects, _ridge_effects, estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import Noise, _lone_effects, _ridge_effects, estimates, loss_curve, pooled_noise
 from mup_tpu.store import Condition
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def curve_of(loss, grid, seeds=2, sigma=0.0, generator=None):
 
 def optimum_of(curve, seed=0):
     noise = pooled_noise([curve])
-    return estimate(curve, noise, np.random.default_rng(seed)).optimum
+    return estimates([curve], noise, np.random.default_rng(seed))[0].optimum
 
 
 def test_optimum_of_a_parabola_is_its_vertex():
@@ -155,7 +155,7 @@ def test_optima_lie_within_noise_of_the_runs_beside_them_in_a_sweep_with_valleys
     curves = [loss_curve(group) for _, group in runs.groupby("scale")]
     noise = pooled_noise(curves)
     for curve in curves:
-        found = estimate(curve, noise, np.random.default_rng(0)).optimum
+        found = estimates([curve], noise, np.random.default_rng(0))[0].optimum
         best = int(np.argmin(curve.mean_G))
         assert found.loss == pytest.approx(curve.mean_G[best], abs=3 * noise.errors_G(curve)[best])
         assert not np.isfinite(found.missed_by)
@@ -254,7 +254,7 @@ def test_noise_known_from_few_runs_still_covers():
         generator = np.random.default_rng(trial)
         curve = curve_of(lambda x: 2.5 + 0.04 * (x + 8.2) ** 2, range(-12, -4), 1, 0.02, generator)
         sigma = 0.02 * math.sqrt(generator.chisquare(4) / 4)
-        optimum = estimate(curve, Noise(sigma, 4, "seeds"), generator).optimum
+        optimum = estimates([curve], Noise(sigma, 4, "seeds"), generator)[0].optimum
         inside.append(optimum.low <= -8.2 <= optimum.high)
     assert np.mean(inside) > 0.92
 
@@ -263,7 +263,7 @@ def test_a_valley_without_a_visible_minimum_has_an_open_interval():
     """The edge of a plateau: the points fall to the second one, within their noise."""
     means = {-8: 2.850, -7: 2.790, -6: 3.016, -5: 3.019, -4: 3.022}
     curve = curve_of(means.__getitem__, means, seeds=1)
-    optimum = estimate(curve, Noise(0.04, 367, "seeds"), np.random.default_rng(0)).optimum
+    optimum = estimates([curve], Noise(0.04, 367, "seeds"), np.random.default_rng(0))[0].optimum
     assert -8 <= optimum.x <= -6 and optimum.low == -math.inf and optimum.high <= -6
     assert optimum.se > 1, "what nothing bounds has no finite error"
 

@@ -144,8 +144,6 @@ for orient in ("columns", "split", "table"):
         "runs.json",
     )
 text("JSON lines", "\n".join(map(json.dumps, NESTED)), "runs.ndjson")
-text("JSON by size", lambda: json.dumps({size.lower().replace(".", "_"): RUNS[RUNS["width"] == w].drop(columns="width")
-     .to_dict("records") for w, size in SIZES.items()}), "runs.json", scale=PARAMS)  # fmt: skip
 text("Markdown with text around", "# Runs\n\nLower is better.\n\n" + markdown(RUNS) + "\nDone.\n", "runs.md")
 text(
     "Markdown with bold and code",
