@@ -32,7 +32,7 @@ CSV = TABLE.to_csv(index=False)
         (
             "runs.docx",
             b"PK",
-            "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL, Parquet",
+            "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL or Parquet",
         ),
         ("runs", b"width,lr", "is not of a kind that is read"),
         ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
