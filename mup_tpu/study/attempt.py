@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import itertools
 import json
@@ -25,7 +26,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -189,7 +190,12 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # Linux's sys/prctl.h
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        _libc().prctl(option, value, 0, 0, 0)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)  # a keeper loads it once for all of its functions
 
 
 def _keep(connection: Connection, of_worker: Connection, function: Function) -> NoReturn:
@@ -388,7 +394,7 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
     report: Report | None = None
     before = len(sys.modules)
     try:
-        report = made = call.make_report(lambda reported: send(report=asdict(reported)))
+        report = made = call.make_report(lambda reported: send(report=vars(reported)))
         signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         outcome = Outcome.of(number("the returned loss", function(call.trial, report)))
@@ -409,5 +415,5 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
     # From the end: a look at all names would copy the pages that this process shares with its keeper.
     modules = (*itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before)),)[::-1]
     text = outcome.reason and outcome.reason.encode(errors="backslashreplace").decode()
-    send(outcome=asdict(replace(outcome, reason=text, modules=modules)))
+    send(outcome=vars(replace(outcome, reason=text, modules=modules)))
     os._exit(0)

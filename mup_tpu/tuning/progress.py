@@ -69,7 +69,7 @@ class TrialProgress(Generic[T]):
         work: Callable[[T], float],
         console: Console,
     ) -> None:
-        self.console, self._size = console, size
+        self.console, self._size, self._is_shown = console, size, console.is_terminal
         self._work = {size(trial): work(trial) for trial in sorted(trials, key=work)}
         self._total = Counter(map(size, trials))
         self._ended: dict[str, Counter[str]] = {name: Counter() for name in self._work}  # by status
@@ -81,7 +81,7 @@ class TrialProgress(Generic[T]):
             TextColumn("{task.fields[stored]}", justify="right"),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
-            disable=not console.is_terminal,
+            disable=not self._is_shown,
         )
         self._tasks = {
             name: self._bars.add_task(name, total=n, stored=f"0/{n} trials", note=_UNSTARTED)
@@ -119,20 +119,21 @@ class TrialProgress(Generic[T]):
         running, statuses = self._running.pop(job), count_statuses(rows)
         self._ended[running.size] += statuses
         self._refresh(running.size)
-        if not self.console.is_terminal:
+        if not self._is_shown:
             at, result = running.size, counted(sorted(statuses.items()))
             if len(rows) == 1:
                 (row,) = rows
                 at = getattr(job, "values", "") or f"{at}, seed {row['seed']}"
                 result = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
             total, done = self._total.total(), self._done()
-            self.console.print(f"{at}: {result}; {done} of {total} trials stored, {self._time_left()} left")
+            line = f"{at}: {result}; {done} of {total} trials stored, {self._time_left()} left"
+            self.console.print(line, soft_wrap=True)  # Rich takes seven times as long to wrap it
 
     def _done(self) -> int:
         return sum(statuses.total() for statuses in self._ended.values())
 
     def _refresh(self, size: str) -> None:
-        if not self.console.is_terminal:  # nobody sees the bars
+        if not self._is_shown:  # nobody sees the bars
             return
         jobs = [running for running in self._running.values() if running.size == size]
         ended, total, notes = self._ended[size], self._total[size], list[str]()
