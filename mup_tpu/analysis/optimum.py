@@ -10,7 +10,7 @@ Shapes: G grid points, N runs, S seeds, C points of several curves, W points of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -80,23 +80,24 @@ class LossCurve:
 CURVE_COLUMNS = ("scale", "x", "seed", "loss", "loss_error", "stopped", "refused")
 
 
-def loss_curve(runs: pd.DataFrame) -> LossCurve:
-    """Average checked runs of one scale (and parametrization) to a curve.
+def loss_curve(runs: Mapping[str, Any] | pd.DataFrame) -> LossCurve:
+    """Average checked runs of one scale (and parametrization), by columns, to a curve.
 
     A cell counts as lost if at least half its runs are; else its mean is over the finite ones. Runs of one
     seed share initial weights and data, and so an effect on the loss that moves no optimum: it is taken out.
     """
-    effect_S, seed_N, share_G, left = _seed_effects(runs)
-    x_G, cell_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
-    loss_N = runs["loss"].to_numpy() - effect_S[seed_N]
+    columns = {name: np.asarray(runs[name]) for name in CURVE_COLUMNS}
+    effect_S, seed_N, share_G, left = _seed_effects(columns)
+    x_G, cell_N = np.unique(columns["x"], return_inverse=True)
+    loss_N = columns["loss"] - effect_S[seed_N]
 
     def sums(values_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
         return np.bincount(cell_N[used_N], values_N[used_N], len(x_G))
 
-    finite_N, error_N = np.isfinite(loss_N), runs["loss_error"].to_numpy()
-    known_N, one_N = ~np.isnan(error_N), np.ones(len(runs))
+    finite_N, error_N = np.isfinite(loss_N), columns["loss_error"]
+    known_N, one_N = ~np.isnan(error_N), np.ones(len(loss_N))
     finite_G, all_G = sums(one_N, finite_N), sums(one_N, one_N > 0)
-    stopped_G = sums(runs["stopped"].to_numpy(float), one_N > 0)
+    stopped_G = sums(columns["stopped"].astype(float), one_N > 0)
     alive_G = 2 * finite_G > all_G
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_G = sums(loss_N, finite_N) / finite_G
@@ -104,13 +105,13 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
     squares_G = sums((loss_N - mean_G[cell_N]) ** 2, finite_N)
     count_G = np.where(alive_G, finite_G, all_G).astype(int)
     return LossCurve(
-        scale=float(runs["scale"].iloc[0]),
+        scale=float(columns["scale"][0]),
         x_G=x_G,
         mean_G=np.where(alive_G, mean_G, np.inf),
         count_G=count_G,
         diverged_G=(all_G - finite_G - stopped_G).astype(int),
         stopped_G=stopped_G.astype(int),
-        refused_G=sums(runs["refused"].to_numpy(float), one_N > 0).astype(int),
+        refused_G=sums(columns["refused"].astype(float), one_N > 0).astype(int),
         error_G=error_G,
         squares_G=np.where(alive_G, squares_G, 0.0),
         df_G=np.where(alive_G, left * (finite_G - 1), 0.0),
@@ -119,7 +120,7 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
     )
 
 
-def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def _seed_effects(runs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Estimate the effects of one scale's seeds from the cells near the best, where training is stable.
 
     Runs far from their cell and seed count less (Huber's weights): one that nearly diverged is no sign of a
@@ -128,9 +129,9 @@ def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarra
     Returns the effect of each seed, nat; each run's seed; the share of each cell's runs that counts beside
     other cells; the share of the degrees of freedom within cells that the seeds leave.
     """
-    losses, finite = runs["loss"].to_numpy(), np.isfinite(runs["loss"].to_numpy())
-    seed_N, names = pd.factorize(runs["seed"].to_numpy())
-    values, number_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
+    losses, finite = runs["loss"], np.isfinite(runs["loss"])
+    seed_N, names = pd.factorize(runs["seed"])
+    values, number_N = np.unique(runs["x"], return_inverse=True)
     finite_G = np.bincount(number_N[finite], minlength=len(values))
     with np.errstate(invalid="ignore"):
         mean_G = np.bincount(number_N[finite], losses[finite], len(values)) / finite_G

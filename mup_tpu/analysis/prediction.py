@@ -296,7 +296,7 @@ def predict(
     """
     table = run_table(table)
     targets = read_targets(table, [at] if isinstance(at, str) else at)
-    return predict_analysis(analyze(table, epsilon=epsilon, seed=seed, laws=False), targets, seed, claim)
+    return predict_analysis(analyze(table, epsilon=epsilon, seed=seed, whole=False), targets, seed, claim)
 
 
 def predict_analysis(

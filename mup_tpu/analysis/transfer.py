@@ -197,7 +197,7 @@ class TransferAnalysis:
 
 
 def analyze(
-    table: Runs, epsilon: float | None = None, delta: float = DELTA, seed: int = 0, laws: bool = True
+    table: Runs, epsilon: float | None = None, delta: float = DELTA, seed: int = 0, whole: bool = True
 ) -> TransferAnalysis:
     """Estimate optima, drift, regret and verdict of every parametrization in a table.
 
@@ -214,7 +214,8 @@ def analyze(
             other metrics 2 % of the difference between the scales' best values.
         delta: drift exponent that does not matter.
         seed: of the draws; the same table and seed give the same numbers.
-        laws: fit scaling laws too, and give regrets as shares of compute, in a fifth of the time.
+        whole: also give regrets between all scales, learning curves, laws and next runs, in half of the time;
+            a prediction and a comparison of sweeps need the verdict alone.
 
     Raises:
         TableError: epsilon or delta is not a finite number above 0, no run is at a planned scale, or the
@@ -242,7 +243,7 @@ def analyze(
             unknown: tuple[None, ...] = (None,) * len(optima)
             results.append(TransferResult(name, noise, optima, unknown, drift, Verdict("INCONCLUSIVE")))
             continue
-        results.append(_analyze_one(name, table, question, costs, laws))
+        results.append(_analyze_one(name, table, question, costs, whole))
         if results[-1].noise.source == "lack of fit":
             notes.append(Reason.of("no replicates", compared=name))
     return TransferAnalysis(
@@ -261,17 +262,17 @@ def tolerance(table: RunTable, notes: list[Reason]) -> float:
 
 
 def _analyze_one(
-    parametrization: str, table: RunTable, question: Question, costs: Cost, laws: bool
+    parametrization: str, table: RunTable, question: Question, costs: Cost, whole: bool
 ) -> TransferResult:
     table = table.part(lambda frame: frame["compared"] == parametrization)
     looks = tuple(take_looks(table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
     optima = tuple(e.optimum for e in evidence.estimates)
-    regrets = [
-        regret(source, target, evidence.drift.trend)
-        for source, target in itertools.combinations(evidence.estimates, 2)
-    ]
-    law = fit_law(table.runs, optima) if laws else _NO_LAW
+    pairs = itertools.combinations(evidence.estimates, 2) if whole else ()
+    regrets = [regret(source, target, evidence.drift.trend) for source, target in pairs]
+    if not whole and evidence.headline is not None:
+        regrets = [evidence.headline]
+    law = fit_law(table.runs, optima) if whole else _NO_LAW
     if law.law is not None:
         params = table.runs.groupby("scale")["params"].first()
         for i, one in enumerate(regrets):
@@ -285,7 +286,7 @@ def _analyze_one(
                 regrets[i] = replace(one, compute_share=share, compute_low=low, compute_high=high)
     costs = run_cost(table) if question.planned else costs
     batch, stops = None, None
-    if last.decision == "INCONCLUSIVE" and (question.planned or last.verdict.why_never is None):
+    if whole and last.decision == "INCONCLUSIVE" and (question.planned or last.verdict.why_never is None):
         batch = next_batch(parametrization, evidence, costs, question)
         stops = why_stop(last, batch, question) if question.planned else None
     return TransferResult(
@@ -298,7 +299,7 @@ def _analyze_one(
         regrets=tuple(regrets),
         wider_is_better=wider_is_better(evidence.curves, optima),
         law=law,
-        learning_curves=learning_curves(optima, table.history),
+        learning_curves=learning_curves(optima, table.history) if whole else (),
         verdict=last.verdict,
         next_batch=batch,
         at_zero=_at_zero(table.zeros, evidence.noise),

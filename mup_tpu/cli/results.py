@@ -167,7 +167,7 @@ class Results:
         from mup_tpu.analysis.prediction import predict_analysis, read_targets
 
         targets = read_targets(self.table, at)
-        return predict_analysis(self.options.analyze(self.table, laws=False), targets, claim=claim)
+        return predict_analysis(self.options.analyze(self.table, whole=False), targets, claim=claim)
 
     def keep(self, predictions: Predictions) -> None:
         keep_predictions(self.path, to_keep(predictions, self.table))
@@ -303,7 +303,7 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         folders = dict(zip(names, self._paths, strict=True))
-        judge = partial(self.options.analyze, laws=False)
+        judge = partial(self.options.analyze, whole=False)
         return compare(folders, lambda path: self.options.load(str(path)), judge)
 
     def show(self, console: Console) -> None:

@@ -131,7 +131,7 @@ class TableOptions:
         path = paths[0] if len(paths) == 1 else paths
         return load_table(path, self.table_columns(*paths), where=self.conditions, **self.reading)
 
-    def analyze(self, table: RunTable, laws: bool = True) -> TransferAnalysis:
+    def analyze(self, table: RunTable, whole: bool = True) -> TransferAnalysis:
         from mup_tpu.analysis import analyze
 
-        return analyze(table, self.epsilon, self.delta, laws=laws)
+        return analyze(table, self.epsilon, self.delta, whole=whole)
