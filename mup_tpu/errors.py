@@ -61,7 +61,7 @@ class TrialsFailed(MupTpuError):
 
 
 class CheckFailed(MupTpuError):
-    """A layer grows or dies with width, so that a coordinate check fails."""
+    """A check fails: a layer grows or dies with width, or doctor finds what would stop a run."""
 
     exit_code = 1
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from mup_tpu.cli.console import Console
 from mup_tpu.config.options import Folder as FolderName
 from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files, tpu_type
-from mup_tpu.errors import ConfigError, reason
+from mup_tpu.errors import CheckFailed, ConfigError, reason
 from mup_tpu.files import Folder, cache_root, check_names
 from mup_tpu.internals.processes import cores
 from mup_tpu.jobs.this_machine import check_answers, gpus_of_the_machine, own_note
@@ -32,19 +32,28 @@ class Finding:
     subject: str
     state: str
     problem: str = ""
-    """Problem with its remedy, in one sentence; "" if there is none."""
+    """What would stop a run, with its remedy, in one sentence; "" if nothing."""
+    note: str = ""
+    """What a run does without, or more slowly, in one sentence."""
 
 
-def doctor(results: FolderName = "results", tpu: str | None = None) -> None:
+def doctor(results: FolderName | None = None, tpu: str | None = None) -> None:
     """Report packages, devices and folders, with a remedy for each problem.
 
+    The exit code is 1 if a problem would stop a run.
+
     Args:
-        results: Results folder (or fsspec URL) to write to.
+        results: Results folder (or fsspec URL) to write to; by default results.
         tpu: Type of TPU (such as v4-8, or all): instead, compile packs for it with the TPU's own compiler on
             this machine, and report memory, collectives and estimated cycles of each.
     """
+    if results is not None and tpu is not None:
+        raise ConfigError("results and tpu were both given: a compilation for TPUs writes no results")
     console = Console()
-    doing, examined = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
+    if tpu is None:
+        doing, examined = "looking", examine(results or "results")
+    else:
+        doing, examined = "compiling", examine_tpu(tpu)
     findings = []
     with console.status(doing) as status:
         for finding in examined:
@@ -52,11 +61,14 @@ def doctor(results: FolderName = "results", tpu: str | None = None) -> None:
             status.update(f"{doing} ({len(findings)} done)")
     for finding in findings:
         console.print(f"{finding.subject:>20}  {finding.state}")
+    for note in (finding.note for finding in findings if finding.note):
+        console.print(f"note: {note}", style="yellow")
     problems = [finding.problem for finding in findings if finding.problem]
     for problem in problems:
-        console.print(f"- {problem}", style="yellow")
-    if not problems:
-        console.print("no problems", style="green")
+        console.print(f"- {problem}", style="red")
+    if problems:
+        raise CheckFailed(f"problems that would stop a run: {len(problems)}, with remedies above")
+    console.print("no problems", style="green")
 
 
 def examine(results: str = "results") -> Iterator[Finding]:
@@ -121,7 +133,7 @@ def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
             "torch and torch_xla",
             f"{torch} and {torch_xla}",
             f"torch_xla {torch_xla} does not load beside torch {torch}: --device xla will not work; "
-            f"pip install 'torch=={release}.*' with its torchvision, or pip install '.[all]'",
+            f"pip install 'torch=={release}.*' with its torchvision, or pip install '.[xla]'",
         )
 
 
@@ -201,28 +213,35 @@ def check_cuda() -> Finding:
         names.append(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, {gpu.major}.{gpu.minor}{units})")
     lacking = compiler_lacks()
     slow = f"steps on GPUs are not compiled, and slower, without {lacking}; install it"
-    return Finding("CUDA", ", ".join(names), slow if lacking else "")
+    return Finding("CUDA", ", ".join(names), note=slow if lacking else "")
 
 
 def check_ray() -> Finding:
-    address = os.environ.get("RAY_ADDRESS") or own_note(Path("/tmp/ray/ray_current_cluster"))
+    given = os.environ.get("RAY_ADDRESS")
+    address = given or own_note(Path("/tmp/ray/ray_current_cluster"))
     if not address:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")
     try:
         check_answers(address)
     except ConfigError as error:
-        return Finding("Ray cluster", address, f"{error}; unset RAY_ADDRESS, or start it: ray start --head")
+        if given:
+            return Finding(
+                "Ray cluster", address, f"{error}; unset RAY_ADDRESS, or start it: ray start --head"
+            )
+        return Finding("Ray cluster", f"{address}, which has ended", note=f"{error}: --address auto fails")
     return Finding("Ray cluster", f"{address} answers")
 
 
 def check_hub() -> Finding:
     try:
-        from mup_tpu.data.corpus import INSTEAD_OF_HUB, hub_answers
+        from mup_tpu.data.corpus import INSTEAD_OF_HUB, hub_answers, hub_is_off
     except ModuleNotFoundError as error:
         return Finding("Hugging Face hub", f"not looked for, as {error.name} is not installed")
 
-    if os.environ.get("HF_HUB_OFFLINE"):
+    if hub_is_off():
         return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {INSTEAD_OF_HUB}")
     if not hub_answers():
-        return Finding("Hugging Face hub", "no answer", f"the hub is unreachable from here; {INSTEAD_OF_HUB}")
+        return Finding(
+            "Hugging Face hub", "no answer", note=f"the hub is unreachable from here; {INSTEAD_OF_HUB}"
+        )
     return Finding("Hugging Face hub", "answers")

@@ -259,9 +259,13 @@ def hub_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
+def hub_is_off() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def hub_answers() -> bool:
     """Return whether the hub answers one short request."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if hub_is_off():
         return False
     answers: list[bool] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mup_tpu.cli.doctor import check_fit, check_folder, check_tpu, examine, process_that_has_open
+from mup_tpu.cli.doctor import check_fit, check_folder, check_ray, check_tpu, examine, process_that_has_open
 from mup_tpu.files import Folder
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -81,10 +81,41 @@ def test_a_results_url_is_asked_not_taken_for_a_folder_here():
 
 
 @pytest.mark.parametrize(
+    ("environment", "code", "sentence"),
+    [
+        ({}, 0, "no problems"),
+        ({"HF_HUB_OFFLINE": "1"}, 0, "HF_HUB_OFFLINE is set"),
+        ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, 0, "note: the hub is unreachable"),
+        ({"PJRT_DEVICE": "TPU"}, 1, "- PJRT_DEVICE=TPU, but there is no TPU chip here"),
+        ({"RAY_ADDRESS": "127.0.0.1:9"}, 1, "- no Ray cluster answers at address '127.0.0.1:9'"),
+    ],
+)
+def test_the_exit_code_is_1_where_a_problem_would_stop_a_run(
+    environment, code, sentence, outcome, tmp_path, monkeypatch
+):
+    for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "PJRT_DEVICE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("mup_tpu.cli.doctor.tpu_device_files", list)
+    monkeypatch.setattr("mup_tpu.cli.doctor.own_note", lambda path: None)
+    ended, out, err = outcome("doctor", "--results", tmp_path)
+    assert ended == code and sentence in out, out + err
+    assert err == ("error: problems that would stop a run: 1, with remedies above" if code else "")
+
+
+def test_a_cluster_that_has_ended_stops_no_run(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("mup_tpu.cli.doctor.own_note", lambda path: "127.0.0.1:9")
+    found = check_ray()
+    assert "no Ray cluster answers" in found.note and not found.problem
+
+
+@pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
         (["--version"], 0, "mup-tpu "),
-        (["doctor"], 0, "MUP_TPU_CACHE is not set, and this user has no home folder"),
+        (["doctor"], 1, "MUP_TPU_CACHE is not set, and this user has no home folder"),
         (["ask", "/nowhere"], 2, "error: results folder /nowhere holds no study"),
         (["analyze", RESULTS / "nanogpt_mup"], 0, "SP: DRIFTS"),
         (["train", "--steps", "1"], 2, "error: MUP_TPU_CACHE is not set, and this user has no home folder"),
