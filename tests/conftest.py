@@ -305,6 +305,18 @@ def hollow_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture(scope="session")
+def with_torch_xla() -> Iterator[None]:
+    """Skip tests where torch_xla is not installed.
+
+    This process must not import it: that sets PJRT_DEVICE=CPU, which all later tests would inherit.
+    """
+    if importlib.util.find_spec("torch_xla") is None:
+        pytest.skip("torch_xla is not installed")
+    yield
+    assert "torch_xla" not in sys.modules, "a test has imported torch_xla here, not in a process of its own"
+
+
 @pytest.fixture
 def patience() -> int:
     """Factor on time limits: load over cores, at least 1."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from mup_tpu.devices.base import Device, Execution, Repeated, Step, padded
 from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.cuda import trace
-from mup_tpu.devices.peak import GENERATIONS
+from mup_tpu.devices.peak import GENERATIONS, tpu_device_files
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.internals.torch import tree_leaves
 
@@ -165,10 +165,12 @@ def create() -> TpuDevice:
     except ImportError as error:
         raise ConfigError(
             f"device 'tpu' is not available: torch_tpu cannot be imported ({reason(error)}); "
-            "scripts/tpu/setup installs it, in an environment of its own"
+            "EXTRAS=tpu scripts/tpu/setup installs it, in an environment of its own"
         ) from None
-    except RuntimeError:
-        raise ConfigError("device 'tpu' found no TPU here; mup-tpu doctor names the fault") from None
+    except RuntimeError as error:
+        fault = f"{reason(error)}; mup-tpu doctor may name the fault"
+        why = fault if tpu_device_files() else "run on a TPU VM, or take another --device"
+        raise ConfigError(f"device 'tpu' found no TPU here: {why}") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "get_device_name is experimental"
         kind = torch.tpu.get_device_name().removeprefix("TPU").strip()  # type: ignore[attr-defined]

@@ -22,8 +22,7 @@ def fresh_weights(config: ModelConfig, seed: int = 0, vocab_size: int = VOCAB) -
 
 
 @pytest.mark.nightly
-def test_an_export_imports_no_torch_xla_and_leaves_the_choice_of_others_as_it_is(tmp_path):
-    pytest.importorskip("torch_xla")
+def test_an_export_imports_no_torch_xla_and_leaves_the_choice_of_others_as_it_is(tmp_path, with_torch_xla):
     code = (
         "import os, sys, torch; from mup_tpu.config import ModelConfig, Trial\nfrom mup_tpu.models import "
         "declare; from mup_tpu.models.weights import export_stock\nconfig = ModelConfig(width=64, "

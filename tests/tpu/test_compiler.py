@@ -59,8 +59,9 @@ def handed_over():
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(handed_over, accelerator_type, case):
-    pytest.importorskip("torch_xla")
+def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(
+    handed_over, accelerator_type, case, with_torch_xla
+):
     chips = tpu_type(accelerator_type)
     compiled = compile_program(handed_over(case.name, chips.devices), chips)
     apart = case.members(chips.devices) > 1
@@ -147,15 +148,13 @@ def test_a_type_that_is_not_known_is_a_sentence(capsys):
 
 
 @pytest.mark.nightly
-def test_a_pack_that_does_not_fit_the_chips_is_a_sentence():
-    pytest.importorskip("torch_xla")
+def test_a_pack_that_does_not_fit_the_chips_is_a_sentence(with_torch_xla):
     with pytest.raises(ConfigError, match="could not be made: .*mesh 'trial=3,data=1' has 3 places"):
         trace_pack([Trial()], 256, 4, "trial=3,data=1")
 
 
 @pytest.mark.nightly
-def test_the_tpu_s_compiler_writes_the_programs_of_a_dump(handed_over, tmp_path, monkeypatch):
-    pytest.importorskip("torch_xla")
+def test_the_tpu_s_compiler_writes_the_programs_of_a_dump(handed_over, tmp_path, monkeypatch, with_torch_xla):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
     dump_programs(str(tmp_path))
@@ -165,8 +164,7 @@ def test_the_tpu_s_compiler_writes_the_programs_of_a_dump(handed_over, tmp_path,
 
 
 @pytest.mark.nightly
-def test_doctor_compiles_for_a_tpu_that_is_not_here(capsys, monkeypatch):
-    pytest.importorskip("torch_xla")
+def test_doctor_compiles_for_a_tpu_that_is_not_here(capsys, monkeypatch, with_torch_xla):
     compiled = (NARROW[0], MUON)  # the others are, above
     monkeypatch.setattr(compiler, "CASES", compiled)
     main(["doctor", "--tpu", "v5litepod-1"])

@@ -1,6 +1,5 @@
 """TPU slices of several hosts, on a fake Ray cluster: nodes of this machine with the labels of two slices."""
 
-import importlib.util
 import signal
 import threading
 import time
@@ -113,11 +112,9 @@ def processes(name, is_of_these_tests):
 
 @pytest.mark.nightly
 def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_checkpoint(
-    two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests
+    two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests, with_torch_xla
 ):
     """The second host dies, which reports nothing."""
-    if importlib.util.find_spec("torch_xla") is None:  # an import would set PJRT_DEVICE=CPU here too
-        pytest.skip("torch_xla is not here")
     # Long enough for the first host to train on while the second one is killed.
     base = tiny.replace(steps=400, depth=1, sequence_length=16)
     sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))

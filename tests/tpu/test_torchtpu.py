@@ -76,6 +76,26 @@ def run():
     return run
 
 
+@pytest.mark.nightly
+def test_a_command_without_a_tpu_ends_in_a_sentence(run):
+    printed = run("-c", WITHOUT_A_TPU).splitlines()[-2:]
+    assert printed == [
+        "error: device 'tpu' found no TPU here: run on a TPU VM, or take another --device",
+        "2",
+    ]
+
+
+WITHOUT_A_TPU = """
+import sys
+from mup_tpu.cli import main
+sys.stderr = sys.stdout
+try:
+    main(["train", "--device", "tpu", "--steps", "2"])
+except SystemExit as end:
+    print(end.code)
+"""
+
+
 def on_cpu(members):
     pack = PackRun(members, data.load(members[0].data), RunOptions(device="cpu", threads=1, log_every=1))
     return pack.finish().rows, pack.records.losses_SK.tolist()

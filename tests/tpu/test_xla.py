@@ -36,9 +36,8 @@ and blocks of a Llama as one loop with Muon."""
 
 
 @pytest.fixture(scope="module")  # in one process of pytest-xdist, which starts one server
-def run_program(tmp_path_factory):
+def run_program(tmp_path_factory, with_torch_xla):
     """What xla_program.py prints, in a process with so many devices."""
-    pytest.importorskip("torch_xla")
     server = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("xla_program.py")],
         env=os.environ | {"PJRT_DEVICE": "CPU"},
@@ -173,8 +172,7 @@ def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(run_program
 
 
 @pytest.mark.nightly
-def test_a_command_without_a_tpu_ends_in_a_sentence():
-    pytest.importorskip("torch_xla")
+def test_a_command_without_a_tpu_ends_in_a_sentence(with_torch_xla):
     command = [sys.executable, "-m", "mup_tpu", "train", "--device", "xla"]
     environment = os.environ | {"PJRT_DEVICE": "TPU"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
@@ -185,8 +183,7 @@ def test_a_command_without_a_tpu_ends_in_a_sentence():
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_command_reports_what_xla_did_and_dumps_its_programs(corpus, tmp_path):
-    pytest.importorskip("torch_xla")
+def test_a_command_reports_what_xla_did_and_dumps_its_programs(corpus, tmp_path, with_torch_xla):
     command = [
         sys.executable, "-m", "mup_tpu", "train", "--device", "xla", "--corpus", corpus, "--width", 32,
         "--base-width", 16, "--head-size", 16, "--depth", 1, "--sequence-length", 16, "--batch-size", 4,
