@@ -56,12 +56,12 @@ def test_dashboards_stay_inside_and_tokens_are_asked_for():
         assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= names
 
 
-def cluster(*arguments, **environment):
+def cluster(*arguments, answer="no", **environment):
     return subprocess.run(
         [str(TPU / "cluster"), *arguments],
         capture_output=True,
         text=True,
-        input="no\n",
+        input=f"{answer}\n",
         env=os.environ | environment,
     )
 
@@ -92,13 +92,26 @@ def edited(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cluster_that_cannot_be_reached_is_a_sentence(edited):
+@pytest.mark.parametrize(
+    ("words", "costs"),
+    [
+        (["up"], True),
+        *(
+            pytest.param(words, words == ["down"], marks=pytest.mark.nightly)
+            for words in (["down"], ["status"], ["logs"], ["submit", "sweep", "a.toml"], ["fetch-results"])
+        ),
+    ],
+    ids=str,
+)
+def test_a_cluster_that_cannot_be_reached_is_a_sentence(words, costs, edited, tmp_path):
     """Google's client prints a traceback of 87 lines, without a network or without credentials."""
     pytest.importorskip("googleapiclient")
-    asked = cluster("status", CLUSTER_YAML=edited)
-    assert asked.returncode == 2
+    there = {"CLUSTER_YAML": edited, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    asked = cluster(*words, answer="yes", **there)
+    assert asked.returncode == 2, asked.stderr
     assert asked.stderr.startswith(f"error: Ray cannot reach the cluster of {edited}: ")
     assert len(asked.stderr.splitlines()) == 1
+    assert asked.stderr.endswith("machines that run go on, and cost money\n") == costs
 
 
 @pytest.mark.parametrize(
