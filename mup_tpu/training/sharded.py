@@ -15,6 +15,7 @@ import datetime
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -65,6 +66,8 @@ class ShardedPack(Pack):
             path, _, buffer = name.rpartition(".")
             factor = torch.tensor(value, dtype=self._dtype, device=device.torch_device)
             self.network.get_submodule(path).register_buffer(buffer, factor)
+        # Of logits, which nothing changes in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         mesh = init_device_mesh(device.torch_device.type, (self._world,))
         for name in (*self.declaration.blocks, ""):  # no process has more than one block's parameters whole
             module = self.network.get_submodule(name)

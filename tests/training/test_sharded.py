@@ -21,7 +21,9 @@ LLAMA = {"architecture": "llama", "optimizer": "muon", "parametrization": "compl
 
 
 @pytest.mark.parametrize("fields", [GPT2, pytest.param(LLAMA, marks=pytest.mark.slow)], ids=["gpt2", "llama"])
-def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(fields, tiny, dataset, tmp_path):
+def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(
+    fields, tiny, dataset, tmp_path, recwarn
+):
     trial = tiny.replace(precision="float64", steps=3, grad_clip=0.1, weight_decay=0.1, **fields)
     whole = PackRun([trial], dataset, RUN).finish()
     split = PackRun([trial], dataset, SHARDED, tmp_path).finish()
@@ -33,6 +35,7 @@ def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(fields, 
         weights = whole.pack.member_parameters(0)
         for name, weight in other.pack.member_parameters(0).items():
             torch.testing.assert_close(weight, weights[name], rtol=1e-9, atol=1e-10)
+    assert not [str(one.message) for one in recwarn], "a command would print them"
 
 
 @pytest.mark.parametrize(
