@@ -14,7 +14,7 @@ import tyro
 
 from mup_tpu.cli.analysis import predict_planned_folder, print_recipe, show
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.study import StudyOptions, keep_plan
+from mup_tpu.cli.study import StudyOptions, keep_plan, refuse_options_of_networks
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table
@@ -127,6 +127,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
     from mup_tpu.study.study import load_study
 
+    refuse_options_of_networks(how.run, how.where, but=("halving",))
     study, trainer = load_study(file, how.results)
     trainer = options.trainer or trainer
     if trainer is None:
@@ -217,18 +218,19 @@ def run_either(
 
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
-    from mup_tpu.tuning.runner import sweep_with_precision
+    from mup_tpu.tuning.runner import refuse_another_device, sweep_with_precision
     from mup_tpu.tuning.sweep import forecast, this_machine, tpu, what_is_missing
 
     console = Console()
-    # What a sweep would cost elsewhere is asked of a folder with runs of this machine, too.
-    run = replace(how.run, device="xla", mix=True) if how.dry.on else how.run
+    run = replace(how.run, device="xla") if how.dry.on else how.run
     sweep = sweep_with_precision(sweep, folder, run, console)
     total = len(sweep.trials())
     missing, corpora = what_is_missing(sweep, folder)
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:
         return
+    if how.dry.on is None and how.where.address is None:  # a cluster's devices are not known here
+        refuse_another_device(folder, run)
     machine = this_machine(missing, how.run)
     if how.dry.on is not None:
         from mup_tpu.devices.peak import tpu_type
@@ -244,11 +246,13 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         how.run.micro_batches,
         how.run.split_over,
     )
-    rows = []
+    rows, hint = [], " (--split-over takes more GPUs)"
+    if machine.kind == "xla":
+        hint = f" (--split-over {machine.devices} may)" if how.run.split_over < machine.devices else ""
     for row in sizes:
         needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
         if row.memory_bytes > machine.memory_bytes:
-            what = "the pack would be split" if row.fits else "it does not fit (--split-over takes more GPUs)"
+            what = "the pack would be split" if row.fits else f"a trial does not fit{hint}"
             needed += f", {machine.memory_bytes / 2**20:,.0f} are available: {what}"
         took = write_time(row.seconds) if row.fits and not math.isnan(row.seconds) else "?"
         rows.append((row.size, f"{row.trials}", f"{row.packs}", f"{row.flops:.2g}", needed, took))
@@ -290,6 +294,11 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
     """Run a search, then print the numbers of its trials, the best trial, and the next command."""
     from mup_tpu.config.columns import write
 
+    if how.run.eval_every or how.run.checkpoint_every or how.run.halving:
+        raise ConfigError(
+            "eval_every, checkpoint_every and halving are for sweeps: a search evaluates, checkpoints and "
+            "stops trials by --evaluations and --scheduler"
+        )
     console = Console()
     with console.status("importing ray"):
         from mup_tpu.tuning.search import run_search

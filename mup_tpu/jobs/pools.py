@@ -245,9 +245,10 @@ class Pools:
 
             room = look()
             pool = self._kept(room.key, lambda: cluster.RayActors(room, look, self._results))
-            if room.execution == "loop" and run.device == "auto":
-                # Its workers would take a GPU that Ray does not know of, all of them the same one.
-                run = replace(run, device="cpu")
+            if run.device == "auto":
+                # By the cluster's GPUs: this machine may have none, and workers without one from Ray would
+                # all take the same GPU that Ray does not know of.
+                run = replace(run, device="cpu" if room.execution == "loop" else "cuda")
             execution = room.execution if run.execution == "auto" else run.execution
             return Place(pool, room.count, execution, run)
         if run.placement != "host":

@@ -82,6 +82,13 @@ def is_cpu(options: RunOptions) -> bool:
     return why_no_gpu() is not None
 
 
+def device_kind(options: RunOptions) -> str:
+    """Return the kind of device that packs train on, with that of "auto" on this machine."""
+    if is_cpu(options):
+        return "cpu"
+    return "cuda" if options.device == "auto" else options.device
+
+
 def gpus_of_the_machine() -> int:
     """Count GPUs by NVIDIA's management library, which comes with the driver; no torch is imported."""
     count = ctypes.c_uint(0)

@@ -28,7 +28,7 @@ from mup_tpu.files import Folder, short_hash
 from mup_tpu.jobs.driver import Failed, Finished, Pool, Preparing, Split, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials, work
 from mup_tpu.jobs.pools import Pools
-from mup_tpu.jobs.this_machine import is_cpu
+from mup_tpu.jobs.this_machine import device_kind
 from mup_tpu.store import Store, load_values
 from mup_tpu.training.record import PackResult, Rates, count_statuses, failed_row
 from mup_tpu.tuning.progress import TrialProgress
@@ -151,7 +151,7 @@ def refuse_another_device(results: str | None, run: RunOptions) -> None:
         return
     kinds = {name.partition(":")[0] for name in load_values(results, "device")}
     kinds = {kind if kind in DEVICES else "cuda" for kind in kinds}  # GPUs have names such as NVIDIA H100
-    kind = "cpu" if is_cpu(run) else "cuda" if run.device == "auto" else run.device
+    kind = device_kind(run)
     if kinds and kind not in kinds:
         raise ConfigError(
             f"device {kind!r} is not allowed: {results} holds runs of {', '.join(sorted(kinds))}, and losses "
@@ -161,7 +161,6 @@ def refuse_another_device(results: str | None, run: RunOptions) -> None:
 
 def with_precision(trial: Trial, results: str | None, run: RunOptions, console: Console) -> Trial:
     """Return the trial with a precision in place of "auto", and print the precision and the reason."""
-    refuse_another_device(results, run)
     if trial.train.precision != "auto":
         return trial
     stored = load_values(results, "precision") if results is not None else ()
@@ -174,15 +173,13 @@ def with_precision(trial: Trial, results: str | None, run: RunOptions, console: 
 
 
 def sweep_with_precision(sweep: Sweep, results: str, run: RunOptions, console: Console) -> Sweep:
-    refuse_another_device(results, run)
     if any("precision" in axis.fields for axis in sweep.axes):  # it compares precisions
         return sweep
     return replace(sweep, base=with_precision(sweep.base, results, run, console))
 
 
 def precision_of(run: RunOptions) -> tuple[str, str]:
-    on_tpu = run.device in ("tpu", "xla")
-    has, why = bfloat16_units(run.device if on_tpu else "cpu" if is_cpu(run) else "cuda")
+    has, why = bfloat16_units(device_kind(run))
     return ("bf16" if has else "float32"), why
 
 
@@ -241,6 +238,7 @@ class Packs:
         for batch_size in {trial.data.batch_size for trial in missing}:
             self._run.require_parts(batch_size)
         place = self._pools.place(len(missing), self._run)
+        refuse_another_device(str(self._store.folder), place.run)
         size = 1 if self._run.split_over > 1 else self._options.pack_size
         packs, by_steps = list[list[Trial]](), dict[int, list[Trial]]()
         for trial in missing:
@@ -266,7 +264,7 @@ class Packs:
     def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:
         if isinstance(ended, Finished) and ended.result.rates:
             self._rates.append(ended.result.rates)
-        return rows_of_pack(job, ended, self._corpora, self._run.device)
+        return rows_of_pack(job, ended, self._corpora)
 
     def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
         self._folders.remove(job.trials)
@@ -288,10 +286,10 @@ class Packs:
         return " · ".join(parts)
 
 
-def rows_of_pack(job: PackJob, ended: Finished | Failed, corpora: Corpora, device: str) -> Rows:
+def rows_of_pack(job: PackJob, ended: Finished | Failed, corpora: Corpora) -> Rows:
     """Return rows and curves of a pack; of a failed one, a row with the reason for each trial."""
     if isinstance(ended, Failed):
-        outcome = {"device": device, "pack_size": len(job.trials)}
+        outcome = {"device": device_kind(job.options), "pack_size": len(job.trials)}
         return [failed_row(t, corpora.of(t), ended.reason, **outcome) for t in job.trials], []
     result: PackResult = ended.result
     return result.rows, result.curves

@@ -29,7 +29,13 @@ from mup_tpu.training.process import handling
 from mup_tpu.training.trials import pack_key
 from mup_tpu.tuning.chooser import Chooser, SearchLog
 from mup_tpu.tuning.progress import SearchProgress
-from mup_tpu.tuning.runner import CheckpointFolders, Corpora, rows_of_pack, with_precision
+from mup_tpu.tuning.runner import (
+    CheckpointFolders,
+    Corpora,
+    refuse_another_device,
+    rows_of_pack,
+    with_precision,
+)
 from mup_tpu.tuning.tracking import Tracking, require_packages
 
 
@@ -81,6 +87,7 @@ def run_search(
             _pause_on_interrupt(console) as interrupted,
         ):
             place = pools.place(left, run, options.max_concurrent or left)
+            refuse_another_device(results, place.run)
 
             def make_job(pack: list[Trial]) -> PackJob:
                 # A checkpoint at each evaluation, since a trial may be paused at any of them.
@@ -111,7 +118,7 @@ def run_search(
                         case Finished(preempted=True):
                             raise Preempted(f"preempted in {job}; go on with --resume")
                         case Finished() | Failed():
-                            rows, curves = rows_of_pack(job, event, corpora, run.device)
+                            rows, curves = rows_of_pack(job, event, corpora)
                             # The row before the log: a kill between them costs no trial, since a resumed
                             # search takes the end of a proposal from its row.
                             store.append(rows, curves)

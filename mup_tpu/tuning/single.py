@@ -61,9 +61,10 @@ def train_one(
 
     With `shorter`, the same trial with fewer steps, training goes on from its checkpoint.
     """
-    from mup_tpu.tuning.runner import with_precision
+    from mup_tpu.tuning.runner import refuse_another_device, with_precision
 
     kept.prepare()
+    refuse_another_device(kept.results, run)
     trial = with_precision(trial, kept.results, run, console)
     with console.status("importing torch"):
         from mup_tpu import data

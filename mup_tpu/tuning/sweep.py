@@ -131,7 +131,7 @@ class SizeForecast:
     packs: int
     flops: float  # arithmetic of one trial
     seconds: float  # time of all trials, at the utilisation of the forecast
-    memory_bytes: int  # memory of a pack on each device
+    memory_bytes: int  # memory of a pack on each device; of a trial alone, if not even that fits
     fits: bool  # whether it can be trained, if need be in smaller packs
 
 
@@ -187,6 +187,17 @@ def forecast(
     from mup_tpu.devices.base import MeshShape, choose_mesh
     from mup_tpu.training.memory import estimate_pack_bytes
 
+    execution: Execution = "vmap" if machine.execution == "vmap" else "loop"
+
+    def memory_of(trial: Trial, members: int) -> int:
+        mesh = MeshShape(1, 1)
+        if machine.devices > 1 and shards == 1:
+            mesh = choose_mesh(machine.devices, members, trial.data.batch_size)
+        vocabulary = vocab_size(trial)
+        return estimate_pack_bytes(
+            trial, vocabulary, members, execution, mesh, machine.kind, micro_batches, shards
+        )
+
     by_size: dict[str, list[list[Trial]]] = {}
     gpu = machine.name if machine.kind == "cuda" else ""
     most = 1 if shards > 1 else where.pack_size
@@ -196,15 +207,11 @@ def forecast(
     forecasts = []
     for size, packs in by_size.items():
         first, most = packs[0][0], max(map(len, packs))
-        mesh = MeshShape(1, 1)
-        if machine.devices > 1 and shards == 1:
-            mesh = choose_mesh(machine.devices, most, first.data.batch_size)
         vocabulary = vocab_size(first)
         flops = sum(training_flops(trial, vocabulary) for pack in packs for trial in pack)
-        execution: Execution = "vmap" if machine.execution == "vmap" else "loop"
-        needed = estimate_pack_bytes(
-            first, vocabulary, most, execution, mesh, machine.kind, micro_batches, shards
-        )
+        needed = memory_of(first, most)
+        if needed > machine.memory_bytes and (alone := memory_of(first, 1)) > machine.memory_bytes:
+            needed, most = alone, 1
         count, computed = sum(map(len, packs)), flops
         if execution == "vmap" and first.model.architecture == "moe":
             # Stacked members compute each token by all experts (models/networks.py).

@@ -164,6 +164,7 @@ class Transfer:
     def __init__(self, path: str, target: TransferOptions) -> None:
         for name in target.compare or ():
             require_one_of("compare", name, tuple(PARAMETRIZATIONS))
+        load_runs(path, ())  # a folder without runs is named before a missing target
         axes, planned = load_axes(path), Planned.load(path)
         self.tuned = axes.tune.columns
         if planned is not None:  # sizes that are not given are the plan's target's

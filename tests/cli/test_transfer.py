@@ -9,6 +9,7 @@ import pytest
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
+from mup_tpu.config.toml import load_sweep
 from mup_tpu.store import Store, load_runs
 from mup_tpu.store.header import load_predictions
 from mup_tpu.tuning.transfer import Transfer
@@ -56,6 +57,7 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
         (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
         (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),
         (["transfer", results], "transfer needs a target: give --at FIELD=VALUE"),
+        (["transfer", tmp_path / "none"], f"results folder {tmp_path / 'none'} holds no store"),
         (["transfer", results, "--at", "depth"], "at 'depth' is not FIELD=VALUE"),
     ):
         code, _, error = outcome(*bad)
@@ -159,3 +161,30 @@ def test_a_damaged_file_of_predictions_is_one_sentence(content, two_rules, outco
     Path(two_rules, "predictions.json").write_text(content)
     code, _, err = outcome("analyze", two_rules)
     assert code == 2 and "predictions.json is no list of predictions" in err
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "buy", "dry run", "search", "transfer"])
+def test_no_command_adds_runs_of_another_device_unasked(
+    command, tmp_path, outcome, sweep_toml, small, corpus
+):
+    """Losses of devices drift apart; a transfer's folder is the one of its target."""
+    folder, file, space = tmp_path / "searched_transfer", tmp_path / "sweep.toml", tmp_path / "search.toml"
+    file.write_text(sweep_toml)
+    domain = '[space.learning_rate]\nlow = "2^-10"\nhigh = "2^-4"\n'
+    space.write_text('experiment = "small"\n' + sweep_toml.split("0.02]")[1] + domain)
+    to = ["--results", folder, "--device", "cpu", *ALONE]
+    words = {
+        "train": ["train", *small, "--corpus", corpus],
+        "sweep": ["sweep", file],
+        "buy": ["sweep", file, "--until-settled", "--scale", "32,64,128"],
+        "dry run": ["sweep", file, "--dry-run"],
+        "search": ["search", space],
+        "transfer": ["transfer", tmp_path / "searched", "--at", "width=256", "--compare", "mup"],
+    }
+    names = {"train": "train", "transfer": "searched_transfer"}
+    stored = configured(load_sweep(file).base) | {"trial_id": "a", "status": "finished", "loss": 2.5}
+    Store(tmp_path / "searched", "searched").append([stored])
+    Store(folder, names.get(command, "small")).append([stored | {"device": "xla:TPU"}])
+    code, _, err = outcome(*words[command], *to)
+    assert code == 2 and f"device 'cpu' is not allowed: {folder} holds runs of xla" in err, err
+    assert len(load_runs(folder)) == 1

@@ -60,11 +60,19 @@ def test_a_tpu_counts_all_of_its_chips_and_each_holds_its_share_of_a_pack():
 
 
 def test_a_trial_alone_that_does_not_fit_is_told_from_a_pack_that_would_be_split():
+    def sizes(pack_size, memory_bytes):
+        machine = Machine("one", 1e12, 1, "loop", memory_bytes=memory_bytes)
+        return forecast(
+            TRIALS, ("width",), lambda trial: 256, machine, 0.5, SweepOptions(pack_size=pack_size)
+        )
+
+    alone = sizes(1, 2**40)[-1].memory_bytes
+    for pack_size in (1, 4):
+        assert [size.fits for size in sizes(pack_size, alone)] == [True, True]
+        assert [size.fits for size in sizes(pack_size, 2**20)] == [False, False]
+        assert sizes(pack_size, alone - 1)[-1].memory_bytes == alone
+    assert sizes(4, alone)[-1].memory_bytes > alone, "the pack would be split"
     narrow = Machine("one", 1e12, 1, "loop", memory_bytes=2**20)
-    for pack_size, fits in ((1, False), (4, True)):
-        options = SweepOptions(pack_size=pack_size)
-        sizes = forecast(TRIALS, ("width",), lambda trial: 256, narrow, 0.5, options)
-        assert [size.fits for size in sizes] == [fits, fits]
     four, one = (
         forecast(TRIALS, ("width",), lambda trial: 256, narrow, 0.5, SweepOptions(), shards=shards)[1]
         for shards in (4, 1)
@@ -76,3 +84,13 @@ def test_processes_that_split_a_trial_share_this_machine_s_memory():
     alone, split = (this_machine(TRIALS, RunOptions(split_over=n)) for n in (1, 2))
     assert (alone.devices, split.devices, split.packs) == (1, 2, 1)
     assert split.name.startswith("2 ×") and split.memory_bytes < 0.6 * alone.memory_bytes
+
+
+@pytest.mark.parametrize("tpu_type", ["v4-8", "v5litepod-8", "v6e-8"])
+def test_trials_too_wide_for_a_chip_do_not_fit_however_their_pack_is_split(tpu_type):
+    """Width 4096, depth 24: weights, gradients and AdamW's moments alone are 73 GiB in float32."""
+    wide = BASE.replace(depth=24, width=4096, head_size=64, sequence_length=1024, batch_size=16)
+    trials, machine = [wide.replace(seed=seed) for seed in range(6)], tpu(TPU_TYPES[tpu_type])
+    (found,) = forecast(trials, ("width",), lambda trial: 256, machine, 0.3, SweepOptions())
+    assert found.memory_bytes > 4 * 4 * 24 * 12 * 4096**2 > machine.memory_bytes
+    assert not found.fits

@@ -143,3 +143,17 @@ def test_auto_names_no_trial_and_a_typo_is_named(tiny):
         tiny.replace(precision="auto").trial_id("data")
     with pytest.raises(ConfigError, match="precision 'bf32' is not one of .*'bf16', 'auto'"):
         tiny.replace(precision="bf32")
+
+
+def test_a_failed_trial_has_the_kind_of_the_device_it_was_for(tiny, tmp_path, monkeypatch):
+    """Else the command that tries it again would be refused as one for another device."""
+
+    def fails(*arguments):
+        raise ValueError("no")
+
+    monkeypatch.setattr("mup_tpu.training.loop.PackRun.__init__", fails)
+    there = dataclasses.replace(CPU, device="auto")
+    for _ in range(2):
+        ended = run_sweep(sweep_of(tiny, 0.01), str(tmp_path), SweepOptions(), there, Console())
+        assert ended == {"failed": 1}
+    assert load_values(tmp_path, "device") == ["cpu"]
