@@ -167,12 +167,17 @@ def predict(
             command line of nanochat or torchtitan.
         json: Print JSON only, for machines.
     """
+    if out is not None and not figures:
+        raise ConfigError(f"out {str(out)!r} needs --figures")
     path = folder_of_plan(path)
     if format != "text" and (json or figures or best_over):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
     if (recipe := predict_planned_folder(path, at)) is not None:
-        if figures or best_over:
-            raise ConfigError("the folder holds a plan, whose prediction takes no figures or best_over")
+        if figures or best_over or claim != "by-name" or table != TableOptions():
+            raise ConfigError(
+                "the folder holds a plan, whose prediction takes no option but --at, --keep, --format or "
+                "--json"
+            )
         if keep:
             _keep_planned(path, recipe)
         print_recipe(recipe, path, format, json)
@@ -192,8 +197,8 @@ def predict(
     # A column of a table may hold a comma, so only predictions split the option.
     scales = (table.scale or "").split(",")
     if len(scales) > 1 or best_over:
-        if keep:
-            raise ConfigError("keep needs a prediction along one scale")
+        if keep or claim != "by-name":
+            raise ConfigError("keep and claim need a prediction along one scale")
         _print_law(path, at, table, scales, best_over, folder if figures else None, json)
         return
     predictions = results.predict(at, {"yes": True, "no": False}.get(claim))

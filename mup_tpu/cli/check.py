@@ -93,6 +93,8 @@ def check(
         changes[name] = parse_value(name, value, "set")
     base = base.replace(**changes)
     if module:
+        if unused := [name for name in changes if name != "learning_rate"]:
+            raise ConfigError(f"set {', '.join(unused)}: a module of yours takes learning_rate alone")
         _check_module(module, scale, compare, num_seeds, steps, base.optimizer.learning_rate, results, json)
         return
     if json:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.resources
 import json as json_format
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from mup_tpu.cli.console import Console, write_new
-from mup_tpu.config import SweepOptions
+from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import as_number, on_one_line, parse_seconds
 from mup_tpu.errors import ConfigError
@@ -59,6 +60,19 @@ class StudyOptions:
             trainer, workers=self.workers, timeout=self.timeout, heartbeat=where.heartbeat, ray=where.ray,
             address=where.address, resources=self.amounts(), track=where.track, console=Console(), **options,
         )  # fmt: skip
+
+
+def refuse_options_of_networks(run: RunOptions, where: SweepOptions, but: Collection[str] = ()) -> None:
+    """Refuse options that somebody's own training does not follow."""
+    pairs = ((run, RunOptions()), (where, SweepOptions()))
+    given = [
+        field.name
+        for options, default in pairs
+        for field in fields(options)
+        if getattr(options, field.name) != getattr(default, field.name)
+    ]
+    if unused := [name for name in given if name not in (*but, "heartbeat", "ray", "address", "track")]:
+        raise ConfigError(f"{', '.join(unused)}: a study's training is yours, and sets that itself")
 
 
 def init(kind: Annotated[Kind, tyro.conf.Positional] = "sweep", out: File | None = None) -> None:

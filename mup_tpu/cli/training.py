@@ -12,7 +12,7 @@ import tyro
 
 from mup_tpu.cli.analysis import folder_of_plan, show
 from mup_tpu.cli.console import Console, to_json, write_new
-from mup_tpu.cli.study import StudyOptions
+from mup_tpu.cli.study import StudyOptions, refuse_options_of_networks
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.options import File, Folder, Repeated, TransferOptions, Where
@@ -54,6 +54,8 @@ def train(
     for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
         if value and run.device not in ("tpu", "xla"):
             raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
+    if run.checkpoint_every and kept.checkpoints is None:
+        raise ConfigError(f"--checkpoint-every {run.checkpoint_every} needs --checkpoints, a folder for them")
     if options.continue_to is not None and kept.checkpoints is None:
         raise ConfigError("--continue-to needs --checkpoints to continue from")
     if options.config is not None:
@@ -137,6 +139,9 @@ def transfer(
     if load_axes(path).scale.is_study:
         from mup_tpu.study.target import target_study
 
+        refuse_options_of_networks(run, where)
+        if study.trainer is None and (study != StudyOptions() or where != SweepOptions()):
+            raise ConfigError("options of a study's training need --trainer")
         made, sentences = target_study(path, target, results)
         for sentence in sentences:
             console.print(sentence)
@@ -150,6 +155,8 @@ def transfer(
         show_and_judge(ended, made.folder, lambda: show(made.folder))
         return
     moved = Transfer(path, target)
+    if study != StudyOptions():
+        raise ConfigError("trainer, workers, timeout and resources need a folder of a study")
     for warning in moved.warnings:
         console.print(f"warning: {warning}", style="yellow")
     for origin in moved.origin:

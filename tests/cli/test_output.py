@@ -20,6 +20,7 @@ from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.plots import learning_curves_figure
 from mup_tpu.store import Store, load_runs
+from mup_tpu.study.study import load_study
 from mup_tpu.tuning.single import _log_lines
 
 
@@ -117,6 +118,56 @@ def test_a_path_that_names_no_file_is_refused(words, path, sentence, outcome, tm
     code, _, error = outcome(*words, path)
     assert code == 2 and error == f"error: a path {path!r} is not allowed: {sentence}"
     assert not list(tmp_path.iterdir())
+
+
+STUDY = """
+experiment = "mine"
+trainer = "python -c 'print(1.0)'"
+scale = { width = [1, 2] }
+tune = { lr = [0.1, 0.2] }
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["predict", "runs.csv", "--at", "width=512", "--out", "x"], "out 'x' needs --figures"),
+        (["predict", "runs.csv", "--scale", "width,seed", "--claim", "no"], "keep and claim need a"),
+        (["analyze", "runs.csv", "--out", "x"], "out 'x' needs either --figures or --report"),
+        (["doctor", "--tpu", "v4-8", "--results", "x"], "results and tpu were both given"),
+        (["train", "--checkpoint-every", 5], "--checkpoint-every 5 needs --checkpoints"),
+        (["train", "--xla-dump", "x"], "--xla-dump needs --device tpu or xla, not auto"),
+        (["sweep", "study.toml", "--checkpoint-every", 5], "checkpoint_every: a study's training is yours"),
+        (["sweep", "study.toml", "--pack-size", 5, "--mix"], "mix, pack_size: a study's training is yours"),
+        (
+            ["search", "search.toml", "--eval-every", 5],
+            "eval_every, checkpoint_every and halving are for sweeps",
+        ),
+        (
+            ["transfer", "mine", "--at", "width=4", "--eval-every", 5],
+            "eval_every: a study's training is yours",
+        ),
+        (
+            ["transfer", "mine", "--at", "width=4", "--workers", 5],
+            "options of a study's training need --trainer",
+        ),
+        (["check", "my:build", "--set", "depth=4"], "set depth: a module of yours takes learning_rate alone"),
+        (["check", "--json"], "json needs a module of yours"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    words, sentence, valleys, outcome, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    valleys()
+    Path("study.toml").write_text(STUDY)
+    Path("search.toml").write_text('experiment = "x"\n[space.learning_rate]\nlow = 0.1\nhigh = 0.2\n')
+    load_study(Path("study.toml"), "mine")[0].to_frame()  # writes the folder
+    before = {*tmp_path.iterdir()}
+    code, _, error = outcome(*words)
+    assert code == 2 and error.startswith(f"error: {sentence}"), error
+    assert {*tmp_path.iterdir()} == before
 
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07", "\x9b31m\u202e", "back\r\x08"
