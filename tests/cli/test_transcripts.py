@@ -53,7 +53,7 @@ def files() -> set[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_prints_the_frozen_words_and_numbers(command, transcripts, outcome, folder):
-    """Numbers may differ by one of their last digit or 0.5 %, which other processors' arithmetic changes."""
+    """Numbers may differ by one of their last digit or 1 %, which other processors' arithmetic changes."""
     words, _, written = command.partition("; cat ")
     before = files()
     code, out, error = outcome(*shlex.split(words))
@@ -69,4 +69,4 @@ def test_a_command_prints_the_frozen_words_and_numbers(command, transcripts, out
         assert NUMBER.sub("0", line) == NUMBER.sub("0", frozen)
         for number, wanted in zip(NUMBER.findall(line), NUMBER.findall(frozen), strict=True):
             digit = 10.0 ** -len(wanted.partition(".")[2])
-            assert float(number) == pytest.approx(float(wanted), rel=0.005, abs=1.01 * digit), line
+            assert float(number) == pytest.approx(float(wanted), rel=0.01, abs=1.01 * digit), line
