@@ -109,36 +109,46 @@ class _FileHandler(logging.FileHandler):
 
 
 class _UploadHandler(logging.Handler):
-    """Handler that uploads the newest lines every half minute, and the rest when it is closed."""
+    """Handler that uploads the newest lines every half minute, and the rest when it is closed.
+
+    Training does not wait for an upload: a bucket may take minutes to refuse one.
+    """
 
     def __init__(self, folder: Folder, name: str) -> None:
         super().__init__()
-        self._folder, self._name = folder, name
-        self._begin_part()
-        self._uploaded_at = time.monotonic()
+        self._folder, self._name, self._lines = folder, name, list[str]()
+        self._part, self._uploaded_at = next(_parts), time.monotonic()
+        self._upload = threading.Thread()
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(f"{self.format(record)}\n")
-        full = len(self._lines) >= _PART_LINES
-        if full or time.monotonic() - self._uploaded_at > UPLOAD_EVERY_S:
-            self._upload(record)
-        if full:
-            self._begin_part()
+        is_full = len(self._lines) >= _PART_LINES
+        is_due = is_full or time.monotonic() - self._uploaded_at > UPLOAD_EVERY_S
+        if is_due and not self._upload.is_alive():
+            self._begin_upload()
+            if is_full:
+                self._part, self._lines = next(_parts), []
 
     def close(self) -> None:
+        if self._upload.is_alive():
+            self._upload.join()
         if self._lines:
-            self._upload(logging.makeLogRecord({}))
+            self._begin_upload()
+            self._upload.join()
         super().close()
 
-    def _begin_part(self) -> None:
-        self._part, self._lines = next(_parts), list[str]()
-
-    def _upload(self, record: logging.LogRecord) -> None:
+    def _begin_upload(self) -> None:
         self._uploaded_at = time.monotonic()
-        try:
-            self._folder.write(f"{self._name}.{self._part}.log", "".join(self._lines).encode())
-        except OSError:
-            self.handleError(record)  # training goes on without its log
+        name, content = f"{self._name}.{self._part}.log", "".join(self._lines).encode()
+
+        def upload() -> None:
+            try:
+                self._folder.write(name, content)
+            except OSError:
+                self.handleError(logging.makeLogRecord({}))  # training goes on without its log
+
+        self._upload = threading.Thread(target=upload, daemon=True)
+        self._upload.start()
 
 
 @contextlib.contextmanager

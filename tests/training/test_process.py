@@ -12,6 +12,7 @@ import warnings
 import pytest
 
 from mup_tpu.files import Folder
+from mup_tpu.training import process
 from mup_tpu.training.process import attached, handling, host_log
 
 
@@ -65,6 +66,30 @@ def test_what_a_log_warns_of_is_on_stderr_once_too(capsys):
     logs = Folder("memory://warned/results/logs")
     assert all("does not answer" in logs.read(name).decode() for name in logs.names())
     assert len(logs.names()) == 2
+
+
+@pytest.mark.timeout(60)
+def test_training_does_not_wait_for_a_bucket_that_is_slow_to_take_its_log(monkeypatch):
+    """Lines go on while one upload is held; the parts together have all of them once, in order."""
+    released, held, write = threading.Event(), [], Folder.write
+
+    def slow(folder, name, content):
+        held.append(name)
+        released.wait()
+        write(folder, name, content)
+
+    monkeypatch.setattr(Folder, "write", slow)
+    monkeypatch.setattr(process, "UPLOAD_EVERY_S", 0.0)
+    monkeypatch.setattr(process, "_PART_LINES", 2)
+    with host_log("memory://slow/results"):
+        for step in range(5):
+            logging.getLogger("mup_tpu").info("step %d", step)
+        assert len(held) == 1, "one upload at a time"
+        released.set()
+    logs = Folder("memory://slow/results/logs")
+    parts = sorted(logs.names(), key=lambda name: int(name.split(".")[-2]))
+    lines = "".join(logs.read(name).decode() for name in parts).splitlines()
+    assert [line.rpartition(" ")[2] for line in lines] == [*"01234"]
 
 
 def test_training_goes_on_where_no_log_can_be_kept(tmp_path):
