@@ -118,7 +118,7 @@ def by_name(packs, *marks):
 )
 def test_estimate_is_near_the_measured_peak(measure, pack):
     measured, estimated = measure(pack)
-    # oneDNN and MKL keep kernels and reordered weights, whatever the pack: the most on AMD, in bf16 without AMX.
+    # oneDNN and MKL keep kernels and reordered weights, whatever the pack; most in bf16 on AMD, without AMX.
     fixed = 45_000_000 if "bf16" in pack else 10_000_000
     assert 0.8 * (measured - fixed) < estimated < 1.8 * measured, (
         f"{measured / 1e6:.0f} MB, {estimated / 1e6:.0f} MB"
