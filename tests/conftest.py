@@ -437,7 +437,7 @@ def drawn() -> Callable[[Any], list[Any]]:
             texts = [text.get_text() for text in (*shown, *legend, *ticks)]
             artists = [*axes.lines, *axes.collections, *axes.patches, *shown, *legend, *ticks[:1]]
             looks_of = [[str(pyplot.getp(a, k)) for k in looks if hasattr(a, f"get_{k}")] for a in artists]
-            # Texts turned by a fraction of a degree follow a contour, which other processors' arithmetic changes.
+            # Texts turned by part of a degree follow a contour, which other processors' arithmetic changes.
             turns = [float(text.get_rotation()) for text in (*shown, *legend, *ticks[:1])]
             looks_of.append([str(turn) for turn in turns if turn.is_integer()])
             look = hashlib.sha256(repr([looks_of, *map(str, figure.get_size_inches().round(3))]).encode())
