@@ -143,7 +143,7 @@ def predict(
     out: File | None = None,
     keep: bool = False,
     claim: Literal["by-name", "yes", "no"] = "by-name",
-    format: Literal["text", "toml", "transformers", "nanochat", "torchtitan"] = "text",
+    format: Literal["text", "toml"] = "text",
     json: bool = False,
 ) -> None:
     """Predict the optimum at a scale that was not run.
@@ -163,8 +163,7 @@ def predict(
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
         claim: Whether the rules claim to keep the optimum along the scale, which narrows intervals; by-name
         for the claims of rules that are known by name, such as mup.
-        format: Program that takes the values: text for people; TOML; TrainingArguments of transformers; or a
-            command line of nanochat or torchtitan.
+        format: Print sentences, or the values alone as TOML.
         json: Print JSON only, for machines.
     """
     if out is not None and not figures:
@@ -213,7 +212,7 @@ def predict(
         for made in predictions.predictions:
             at_target = {predictions.scale: made.scale}
             tuned_there = {predictions.hyperparameter: (made.x, *made.interval)}
-            _print_for(format, path, tuned_there, at_target, "" if made.compared == "all" else made.compared)
+            _print_toml(path, tuned_there, at_target, "" if made.compared == "all" else made.compared)
         return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))
@@ -240,7 +239,7 @@ def _predict_jointly(
                     part.hyperparameter: part.of(result.compared, target.text) for part in predicted.parts
                 }
                 values = {name: (one.x, *one.interval) for name, one in made.items()}
-                _print_for(format, path, values, {predicted.parts[0].scale: target.scale}, result.compared)
+                _print_toml(path, values, {predicted.parts[0].scale: target.scale}, result.compared)
     elif json:
         Console().write(to_json([predictions_to_dict(one) for one in predicted.parts]))
     else:
@@ -299,16 +298,16 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         Console().write(to_json(made.to_dict()))
     elif format != "text":
         tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
-        _print_for(format, path, tuned, made.values)
+        _print_toml(path, tuned, made.values)
     else:
         for line in recipe_lines(made):
             Console().print(line)
 
 
-def _print_for(
-    format: str, path: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any], rule: str = ""
+def _print_toml(
+    path: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any], rule: str = ""
 ) -> None:
-    """Print values for a program; as TOML, those of our networks are a trial for `mup-tpu train`."""
+    """Print values as TOML; those of our networks are a trial for `mup-tpu train`."""
     from mup_tpu.config.columns import CONFIGURED
     from mup_tpu.config.toml import stored_trial, write_trial
     from mup_tpu.store import holds_store, load_axes, load_runs
@@ -319,7 +318,7 @@ def _print_for(
 
     fields, values = by_field(tuned), by_field(values)
     is_ours = holds_store(path) and not load_axes(path).scale.is_study
-    if format == "toml" and is_ours:
+    if is_ours:
         runs, compared = load_runs(path), load_axes(path).compare.column
         row = (runs[runs[compared].astype(str) == rule] if rule else runs).iloc[-1]
         trial = stored_trial(json_format.loads(row["config"]))
@@ -327,7 +326,7 @@ def _print_for(
         counts = {n: int(v) if type(trial.flat().get(n)) is int else v for n, v in values.items()}
         text = write_trial(trial.replace(**counts | best))
     else:
-        text = write_recipe(format, fields, values)
+        text = write_recipe(fields, values)
     Console().write((f"# {rule}\n" if rule else "") + text.rstrip("\n"))
 
 
