@@ -132,27 +132,6 @@ class ScalingLaw:
         low, high = np.exp(np.quantile(drawn_R, [0.025, 0.975])).tolist()
         return Prediction(self.loss(parameters), low, high)
 
-    def compute_share(self, parameters: float, regret: float) -> float:
-        """Return the share of compute with which a tuned model reaches the loss of a badly tuned one.
-
-        Solves L(N') = L(N) + regret; compute is proportional to N, as tokens are held fixed.
-        """
-        gap = self.loss(parameters) - self.irreducible
-        return float((gap / (gap + regret)) ** (1 / self.exponent))
-
-    def compute_share_interval(self, parameters: float, low: float, high: float) -> tuple[float, float]:
-        """Return the 95 % interval of that share, over the law's draws and a regret between low and high.
-
-        (nan, nan) where E's interval reaches the loss at N: the share could then be anything.
-        """
-        _, log_a_R, alpha_R = self.bootstrap[0].T
-        gap_R = np.exp(log_a_R - alpha_R * math.log(parameters))
-        if self.intervals["E"][1] >= self.loss(parameters):
-            return math.nan, math.nan
-        exponent_R = 1 / np.maximum(alpha_R, 1e-3)
-        shares_2R = [(gap_R / (gap_R + regret)) ** exponent_R for regret in (high, low)]
-        return float(np.quantile(shares_2R[0], 0.025)), float(np.quantile(shares_2R[1], 0.975))
-
 
 def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray, seed: int = 0) -> ScalingLaw:
     """Fit L = E + A·N^-α.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -272,18 +272,6 @@ def _analyze_one(
     regrets = [regret(source, target, evidence.drift.trend) for source, target in pairs]
     if not whole and evidence.headline is not None:
         regrets = [evidence.headline]
-    law = fit_law(table.runs, optima) if whole else _NO_LAW
-    if law.law is not None:
-        params = table.runs.groupby("scale")["params"].first()
-        for i, one in enumerate(regrets):
-            if one.status != "estimated":
-                continue
-            size = float(params[one.target])
-            low, high = law.law.compute_share_interval(size, one.low, one.high)
-            if not math.isnan(low):
-                share = law.law.compute_share(size, one.value)
-                low, high = min(low, share), max(high, share)
-                regrets[i] = replace(one, compute_share=share, compute_low=low, compute_high=high)
     costs = run_cost(table) if question.planned else costs
     batch, stops = None, None
     if whole and last.decision == "INCONCLUSIVE" and (question.planned or last.verdict.why_never is None):
@@ -298,7 +286,7 @@ def _analyze_one(
         drift=evidence.drift,
         regrets=tuple(regrets),
         wider_is_better=wider_is_better(evidence.curves, optima),
-        law=law,
+        law=fit_law(table.runs, optima) if whole else _NO_LAW,
         learning_curves=learning_curves(optima, table.history) if whole else (),
         verdict=last.verdict,
         next_batch=batch,

@@ -58,10 +58,6 @@ class Regret:
     status: str  # "estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"
     relative: float  # Regret as a share of the larger scale's gain at its own optimum; nan without a gain
     is_run: bool = True  # Whether the smaller scale's optimum lies inside the larger one's grid
-    compute_share: float = math.nan
-    """Share of the compute with which a tuned model reaches the same loss; nan without a scaling law."""
-    compute_low: float = math.nan
-    compute_high: float = math.nan  # 95 % interval of compute_share
 
 
 def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Regret:

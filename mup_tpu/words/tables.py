@@ -59,11 +59,10 @@ def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
 
 
 def regret_table(result: TransferResult, columns: Columns, title: str) -> Table:
-    headings = ("tuned at", "trained at", f"regret ({columns.unit})", "95 %", "of the gain", "compute share")
+    headings = ("tuned at", "trained at", f"regret ({columns.unit})", "95 %", "of the gain")
     rows = []
     for r in result.regrets:
         known = r.status in ("estimated", AT_LEAST)
-        share = f"{r.compute_share:.0%} ({r.compute_low:.0%} to {r.compute_high:.0%})"
         rows.append(
             (
                 write_scale(columns.scale, r.source),
@@ -71,7 +70,6 @@ def regret_table(result: TransferResult, columns: Columns, title: str) -> Table:
                 f"{'≥ ' if r.status == AT_LEAST else ''}{r.value:.4f}" if known else r.status,
                 f"{r.low:.4f} to {number(r.high, 4)}" if known else "-",
                 f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
-                share if math.isfinite(r.compute_share) else "-",
             )
         )
     return Table(headings, rows, title)

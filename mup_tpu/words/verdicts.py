@@ -120,15 +120,6 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         if wider.optima:
             line += f", and in {wider.optima_held} of {wider.optima} at the optima"
         lines.append(line)
-    headline, law = result.headline_regret, result.law.why_not
-    if headline is not None and math.isfinite(headline.compute_share):
-        share = f"{headline.compute_share:.0%} of its compute"
-        interval = f"95 % {headline.compute_low:.0%} to {headline.compute_high:.0%}"
-        model = f"the model of {point(columns.scale, headline.target)}"
-        lines.append(f"that regret is equivalent to training {model} with {share} ({interval})")
-    elif headline is not None and headline.status == "estimated" and not (law and law.code == "refused"):
-        why = because(law) if law else "the irreducible loss E may be as high as the loss there"
-        lines.append(f"that regret as compute is unknown: {why}")  # "refused": too few sizes for any law
     return lines
 
 

@@ -95,13 +95,6 @@ def test_an_outlier_barely_moves_the_fit():
     assert fit_scaling_law(losses, SIZES).exponent == pytest.approx(0.3, abs=0.01)
 
 
-def test_compute_share_solves_the_law():
-    fit = fit_scaling_law(law(SIZES), SIZES)
-    share = fit.compute_share(1e6, regret=0.05)
-    assert law(share * 1e6) == pytest.approx(law(1e6) + 0.05, rel=1e-4)
-    assert fit.compute_share(1e6, regret=0.0) == 1.0
-
-
 def test_a_line_without_curvature_is_not_identified():
     losses = 3.0 + 0.001 * np.random.default_rng(1).standard_normal(len(SIZES))
     fit = fit_scaling_law(losses, SIZES)

@@ -170,24 +170,18 @@ def test_runs_that_blow_up_beyond_every_optimum_do_not_hide_that_it_transfers():
     assert result.verdict.decision == "TRANSFERS"
 
 
-def test_regret_as_compute_follows_the_scaling_law():
-    """Loss falls as 2 + 20·N^-0.3 and the optimum drifts; the share solves L(share·N) = L(N) + regret."""
+def test_the_law_of_losses_at_the_optima_is_the_one_that_made_them():
     frame = swept(-0.3, widths=(32, *WIDTHS), sigma=0.0)
     n = 12.0 * frame["width"] ** 2
     frame["loss"] += 20 * n**-0.3 - 0.5 + 0.05 * np.log2(frame["width"] / 64)
     result = result_of(frame.assign(params_non_embedding=n))
     assert result.law.law.exponent == pytest.approx(0.3, rel=0.05)
-    headline = result.headline_regret
-    small, large = headline.compute_share * 12 * 512**2, 12 * 512**2
-    assert 20 * small**-0.3 == pytest.approx(20 * large**-0.3 + headline.value, rel=0.01)
 
 
-def test_compute_equivalent_is_refused_with_a_reason():
+def test_a_law_is_refused_with_a_reason():
     few = result_of(swept(0.0, widths=(64, 128, 256)).assign(params_non_embedding=lambda t: t["width"] ** 2))
     assert "needs more than 3 points" in few.law.why_not["error"]
-    unknown = result_of(swept(0.0))
-    assert unknown.law.why_not.code == "parameters unknown"
-    assert np.isnan(unknown.headline_regret.compute_share)
+    assert result_of(swept(0.0)).law.why_not.code == "parameters unknown"
     sizes = swept(0.0, widths=(64, 128, 256)).rename(columns={"width": "model_size"})
     assert result_of(sizes).law.params == (64, 128, 256), "a scale that counts parameters gives their number"
 
@@ -285,17 +279,6 @@ def test_runs_at_scale_0_are_left_out_with_a_note():
         check_table(at_0, columns)
     with pytest.raises(TableError, match="width must be above 0, but row 0 has 0"):
         check_table(at_0.assign(width=0))
-
-
-def test_a_share_of_compute_has_an_interval_or_is_not_given():
-    frame = swept(-0.3, widths=(32, *WIDTHS, 1024), sigma=0.0)
-    n = 12.0 * frame["width"] ** 2
-    frame["loss"] += 20 * n**-0.3 - 0.5 + 0.05 * np.log2(frame["width"] / 64)
-    analysis = analyze(check_table(frame.assign(params_non_embedding=n)))
-    headline = analysis.results[0].headline_regret
-    assert 0 < headline.compute_low <= headline.compute_share <= headline.compute_high <= 1
-    said = next(line for line in details(analysis.results[0], analysis) if "of its compute" in line)
-    assert "(95 % " in said
 
 
 def test_a_regret_is_at_most_what_the_runs_beyond_lost():
