@@ -43,8 +43,7 @@ def analyze(
     Args:
         paths: Results folder (or fsspec URL); or a table in a file (CSV, Markdown, JSON, Parquet …); or the
             runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's; or a
-            folder of Ray Tune, Lightning, Trainer or nanoGPT; or a database of MLflow or Optuna. Several
-            tables are read as one.
+            folder of Ray Tune, Lightning, Trainer or nanoGPT. Several tables are read as one.
         table: Columns and rows of the table.
         next: Print the runs that would settle each open verdict, why, and their cost.
         runs: Print the run table of a results folder; of more than 1 000 runs the first and last 20.

@@ -81,7 +81,9 @@ def read_file(path: str | Path) -> pd.DataFrame:
     name = str(path).lower()
     kind = _KINDS.get(Path(next((name[: -len(s)] for s in _COMPRESSED if name.endswith(s)), name)).suffix)
     if kind is None and name != STDIN:
-        raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
+        hint = "; of a database give mlflow:EXPERIMENT, or Optuna's study.trials_dataframe() as CSV"
+        hint = hint if name.endswith((".db", ".sqlite", ".sqlite3")) else ""
+        raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}{hint}")
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise ValueError("it is not a regular file")
