@@ -142,10 +142,6 @@ def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
     step = max(1.0, beside.curve.step)
     origin = beside.optimum.best_x
     centre = origin + round((x - origin) / step) * step
-    return look_around(scale, centre, step)
-
-
-def look_around(scale: float, centre: float, step: float = 1.0) -> list[Cell]:
     return [Cell(scale, centre + k * step, 1, 1) for k in _FIRST_LOOK]
 
 

@@ -105,11 +105,6 @@ class Priors:
         square = sum(c * (float(p.covariance(at, at)[0, 0]) + (m * octaves) ** 2) for c, m, p in self.paces)
         return mean, square
 
-    def breaking(self, beyond: float) -> tuple[float, float]:
-        """Return the chance that a slope breaks within octaves beyond the scales, and the variance if so."""
-        # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
-        return -math.expm1(-self.breaks * beyond), (self.broken * beyond) ** 2 / 3
-
 
 VAGUE = {
     "width": Priors(0.4, 0.10),
@@ -390,7 +385,10 @@ class Trend:
     def _breaking(self, sizes: float | Sequence[float]) -> tuple[float, float]:
         """Return the chance that a slope breaks on the way to some sizes, and the variance if one does."""
         beyond_A = np.maximum(self._octaves(sizes)[0] - self._r_SA.max(axis=0), 0.0)
-        chance_A, variance_A = np.array([p.breaking(d) for p, d in zip(self.priors, beyond_A, strict=True)]).T
+        breaks_A, broken_A = np.array([(p.breaks, p.broken) for p in self.priors]).T
+        chance_A = -np.expm1(-breaks_A * beyond_A)
+        # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
+        variance_A = (broken_A * beyond_A) ** 2 / 3
         chance = 1 - float(np.prod(1 - chance_A))
         return chance, float(chance_A @ variance_A) / max(chance, 1e-12)
 

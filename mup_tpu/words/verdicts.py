@@ -159,22 +159,19 @@ def _at_zero(zero: AtZero, result: TransferResult, columns: Columns) -> str:
 class Remedy:
     """Runs that would settle a verdict."""
 
-    lines: tuple[str, ...]
-    is_command: bool  # Whether the lines are command lines; else they are sentences
-
-    @property
-    def text(self) -> str:
-        return (" && " if self.is_command else "; ").join(self.lines)
+    text: str
+    is_command: bool  # Whether the text is command lines; else it is sentences
 
 
 def remedy(result: TransferResult, analysis: TransferAnalysis) -> Remedy:
-    """Return what would settle a verdict; no lines if it is settled."""
+    """Return what would settle a verdict; no text if it is settled."""
     batch, command = result.next_batch, analysis.command
     if batch is None:
-        return Remedy((), False)
+        return Remedy("", False)
     if command and result.sequence is not None:
-        return Remedy((f"{command} --until-settled",), True)
-    return Remedy(commands(batch, analysis.columns, command), _is_ours(analysis.columns, command))
+        return Remedy(f"{command} --until-settled", True)
+    is_ours = _is_ours(analysis.columns, command)
+    return Remedy((" && " if is_ours else "; ").join(commands(batch, analysis.columns, command)), is_ours)
 
 
 def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, ...]:

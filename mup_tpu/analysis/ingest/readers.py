@@ -1,9 +1,8 @@
 """Readers of other tools' runs, from their files or with their packages: one entry each in `READERS`.
 
 A reader returns a row a run, or a row a step of a run, under the tool's names of columns; settings become
-columns `config/NAME`. What the names mean is told by `table_columns.find_columns`; `Reader.columns` names the
-ones that it could not tell. Settings that a tool keeps in names of folders are found by `tables`, from
-the column `run`.
+columns `config/NAME`. `table_columns.find_columns` says what the names mean. Settings that a tool keeps in
+names of folders are found by `tables`, from the column `run`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -152,11 +151,6 @@ def hydra_run(file: Path) -> pd.DataFrame:
     return pd.json_normalize([{"config": config, **row} for row in rows], sep="/")
 
 
-def is_mlflow_run(head: bytes) -> bool:
-    # An experiment's meta.yaml begins with its artifact_location.
-    return head.startswith(b"artifact_uri")
-
-
 def mlflow_run(file: Path) -> pd.DataFrame:
     """Read a run in MLflow's folder: a file for each parameter, and one with all values for each metric."""
     folder, meta = file.parent, _yaml(file)
@@ -194,10 +188,6 @@ def _yaml(file: Path) -> dict[str, Any]:
     tolerant.add_multi_constructor("", plain)  # type: ignore[attr-defined]
     content = yaml.load(_text(file), tolerant) if file.exists() else None
     return content if isinstance(content, dict) else {}
-
-
-def is_aim_export(head: bytes) -> bool:
-    return b"run.hash" in head
 
 
 def aim_export(file: Path) -> pd.DataFrame:
@@ -361,7 +351,6 @@ class Reader:
     read: Callable[[Path], pd.DataFrame]  # Reads one file; with `of_folder`, all files of a folder
     probe: Callable[[bytes], bool] | None = None
     """Whether a file's first line is of this tool; None if its name is enough."""
-    columns: Mapping[str, str] = field(default_factory=dict)  # The tool's names of columns, with ours
     of_folder: bool = False  # Whether `read` takes the folder that holds the files
     of_file: bool = True  # Whether a file that is given by its path is read; else only those in a folder
 
@@ -376,9 +365,6 @@ class Reader:
         except OSError:  # the reader of tables says why
             return False
 
-    def found_in(self, folder: Path) -> list[Path]:
-        return sorted(file for file in folder.rglob(self.files) if self.matches(file))
-
 
 # All readers; of several that match, the first one reads. `tools.TRACKERS` reads places as `wandb:…`.
 READERS = (
@@ -389,13 +375,14 @@ READERS = (
     Reader("Trainer", "trainer_state.json", trainer),
     Reader("W&B", "wandb-summary.json", wandb_run),
     Reader("Hydra", "metrics.json", hydra_run, of_file=False),
-    Reader("MLflow", "meta.yaml", mlflow_run, is_mlflow_run, of_file=False),
+    # An experiment's meta.yaml begins with its artifact_location.
+    Reader("MLflow", "meta.yaml", mlflow_run, lambda head: head.startswith(b"artifact_uri"), of_file=False),
     Reader("nanoGPT", "log.txt", training_log),
     Reader("nanoGPT", "*.out", training_log),
     Reader("W&B", "*.json", wandb_dump, of_file=False),
     Reader("TensorBoard", "*events.out.tfevents*", tensorboard, of_folder=True, of_file=False),
     Reader("W&B", "run-*.wandb", offline_wandb, of_folder=True, of_file=False),
-    Reader("Aim", "*.csv", aim_export, is_aim_export),
+    Reader("Aim", "*.csv", aim_export, lambda head: b"run.hash" in head),
 )
 
 
@@ -426,8 +413,9 @@ def read_tool(path: str | Path) -> pd.DataFrame:
     with errors_in_a_sentence(str(path)):
         if place.is_file():
             reader = next(r for r in READERS if r.of_file and r.matches(place))
-            return reader.read(place).rename(columns=dict(reader.columns))
-        matches = [(reader, files) for reader in READERS if (files := reader.found_in(place))]
+            return reader.read(place)
+        matches = [(r, sorted(file for file in place.rglob(r.files) if r.matches(file))) for r in READERS]
+        matches = [(reader, files) for reader, files in matches if files]
         if not matches:
             raise TableError(f"{path} holds no runs that are read")
         # A reader of a whole folder leaves a damaged run out, and says so.
@@ -455,7 +443,7 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
         raise TableError(f"{path} holds {len(matching)} files {matching[0].name}, and none has a loss")
-    return table.rename(columns=dict(reader.columns))
+    return table
 
 
 # Names of all tools, for messages
