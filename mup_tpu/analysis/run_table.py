@@ -73,12 +73,6 @@ class RunTable:
         )
 
 
-def require_above_zero(name: str, value: float) -> None:
-    """Refuse a setting of an analysis that is not a finite number above 0."""
-    if not (value > 0 and np.isfinite(value)):
-        raise TableError(f"{name} {value:g} is not allowed: it must be a finite number above 0")
-
-
 def power(x: float) -> str:
     return "0" if x == -np.inf else f"2^{x:.4g}"
 

@@ -36,9 +36,8 @@ from mup_tpu.analysis.run_table import (
     meets,
     no_column,
     power,
-    require_above_zero,
 )
-from mup_tpu.config import on_one_line
+from mup_tpu.config import on_one_line, require_above_zero
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS

@@ -218,8 +218,8 @@ def analyze(
             a prediction and a comparison of sweeps need the verdict alone.
 
     Raises:
-        TableError: epsilon or delta is not a finite number above 0, no run is at a planned scale, or the
-            input is no table of runs.
+        ConfigError: epsilon or delta is not above 0.
+        TableError: no run is at a planned scale, or the input is no table of runs.
         StoreError: the results folder holds no runs.
     """
     table = run_table(table)

@@ -37,8 +37,9 @@ from mup_tpu.analysis.optimum import (
     pooled_noise,
 )
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.run_table import RunTable, require_above_zero
+from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.trend import Trend
+from mup_tpu.config import require_above_zero
 
 _SLACK = 2.0  # Standard errors by which a valley may leave the range of the runs on either side of a value
 AT_LEAST = "at least"

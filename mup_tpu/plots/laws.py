@@ -14,7 +14,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Predictions
@@ -159,7 +158,7 @@ def prediction_figure(predictions: Predictions) -> Figure:
         ax.set_title(style.label(name, predictions.analysis.compares))
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in targets)})
         style.scale_axis(ax, predictions.scale, scales, 4.6)
-        style.log2_heights(ax)
+        ax.yaxis.set_major_formatter(lambda x, _: style.power(x))
     style.label_rows(axes, f"best {style.title(predictions.hyperparameter)}")
     entries: list[Artist] = [
         style.mark("o", "optimum, measured (95 %)", color=INK),
@@ -228,7 +227,7 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         ax.set_xlabel(style.title(first))
     style.label_rows(axes, style.title(second))
     bar = style.figure_of(axes).colorbar(ScalarMappable(colors, "viridis"), ax=axes, pad=0.02, aspect=25)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: style.power(x)))
+    bar.ax.yaxis.set_major_formatter(lambda x, _: style.power(x))
     bar.set_label(f"best {style.title(laws[0].hyperparameter)}")
     several = ", mean of its cells" if len(laws[0].scales) > 2 else ""
     entries = [style.mark("o", f"measured optimum{several}", mfc="none")]

@@ -271,7 +271,7 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     low, high = panel.get_ylim()
     room = max(0.0, 1 - (high - low)) / 2  # noise on an axis of less than an octave looks like a drift
     panel.set_ylim(low - room, high + room, auto=None)
-    style.log2_heights(panel)
+    panel.yaxis.set_major_formatter(lambda x, _: style.power(x))
     if lines:
         handles.append(style.shade(f"slopes that do not matter, |α| < {analysis.delta:g}"))
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):

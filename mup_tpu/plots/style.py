@@ -244,12 +244,6 @@ def with_key(
     return figure
 
 
-def keys_of(figure: Figure) -> list[Legend]:
-    # Those made here: `labels` of a key are its entries before line breaks.
-    keys = [*figure.legends, *(ax.get_legend() for ax in figure.axes)]
-    return [key for key in keys if key is not None and hasattr(key, "labels")]
-
-
 def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
     """Draw a key of at most this width below one panel; return its height. All lengths are inches.
 
@@ -286,11 +280,6 @@ def _inches(artist: Any) -> tuple[float, float]:
     figure = artist.figure
     box = artist.get_window_extent(figure.canvas.get_renderer())
     return box.width / figure.dpi, box.height / figure.dpi
-
-
-def verdict_key(decisions: Iterable[str]) -> list[Line2D]:
-    used = set(decisions)
-    return [mark(m, decision, color=c) for decision, (m, c) in VERDICTS.items() if decision in used]
 
 
 def mark(marker: str, text: str, **look: Any) -> Line2D:
@@ -469,10 +458,6 @@ def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
         ax.tick_params(axis="x", which="minor", length=3.5)
 
 
-def log2_heights(ax: Axes) -> None:
-    ax.yaxis.set_major_formatter(lambda x, _: power(x))
-
-
 # Least and largest reach of a tooltip around its point, in points of type: a marker alone is hard to hit
 _RADIUS = (2.0, 5.0)
 _MOST_RUNS = 6  # most runs that a tooltip lists one by one
@@ -549,8 +534,9 @@ def _buttons(figure: Figure, described: Sequence[Any], entries: dict[str, int]) 
     """Return a transparent button an entry of a key that hides something."""
     of_label = {name: name for name in entries} | {a.get_label(): a.entry for a in described}
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    keys: list[Any] = keys_of(figure)
-    for key in keys:
+    # Keys made here: their `labels` are the entries before line breaks.
+    legends: list[Any] = [*figure.legends, *(ax.get_legend() for ax in figure.axes)]
+    for key in (legend for legend in legends if hasattr(legend, "labels")):
         for label, handle, text in zip(key.labels, key.legend_handles, key.get_texts(), strict=True):
             if label not in of_label:
                 continue

@@ -214,7 +214,9 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
         ax.set_xlabel(text)
         ax.grid(False, axis="y")
     band = style.shade(f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat")
-    return style.with_key(axes, [*style.verdict_key(r.decision for r in rulings), band])
+    used = {r.decision for r in rulings}
+    marks = [style.mark(m, verdict, color=c) for verdict, (m, c) in style.VERDICTS.items() if verdict in used]
+    return style.with_key(axes, [*marks, band])
 
 
 def _draw_interval(

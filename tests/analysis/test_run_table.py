@@ -12,7 +12,7 @@ from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.ingest.table_values import States
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.config.columns import CONFIGURED
-from mup_tpu.errors import TableError
+from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.words.reasons import notes as notes_of
 
 
@@ -227,9 +227,9 @@ def test_settings_and_scales_that_are_no_finite_numbers_above_zero_are_refused(v
     table = check_table(runs())
     for setting in ({"epsilon": value}, {"delta": value}):
         (name,) = setting
-        with pytest.raises(TableError, match=f"{name} {value:g} is not allowed: it must be a finite number"):
+        with pytest.raises(ConfigError, match=f"{name} {value} is not allowed: it must be above 0"):
             analyze(table, **setting)
-    with pytest.raises(TableError, match=f"chance {value:g} is not allowed"):
+    with pytest.raises(ConfigError, match=f"chance {value} is not allowed"):
         check_table(runs(), chance=value)
     with pytest.raises(TableError, match="width must be (above 0|finite), but row 0 has"):
         check_table(runs(width=[value, *runs()["width"][1:]]))

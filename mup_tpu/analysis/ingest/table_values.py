@@ -17,8 +17,9 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import SCORE, Columns, means, plain_name
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED, require_above_zero
-from mup_tpu.config import shown
+from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
+from mup_tpu.config import require_above_zero, shown
+from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import TableError
 
 # States of Weights & Biases, MLflow, Ray Tune, Optuna, Slurm and this package, by their meaning
@@ -246,8 +247,7 @@ class LossUnit:
     maximize: bool = False  # Whether more is better, as of accuracy and PSNR
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(UnitName):
-            raise TableError(f"loss_unit {self.name!r} is not one of {', '.join(get_args(UnitName))}")
+        require_one_of("loss_unit", self.name, get_args(UnitName))
         if self.bytes_per_token is not None:
             require_above_zero("bytes_per_token", self.bytes_per_token)
 

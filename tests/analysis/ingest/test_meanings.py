@@ -6,7 +6,7 @@ import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.ingest.table_values import LossUnit, numbers, plain_sizes
-from mup_tpu.errors import TableError
+from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.words.reasons import notes as notes_of
 
 RUNS = pd.DataFrame(
@@ -119,12 +119,12 @@ def test_repeats_that_a_column_tells_apart_are_no_seeds():
 @pytest.mark.parametrize(
     ("unit", "sentence"),
     [
-        ({"name": "dit"}, "loss_unit 'dit' is not one of auto, nat, bit, bpb"),
-        ({"bytes_per_token": -1.0}, "bytes_per_token -1 is not allowed: it must be a finite number above 0"),
+        ({"name": "dit"}, "loss_unit 'dit' is not one of 'auto', 'nat', 'bit', 'bpb'"),
+        ({"bytes_per_token": -1.0}, "bytes_per_token -1.0 is not allowed: it must be above 0"),
     ],
 )
 def test_units_that_are_none_are_one_sentence(unit, sentence):
-    with pytest.raises(TableError, match=sentence):
+    with pytest.raises(ConfigError, match=sentence):
         LossUnit(**unit)
 
 
