@@ -120,7 +120,7 @@ def test_a_loss_of_another_unit_has_its_own_epsilon(whole):
     assert study.verdict(unit="MSE").epsilon != study.verdict().epsilon == 0.01
     assert study.verdict(epsilon=0.5, unit="MSE").epsilon == 0.5
     assert study.predict(epsilon=0.5, unit="MSE", width=8192).analysis.epsilon == 0.5
-    with pytest.raises(TableError, match="epsilon 0"):
+    with pytest.raises(ConfigError, match="epsilon 0"):
         study.verdict(epsilon=0)
 
 
