@@ -6,9 +6,7 @@ Yang et al. 2022 (Tensor Programs V), appendix D.1: in μP no slope in width is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -132,7 +130,3 @@ def conclusions(table: pd.DataFrame) -> list[Conclusion]:
         lazy = tuple(slope for slope in of_rule if slope.quantity == LINEARIZATION)
         results.append(Conclusion(parametrization, fastest, not any(s.grows for s in sizes), lazy))
     return results
-
-
-def grows(fit: Mapping[Any, Any]) -> bool:
-    return bool(fit["slope"] > GROWS and fit["low"] > 0)

@@ -28,7 +28,6 @@ from mup_tpu.analysis.valley import MODEL_ERROR
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN, Evidence, LookTaken, Question
 
 _FIRST_LOOK = (-2, -1, 0, 1, 2)  # Octaves from a new scale's predicted optimum, a seed each: a pack
-PACK = len(_FIRST_LOOK)  # Runs of a first look
 _EXPECTED = 0.6
 """Standard deviation of an expected optimum, octaves, from which a first look has all of its runs."""
 REACH = 2.3  # Runs further than this from an optimum (octaves) are uninformative

@@ -269,7 +269,7 @@ class Recipe:
         ]
 
 
-def predict_planned(folder: str, at: Mapping[str, float] | None = None, seed: int = 0) -> Recipe | None:
+def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recipe | None:
     """Predict the optima at the target of a folder's plan, or at other sizes; None for a folder without one.
 
     Raises:
@@ -294,7 +294,7 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None, seed: in
         optimum = trend.optimum(planned.sizes(target))
         low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
         valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
-        (cost,), curvature = costs(optimum, valley, (optimum.mean,), seed)
+        (cost,), curvature = costs(optimum, valley, (optimum.mean,), seed=0)
         exponents = dict(zip(planned.follows, trend.exponents(planned.sizes(target)), strict=True))
         by_prior = []
         for name, prior in zip(planned.follows, planned.priors(tuned), strict=True):

@@ -310,9 +310,7 @@ def _checked(
     return checked, np.array(log2)
 
 
-def fit_surface(
-    runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator, draws: int = _DRAWS
-) -> Surface:
+def fit_surface(runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator) -> Surface:
     """Draw the surfaces of one rule's runs.
 
     They have scale, loss (+inf where lost), and log2 values in the columns `tuned`.
@@ -334,8 +332,8 @@ def fit_surface(
     ]
     weight_K = _normalised(np.array([fit.log - _bend_penalty(bend_H) for bend_H, _, fit in fits]))
     # Draws without a minimum, and some far outside, are left out below.
-    chosen_R = generator.choice(len(fits), 8 * draws, p=weight_K)
-    shocks_RP = generator.standard_normal((8 * draws, len(fits[0][2].beta_P)))
+    chosen_R = generator.choice(len(fits), 8 * _DRAWS, p=weight_K)
+    shocks_RP = generator.standard_normal((8 * _DRAWS, len(fits[0][2].beta_P)))
     beta_RP = np.stack(
         [fits[k][2].beta_P + fits[k][2].root_PP @ z for k, z in zip(chosen_R, shocks_RP, strict=True)]
     )
@@ -349,7 +347,7 @@ def fit_surface(
     optimum_RSH = rough.reference_SH + _unbend(vertices[0], bend_RH[:, None])
     outside_RSH = np.maximum(points.low_SH - optimum_RSH, optimum_RSH - points.high_SH)
     log_R = -np.maximum(0, outside_RSH).sum(axis=(1, 2)) / _OUTSIDE
-    kept_R = generator.choice(len(log_R), draws, p=_normalised(log_R))
+    kept_R = generator.choice(len(log_R), _DRAWS, p=_normalised(log_R))
     noise = float(weight_K @ [sigma for _, sigma, _ in fits])
     vertex_RSH, loss_RS, curvature_RHH = (v[kept_R] for v in vertices)
     return Surface(points, rough.reference_SH, bend_RH[kept_R], vertex_RSH, loss_RS, curvature_RHH, noise)

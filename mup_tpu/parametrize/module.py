@@ -369,7 +369,6 @@ class ModuleParametrization:
         lr: float,
         weight_decay: float = 0.0,
         eps: float = 1e-8,
-        decay_mode: Literal["coupled", "independent"] = "coupled",
         adamw_lr: float | None = None,
     ) -> list[dict[str, Any]]:
         """Return groups for an optimizer of torch, one for each combination of factors.
@@ -385,11 +384,9 @@ class ModuleParametrization:
         Args:
             module: module as built, or wrapped by FSDP, DDP or torch.compile.
             lr: learning rate at the base.
-            weight_decay: λ at the base.
+            weight_decay: λ at the base; a step shrinks weights by lr·λ, as in torch.
             eps: Adam's ε at the base; groups for SGD have none.
             adamw_lr: under Muon AdamW's learning rate at the base; by default lr.
-            decay_mode: "coupled", a step shrinks weights by lr·λ, as in torch; "independent", by λ alone
-                times the schedule.
 
         Raises:
             ConfigError: a value is not allowed, the module is not build's, or it has not gone through `init_`
@@ -400,9 +397,7 @@ class ModuleParametrization:
         for name, parameter in self.parameters.items():
             of = config_for(self.optimizer, parameter)
             rate = adamw_lr if is_muon and adamw_lr is not None and of.optimizer == "adamw" else lr
-            chosen[name] = dataclasses.replace(
-                of, learning_rate=rate, weight_decay=weight_decay, eps=eps, decay_mode=decay_mode
-            )
+            chosen[name] = dataclasses.replace(of, learning_rate=rate, weight_decay=weight_decay, eps=eps)
         values = by_name(module, self.parameters)
         marks = [getattr(part, _APPLIED) for part in module.modules() if hasattr(part, _APPLIED)]
         if not any(marks):

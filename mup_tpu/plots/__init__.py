@@ -1,7 +1,5 @@
 """Figures from analysis results: every function returns a Figure, and the same input gives the same bytes.
 
-Functions with `ax` draw in axes of the caller's, one a panel, or without any in a new figure.
-
 Scales are sequential colours (viridis), parametrizations are panels that share axes, μP first and SP second,
 and hyperparameters lie on a log2 axis. Keys lie below the panels, or beside a single one. Colours are safe
 for colour-blind readers, and nothing depends on colour alone. `FIGURES` has all figures with their titles.

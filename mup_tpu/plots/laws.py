@@ -30,19 +30,16 @@ _COMPUTE = "compute 6·N·D (FLOP)"
 
 
 @figure_type("Best losses", "Best loss against scale and size", has_scales)
-def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
+def best_loss_figure(analysis: TransferAnalysis) -> Figure:
     """Draw the loss at each scale's own optimum and at the smallest one's, against scale and against size.
 
     Where the table knows parameters N, a second panel is against them, with the fitted scaling law A·N^-α if
     it is identified. If all runs have as many tokens D, its upper axis is compute (6·N·D floating-point
-    operations, Kaplan et al. 2020); if only tokens grow, the panel is against compute. A single `ax` gets
-    the first panel alone.
+    operations, Kaplan et al. 2020); if only tokens grow, the panel is against compute.
     """
     results = names.results_of(analysis)
     known = [r for r in results if len(r.law.params) > 1 and np.isfinite(r.law.params + r.law.tokens).all()]
-    if isinstance(ax, Axes):
-        known = []
-    axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False, ax=ax)
+    axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False)
     handles: list[Artist] = []
     for i, result in enumerate(results):
         color, marker = style.categorical(i), style.marker(i)
@@ -64,7 +61,7 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     axes[0].set_ylabel(style.in_unit("loss", analysis.columns))
     if known:
         handles += _draw_sizes(axes[1], known, analysis)
-    return style.with_key(axes, handles, ax=ax)
+    return style.with_key(axes, handles)
 
 
 def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAnalysis) -> list[Artist]:
@@ -100,11 +97,9 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
 
 
 @figure_type("Scaling law", "Loss against parameters, with the fitted law and the interval of new runs")
-def scaling_law_figure(
-    law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0, *, ax: style.Given = None
-) -> Figure:
+def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0) -> Figure:
     """Draw a law with its interval, its fitted points (ascending) and the last ones, which were held out."""
-    (panel,) = style.panels(1, 5.4, 3.8, ax=ax)
+    (panel,) = style.panels(1, 5.4, 3.8)
     color, seen = style.categorical(0), len(params) - held_out
     grid = np.geomspace(params[0], params[-1], 60)
     predictions = [law.predict(n) for n in grid]
@@ -123,7 +118,7 @@ def scaling_law_figure(
     panel.set_xlabel("parameters without embeddings, N")
     panel.set_ylabel(LOSS)
     panel.yaxis.set_major_formatter(style.PlainTicks())
-    return style.with_key([panel], handles, ax=ax)
+    return style.with_key([panel], handles)
 
 
 @figure_type("Predictions", "Optimum against scale, and its 50 and 95 % intervals out to the targets")

@@ -99,9 +99,7 @@ class _LossRange:
     "Loss against the hyperparameter, a line a scale; stars are optima, below their intervals",
     is_tuned,
 )
-def transfer_figure(
-    analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None, ax: style.Given = None
-) -> Figure:
+def transfer_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None) -> Figure:
     """Draw loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
 
     Tooltips in reports list the table's `runs`.
@@ -113,7 +111,7 @@ def transfer_figure(
     share_y = top == bottom or all(r.top - r.bottom > (top - bottom) / 3 for r in ranges)
     if share_y:
         ranges = [_LossRange(bottom, top)] * len(ranges)
-    axes = style.panels(len(results), 4.6, 4.0, True, share_y, ax)
+    axes = style.panels(len(results), 4.6, 4.0, True, share_y)
     used, zero_x = set[str](), None
     if any(result.at_zero for result in results):  # 0 lies more than a step left of all values
         curves = [curve for result in results for curve in result.curves]
@@ -132,7 +130,7 @@ def transfer_figure(
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
     lines = {line.get_label(): line for panel in axes for line in panel.lines}
     labels = (style.at(analysis.scale, scale) for scale in names.scales_of(results))
-    return style.with_key(axes, [*(lines[label] for label in labels if label in lines), *marks], ax=ax)
+    return style.with_key(axes, [*(lines[label] for label in labels if label in lines), *marks])
 
 
 def _draw_valleys(
@@ -232,13 +230,13 @@ def _draw_optimum(
     "Optimum against scale, with the fitted drift; the shade is drift that does not matter",
     is_tuned_at_scales,
 )
-def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
+def optimum_figure(analysis: TransferAnalysis) -> Figure:
     """Draw the optimum against scale, both logarithmic, with the fitted drift.
 
     The shade is drift that does not matter; optima at the edge of their grid are arrows.
     """
     results = names.results_of(analysis)
-    (panel,) = style.panels(1, 5.2, 3.8, ax=ax)
+    (panel,) = style.panels(1, 5.2, 3.8)
     handles: list[Artist] = []
     lines = [result.drift for result in results if result.drift.is_told]
     if lines:  # slopes within ±delta, from the mean of all lines at the smallest scale
@@ -276,4 +274,4 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
         handles.append(style.shade(f"slopes that do not matter, |α| < {analysis.delta:g}"))
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
         handles.append(style.mark("^", "best of the grid, at its edge", mfc="none", ms=8))
-    return style.with_key([panel], handles, ax=ax)
+    return style.with_key([panel], handles)

@@ -36,15 +36,13 @@ _WIDTH, _HEIGHT = 5.2, 3.4  # size of a panel of a coordinate check without its 
     "Training loss by step, at the grid point nearest to each optimum",
     lambda analysis: any(result.learning_curves for result in analysis.results),
 )
-def learning_curves_figure(
-    analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None, ax: style.Given = None
-) -> Figure:
+def learning_curves_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None) -> Figure:
     """Draw training loss against step, at the grid point nearest to each scale's optimum.
 
     Tooltips in reports list the table's `runs`.
     """
     results = [r for r in names.results_of(analysis) if r.learning_curves]
-    axes = style.panels(len(results), 4.6, 3.6, ax=ax)
+    axes = style.panels(len(results), 4.6, 3.6)
     scales = sorted({c.scale for r in results for c in r.learning_curves})
     entries, lacks = [], ""
     for scale in scales:
@@ -73,14 +71,13 @@ def learning_curves_figure(
         panel.set_title(style.label(result.compared, analysis.compares))
         panel.set_xlabel("step")
     shown = [loss for result in results for curve in result.learning_curves for loss in curve.losses]
-    for panel in axes if ax is not None else axes[:1]:
-        style.loss_axis(panel, shown)
+    style.loss_axis(axes[0], shown)
     style.label_rows(axes, style.in_unit("training loss", analysis.columns))
     rules = ", ".join(style.label(r.compared, analysis.compares) for r in results)
     compared = f" ({rules})" if len(results) > 1 else ""
     tuned = style.column_label(analysis.hyperparameter)
     title = f"{style.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
-    return style.with_key(axes, entries, title, ax=ax)
+    return style.with_key(axes, entries, title)
 
 
 @figure_type("Trials", "Loss of every trial against each hyperparameter that was searched")

@@ -82,7 +82,7 @@ def figure_type(
 ) -> Callable[[Callable[P, Figure]], Callable[P, Figure]]:
     """Register a function NAME_figure as the figure NAME, and draw it under this module's style.
 
-    Titles and names of axes are broken into lines that fit their panel, unless the caller gave the axes.
+    Titles and names of axes are broken into lines that fit their panel.
     Control characters become escapes, because no SVG may hold them.
     """
 
@@ -96,8 +96,7 @@ def figure_type(
                 figure = draw(*args, **kwargs)
                 for text in figure.findobj(Text):
                     text.set_text(visible(text.get_text()))
-                if kwargs.get("ax") is None:
-                    _break_texts(figure)
+                _break_texts(figure)
                 return figure
 
         FIGURES[draw.__name__.removesuffix("_figure")] = FigureType(title, caption, drawn, has_data)
@@ -164,25 +163,8 @@ def blank(width: float, height: float) -> Figure:
     return figure
 
 
-# Axes of the caller's, one a panel in the order of `words.names.ordered`; None makes a figure.
-Given = Axes | Sequence[Axes] | None
-
-
-def panels(
-    count: int, width: float, height: float, share_x: bool = True, share_y: bool = True, ax: Given = None
-) -> list[Axes]:
-    """Return panels of a new figure, each of a width and height in inches, or the axes of the caller's.
-
-    Raises:
-        ConfigError: there are more or fewer axes than panels.
-    """
-    if ax is not None:
-        given = [ax] if isinstance(ax, Axes) else list(ax)
-        if len(given) != count:
-            raise ConfigError(
-                f"ax holds {len(given)} axes, and this figure has {count} panels: give one for each"
-            )
-        return given
+def panels(count: int, width: float, height: float, share_x: bool = True, share_y: bool = True) -> list[Axes]:
+    """Return panels of a new figure, each of a width and height in inches."""
     across = min(count, 2 if count == 4 else _ACROSS)
     rows = -(-count // across)
     figure = blank(width * across, height * rows)
@@ -197,10 +179,10 @@ def panels(
 
 
 def label_rows(axes: Sequence[Axes], text: str, each: bool = False) -> None:
-    """Write a label of heights at each row's left and at axes in no grid; with `each`, at all."""
+    """Write a label of heights at each row's left; with `each`, at all panels."""
     for ax in axes:
         spec = ax.get_subplotspec()
-        if each or spec is None or spec.colspan.start == 0:
+        if each or (spec is not None and spec.colspan.start == 0):
             ax.set_ylabel(text)
 
 
@@ -210,19 +192,13 @@ def figure_of(axes: Sequence[Axes]) -> Figure:
     return figure
 
 
-def with_key(
-    axes: Sequence[Axes], handles: Sequence[Artist], title: str | None = None, ax: Given = None
-) -> Figure:
+def with_key(axes: Sequence[Axes], handles: Sequence[Artist], title: str | None = None) -> Figure:
     """Add a key below the panels in as many columns as fit, or at the right of a single one.
 
-    The figure, which is returned, grows by what the key takes. In axes of the caller's the key is the legend
-    of the last one.
+    The figure, which is returned, grows by what the key takes.
     """
     figure = figure_of(axes)
     if not handles:
-        return figure
-    if ax is not None:
-        axes[-1].legend(handles=list(handles), title=title, fontsize=8)
         return figure
     labels = [str(handle.get_label()) for handle in handles]
 

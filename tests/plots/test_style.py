@@ -239,23 +239,6 @@ def test_ticks_have_as_many_digits_as_tell_them_apart(values, written):
     assert PlainTicks().format_ticks(values) == written
 
 
-def test_figures_can_be_drawn_into_axes_of_ones_own():
-    analysis = analyze(check_table(swept()))
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 4))
-    assert plots.transfer_figure(analysis, ax=axes[:2]) is figure
-    assert plots.optimum_figure(analysis, ax=axes[2]) is figure
-    assert len(axes[0].lines) > 3 and len(axes[1].lines) > 3 and axes[2].get_legend() is not None
-    assert axes[0].get_title().startswith("μP") and axes[1].get_title().startswith("SP")
-    for draw in (plots.best_loss_figure, plots.learning_curves_figure):
-        figure, axes = pyplot.subplots(1, 2)
-        taken = axes[0] if draw is plots.best_loss_figure else axes
-        assert draw(analysis, ax=taken) is figure
-        assert tuple(figure.get_size_inches()) == (6.4, 4.8), "the caller's figure keeps its size"
-    with pytest.raises(ConfigError, match="ax holds 1 axes, and this figure has 2 panels"):
-        plots.transfer_figure(analysis, ax=axes[0])
-    pyplot.close("all")
-
-
 def test_a_figure_that_is_saved_keeps_its_resolution_and_the_same_bytes(tmp_path):
     figure = plots.transfer_figure(analyze(check_table(swept())))
     before, saved = figure.dpi, []

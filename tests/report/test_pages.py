@@ -54,14 +54,14 @@ def test_nothing_is_loaded_from_elsewhere(sweep_html):
 
 def test_a_page_has_each_figure_with_title_and_caption(quickstart, sweep_html):
     drawn = plots.drawings(quickstart[0])
-    assert len(drawn) == 7
+    assert len(drawn) == 6
     for figure in drawn:
         kind = plots.FIGURES[figure]
         assert f"<h3>{kind.title}</h3>" in sweep_html and html.escape(
             kind.caption
         ) + "." in sweep_html.replace("&#39;", "&#x27;")
     widths = re.findall(r'<svg[^>]* width="([\d.]+)pt"', sweep_html)
-    assert len(widths) == 7 and all(float(width) * 96 / 72 < 1024 for width in widths)
+    assert len(widths) == 6 and all(float(width) * 96 / 72 < 1024 for width in widths)
     ids = re.findall(r'\bid="([^"]+)"', sweep_html)
     assert len(ids) == len(set(ids))
     (nav,) = re.findall(r"<nav.*?</nav>", sweep_html)

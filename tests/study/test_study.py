@@ -21,7 +21,7 @@ import mup_tpu
 from mup_tpu import Study, octaves
 from mup_tpu.analysis import load_table
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.errors import ConfigError, StoreError, TableError
+from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.study.report import Ending, Report, Trial

@@ -216,13 +216,13 @@ def read_project(path: str | Path) -> pd.DataFrame:
     return table
 
 
-def package(path: str, name: str, module: str, extra: str = "") -> Any:
-    """Import a module of a package that an extra of this one installs, by default one of its name."""
+def package(path: str, name: str, module: str) -> Any:
+    """Import a module of a package that the extra of its name installs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise TableError(
-            f"{path} needs the package {name} ({reason(error)}): pip install '.[{extra or name}]'"
+            f"{path} needs the package {name} ({reason(error)}): pip install '.[{name}]'"
         ) from None
 
 
