@@ -50,15 +50,11 @@ def scale_of(table: pd.DataFrame) -> str:
 
 
 def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
-    """Fit the exponent of rms in the scale, layer by layer, at one step.
+    """Fit the exponent of rms in the scale, layer by layer, at one step (the last by default), over all
+    seeds.
 
-    Args:
-        table: tidy measurements, as `mup_tpu.training.coord_check.measure` returns.
-        step: updates made; the last by default.
-
-    Returns:
-        One row a (parametrization, quantity, layer): slope with its 95 % interval, from log2 rms against log2
-        scale over all seeds; a layer that is 0 everywhere has slope nan.
+    Returns a row a (parametrization, quantity, layer): slope with its 95 % interval, from log2 rms against
+    log2 scale; a layer that is 0 everywhere has slope nan.
 
     Raises:
         TableError: a column is missing, or there are fewer than two points of the scale.

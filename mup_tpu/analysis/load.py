@@ -262,16 +262,10 @@ def check_table(
     unit: LossUnit = AUTO,
     only: Sequence[Condition] = (),
 ) -> RunTable:
-    """Check a table and bring it into standard form.
+    """Check a table and bring it into standard form; arguments as for `load_table`, with a name for titles.
 
-    Args:
-        table: one row a run or a step of one, or a column for each width or learning rate.
-        columns: names of its columns; others are told by their usual names.
-        chance: loss of guessing, nat per token; runs at or above it count as diverged.
-        name: name of the table, for titles.
-        states: meaning of states of runs that are not known.
-        unit: of the loss; rows of a results folder are in nat per token.
-        only: conditions that an optimum has to meet.
+    It has one row a run or a step of one, or a column for each width or learning rate. Columns that are not
+    named are told by their usual names.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.

@@ -59,7 +59,6 @@ class ScalingLaw:
     theta_T: np.ndarray
     log_l_P: np.ndarray
     log_n_P: np.ndarray
-    seed: int
 
     @property
     def irreducible(self) -> float:
@@ -92,7 +91,7 @@ class ScalingLaw:
         The parametric form: resampling a handful of residuals covers far less than it claims. Each draw has
         its own scatter, because a few residuals leave the scatter uncertain too.
         """
-        generator, freedom = np.random.default_rng(self.seed), len(self.log_l_P) - 3
+        generator, freedom = np.random.default_rng(0), len(self.log_l_P) - 3
         shocks_RP = generator.standard_normal((DRAWS, len(self.log_l_P)))
         inflated_R = np.sqrt(freedom / generator.chisquare(freedom, DRAWS))
         scatter_R = self.scatter * np.minimum(inflated_R, _MOST_INFLATED)
@@ -133,19 +132,14 @@ class ScalingLaw:
         return Prediction(self.loss(parameters), low, high)
 
 
-def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray, seed: int = 0) -> ScalingLaw:
-    """Fit L = E + A·N^-α.
+def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray) -> ScalingLaw:
+    """Fit L = E + A·N^-α to losses (nat per token) of models with N parameters.
 
     Examples:
         >>> sizes = np.array([1e4, 1e5, 1e6, 1e7, 1e8])
         >>> law = fit_scaling_law(1.5 + 20 * sizes**-0.3, sizes)
         >>> print(f"{law.irreducible:.2f} + {law.coefficient:.1f}·N^-{law.exponent:.2f}")
         1.50 + 20.0·N^-0.30
-
-    Args:
-        losses: nat per token, above 0.
-        parameters: N of each point.
-        seed: of the bootstrap.
 
     Raises:
         TableError: too few points, values that are not above 0, or an optimiser that did not move.
@@ -170,7 +164,7 @@ def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray, seed: int = 0) -
     if not moved_S.any():
         raise TableError("the scaling law's optimiser returned its start, from every start: no fit")
     theta_T = fitted_ST[np.where(moved_S, costs_S, math.inf).argmin()]
-    return ScalingLaw(theta_T, log_l_P, log_n_P, seed)
+    return ScalingLaw(theta_T, log_l_P, log_n_P)
 
 
 def _log_loss(theta_ST: np.ndarray, log_n_P: np.ndarray) -> np.ndarray:

@@ -210,20 +210,12 @@ def analyze_jointly(
 ) -> JointAnalysis:
     """Estimate the optima of several hyperparameters at each scale, and whether they transfer.
 
-    Args:
-        table: one row a run, of a grid or of a random search; a file, or a results folder.
-        tuned: columns of the tuned hyperparameters, plain (not log2), two to four; a results folder knows its
-            own.
-        columns: names of the other columns; a results folder knows them.
-        where: conditions on rows; by default those that a results folder stores.
-        epsilon: largest regret that does not matter, in the unit of the loss; by default as for `analyze`.
-        delta: largest drift exponent that does not matter.
-        seed: of the draws.
-        reading: chance, states, unit and conditions of runs, as for `check_table`.
+    The table has a row a run, of a grid or of a random search; a results folder knows its tuned columns (two
+    to four, plain and not log2), the others, and its conditions. Limits and seed are as for `analyze`,
+    chance, states, unit and conditions of runs as for `check_table`.
 
     Raises:
         TableError: a column is missing or no number above 0, or a scale has too few points for a surface.
-        StoreError: the results folder holds no runs.
     """
     if not isinstance(table, pd.DataFrame):
         tuned, columns = tuned or tuned_together(table), columns or default_columns(table)

@@ -210,19 +210,10 @@ def coord_check(
 ) -> CoordinateCheck:
     """Give a plain module each rule's factors by `parametrize`, and check it at several widths.
 
-    Args:
-        build: as in `parametrize`; without dropout, which would count as change.
-        batch: batch for training and measuring.
-        loss: function of a module and the batch; a scalar.
-        widths: at least two; three octaves and more show an exponent well.
-        lr: learning rate at the base, as in your training or somewhat more.
-        eps: Adam's ε at the base.
-        rules: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
-        steps: number of updates.
-        seeds: number of seeds of the init, from 0.
-        seconds: as in `lint`.
-        progress: as in `lint`.
-        options: of `parametrize`, such as base_width (by default the least width), optimizer and roles.
+    The module has no dropout, which would count as change. `lr` (as in your training or somewhat more) and
+    `eps` are those at the base, by default the least width. `rules` are keys of
+    `mup_tpu.rules.parametrization.PARAMETRIZATIONS`, `options` others of `parametrize`, such as roles; the
+    rest is as in `lint`.
 
     Raises:
         ConfigError: as `parametrize`, or a readout's module is never called.
@@ -273,13 +264,9 @@ def assert_mup(
 ) -> Report:
     """Assert in a test that no parameter of a module grows or dies with width; return the report.
 
-    Args:
-        build: as in `parametrize` with a base_width, which has μP's factors applied; else as in `lint`.
-        batch: as in `lint`.
-        loss: as in `lint`.
-        base_width: width of the tuning, for a module without factors.
-        widths: by default four, from the base width or 64.
-        options: others of `coord_check` or `lint`.
+    With `base_width`, that of the tuning, a plain module gets μP's factors and options are those of
+    `coord_check`; without, it is trained as `build` returns it, with options of `lint`. The widths are by
+    default four, from the base width or 64.
 
     Raises:
         AssertionError: an effect of updates, an activation or attention logits grow or die with width.
