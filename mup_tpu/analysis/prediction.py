@@ -128,24 +128,17 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
             f"at {name!r}: the table does not say how {name} follows {scale_column}{hint}; give {listed}"
         )
     by_scale = rows.groupby("scale")[name]
-    if (by_scale.nunique() > 1).any():
-        counts = by_scale.nunique()
-        mixed = float(counts.index[int(counts.argmax())])
-        raise TableError(
-            f"at {name!r}: runs of {scale_column} {write_scale(scale_column, mixed)} differ in {name}; give "
-            f"{scale_column}=VALUE"
-        )
-    value_S = by_scale.first()
-    if value_S.nunique() == 1:
-        raise TableError(
-            f"at {name!r}: all runs have {name} {value_S.iloc[0]:g}, so the table says nothing of another; "
-            f"give {scale_column}=VALUE"
-        )
-    if len(value_S) < 2 or not value_S.is_monotonic_increasing or not value_S.is_unique:
+    counts, value_S, why = by_scale.nunique(), by_scale.first(), ""
+    if (counts > 1).any():
+        mixed = write_scale(scale_column, float(counts.index[int(counts.argmax())]))
+        why = f"runs of {scale_column} {mixed} differ in {name}"
+    elif value_S.nunique() == 1:
+        why = f"all runs have {name} {value_S.iloc[0]:g}, so the table says nothing of another"
+    elif len(value_S) < 2 or not value_S.is_monotonic_increasing or not value_S.is_unique:
         shown = ", ".join(f"{v:g}" for v in list(value_S)[:4])
-        raise TableError(
-            f"at {name!r}: {name} does not grow with {scale_column} ({shown}); give {scale_column}=VALUE"
-        )
+        why = f"{name} does not grow with {scale_column} ({shown})"
+    if why:
+        raise TableError(f"at {name!r}: {why}; give {scale_column}=VALUE")
     return value_S.index.to_numpy(float), value_S.to_numpy(float)
 
 
