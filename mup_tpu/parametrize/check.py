@@ -180,17 +180,7 @@ def lint(
     Raises:
         ConfigError: build or loss fails, or nothing grows with the width.
     """
-
-    def train(size: int) -> Trained:
-        module, *optimizers = _call(build, scale, size)
-        parameters = list(module.parameters())
-        if not optimizers and parameters and all(hasattr(p, "infshape") for p in parameters):
-            import mup
-
-            optimizers = [mup.MuAdamW(parameters, lr=lr)]
-        return module, optimizers or [torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)]
-
-    return _check(build, train, batch, loss, widths, scale, roles, steps, seeds, seconds, progress)
+    return _check(build, batch, loss, widths, scale, lr, roles, steps, seeds, seconds, progress)
 
 
 def coord_check(
@@ -225,27 +215,24 @@ def coord_check(
     depth = options.get("depth")
     required: dict[str, str] = {}
 
-    def under(rule: str) -> Callable[[int], Trained]:
-        def train(width: int) -> Trained:
-            scaled = parametrize(build, width=width, rule=rule, **options)
-            module = scaled.init_(build(width) if depth is None else build(width, depth))
-            required.clear()
-            for f in scaled.forward:
-                if f.place == "input":
-                    required[f.module] = (
-                        f"the readout {f.module!r} is not called as a module, so that its logits are not "
-                        f"multiplied by {f.factor:g}; call it, or multiply them in your code and give "
-                        f"roles={{{f.module!r}: 'by hand'}}"
-                    )
-            return module, _optimizers(scaled.optimizer, scaled.param_groups(module, lr=lr, eps=eps))
-
-        return train
+    def scaled_module(rule: str, width: int) -> Trained:
+        scaled = parametrize(build, width=width, rule=rule, **options)
+        module = scaled.init_(build(width) if depth is None else build(width, depth))
+        required.clear()
+        for f in scaled.forward:
+            if f.place == "input":
+                required[f.module] = (
+                    f"the readout {f.module!r} is not called as a module, so that its logits are not "
+                    f"multiplied by {f.factor:g}; call it, or multiply them in your code and give "
+                    f"roles={{{f.module!r}: 'by hand'}}"
+                )
+        return module, _optimizers(scaled.optimizer, scaled.param_groups(module, lr=lr, eps=eps))
 
     roles = options.get("roles", {})
     reports = {
         rule: _check(
-            build, under(rule), batch, loss, widths, "width", roles, steps, seeds, seconds, progress,
-            required, f"{rule}, ",
+            functools.partial(scaled_module, rule), batch, loss, widths, "width", lr, roles, steps, seeds,
+            seconds, progress, required, f"{rule}, ",
         )
         for rule in rules
     }  # fmt: skip
@@ -289,8 +276,6 @@ def _optimizers(name: str, groups: list[dict[str, Any]]) -> list[torch.optim.Opt
         if name not in makers:
             raise ConfigError(f"torch has no {name}: lint a build that returns its module and {name}")
         return [makers[name](groups)]
-    if not hasattr(torch.optim, "Muon"):
-        raise ConfigError("torch.optim has no Muon before torch 2.9")
     adjust = "match_rms_adamw" if name.endswith("adamw") else "original"
     matrices = [group for group in groups if group["use_muon"]]
     rest = [group for group in groups if not group["use_muon"]]
@@ -301,8 +286,8 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters if inspect.isroutine(function) else {}
 
 
-def _call(build: Callable[..., Any], scale: str, size: int) -> tuple[Any, ...]:
-    """Return the module that build makes, and its optimizers."""
+def _trained(build: Callable[..., Any], scale: str, size: int, lr: float) -> Trained:
+    """Return the module that build makes, and its optimizers: AdamW, or mup's, if it makes none."""
     names = inspect.signature(build).parameters
     try:
         # Where batch alone takes the scale, build has its defaults.
@@ -318,16 +303,22 @@ def _call(build: Callable[..., Any], scale: str, size: int) -> tuple[Any, ...]:
             f"build({size}) returns {type(built).__name__}; it must return a torch.nn.Module, or one with "
             "its optimizers"
         )
-    return tuple(flat)
+    module, *optimizers = flat
+    parameters = list(module.parameters())
+    if not optimizers and parameters and all(hasattr(p, "infshape") for p in parameters):
+        import mup
+
+        optimizers = [mup.MuAdamW(parameters, lr=lr)]
+    return module, optimizers or [torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)]
 
 
 def _check(
     build: Callable[..., Any],
-    train: Callable[[int], Trained],
     batch: Any,
     loss: Loss,
     sizes: Sequence[int],
     scale: str,
+    lr: float,
     roles: Mapping[str, str],
     steps: int,
     seeds: int,
@@ -353,7 +344,7 @@ def _check(
         for seed in range(seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                trained.append(train(size))
+                trained.append(_trained(build, scale, size, lr))
         of_size, names = batch, _parameters(batch)
         if inspect.isroutine(batch):
             is_required = any(p.default is p.empty for p in names.values())
@@ -379,8 +370,8 @@ def _check(
     if progress is None:
         say("", 1.0)
     with torch.random.fork_rng(devices=[]):
-        small, optimizers = train(int(table[scale].min()))
-        large, _ = train(int(table[scale].max()))
+        small, optimizers = _trained(build, scale, int(table[scale].min()), lr)
+        large, _ = _trained(build, scale, int(table[scale].max()), lr)
     parameters = _subjects(small, optimizers, large, roles, scale)
     if scale != "width":
         table = pooled(table)
