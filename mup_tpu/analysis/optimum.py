@@ -47,7 +47,6 @@ class LossCurve:
     df_G: np.ndarray  # Degrees of freedom of those squares: finite runs less one, less the seeds' share
     weight_G: np.ndarray
     """Runs that count of each point beside the others: fewer where its seeds are not theirs."""
-    effect_S: np.ndarray  # Effect of each seed on all losses, nat
 
     @property
     def is_bracketed(self) -> bool:
@@ -87,9 +86,9 @@ def loss_curve(runs: Mapping[str, Any] | pd.DataFrame) -> LossCurve:
     seed share initial weights and data, and so an effect on the loss that moves no optimum: it is taken out.
     """
     columns = {name: np.asarray(runs[name]) for name in CURVE_COLUMNS}
-    effect_S, seed_N, share_G, left = _seed_effects(columns)
+    effect_N, share_G, left = _seed_effects(columns)
     x_G, cell_N = np.unique(columns["x"], return_inverse=True)
-    loss_N = columns["loss"] - effect_S[seed_N]
+    loss_N = columns["loss"] - effect_N
 
     def sums(values_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
         return np.bincount(cell_N[used_N], values_N[used_N], len(x_G))
@@ -116,18 +115,17 @@ def loss_curve(runs: Mapping[str, Any] | pd.DataFrame) -> LossCurve:
         squares_G=np.where(alive_G, squares_G, 0.0),
         df_G=np.where(alive_G, left * (finite_G - 1), 0.0),
         weight_G=np.maximum(count_G, 1) * share_G,
-        effect_S=effect_S,
     )
 
 
-def _seed_effects(runs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def _seed_effects(runs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, float]:
     """Estimate the effects of one scale's seeds from the cells near the best, where training is stable.
 
     Runs far from their cell and seed count less (Huber's weights): one that nearly diverged is no sign of a
     bad seed.
 
-    Returns the effect of each seed, nat; each run's seed; the share of each cell's runs that counts beside
-    other cells; the share of the degrees of freedom within cells that the seeds leave.
+    Returns the effect of each run's seed, nat; the share of each cell's runs that counts beside other cells;
+    the share of the degrees of freedom within cells that the seeds leave.
     """
     losses, finite = runs["loss"], np.isfinite(runs["loss"])
     seed_N, names = pd.factorize(runs["seed"])
@@ -142,7 +140,7 @@ def _seed_effects(runs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarra
     y_N, cell_N, own_N = losses[used], (np.cumsum(stable_G) - 1)[number_N[used]], seed_N[used]
     share_G, cells = np.ones(len(values)), int(stable_G.sum())
     if len(names) < 2 or len(y_N) == cells or cells > _MOST_CELLS:
-        return np.zeros(len(names)), seed_N, share_G, 1.0
+        return np.zeros(len(losses)), share_G, 1.0
     weight_N = np.ones(len(y_N))
     effect_S, share_G[stable_G], left = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
     for _ in range(5):
@@ -150,7 +148,7 @@ def _seed_effects(runs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarra
         deviation = 1.48 * float(np.median(np.abs(left_N)))
         weight_N = 1 / np.maximum(1.0, np.abs(left_N) / max(_CLIPPED * deviation, 1e-12))
         effect_S, *_ = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
-    return effect_S, seed_N, share_G, left
+    return effect_S[seed_N], share_G, left
 
 
 def _centred(y_N: np.ndarray, cell_N: np.ndarray, weight_N: np.ndarray) -> np.ndarray:

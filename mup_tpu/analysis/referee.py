@@ -51,7 +51,6 @@ class Ruling:
     parabola: float = math.nan  # Drift exponent by `parabola_slope`; nan if unknown
     architecture: str = "own"
     update_rule: str = "own"  # Names of what the sweep trained; "own" in a study of somebody's training
-    runs: int = 0
     hours: float = math.nan  # Training time of its runs on one device (on CPUs, one thread); nan if unknown
 
     @property
@@ -201,8 +200,7 @@ def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, tabl
         for part, column in (("architecture", "architecture"), ("update_rule", "optimizer")):
             if column in rows:
                 made[part] = ", ".join(sorted(map(str, rows[column].fillna(_BEFORE[column]).unique())))
-        hours = float(rows["wall_time_s"].sum() / 3600) if "wall_time_s" in rows else math.nan
-        made |= {"runs": len(rows), "hours": hours}
+        made["hours"] = float(rows["wall_time_s"].sum() / 3600) if "wall_time_s" in rows else math.nan
     return Ruling(
         sweep=sweep,
         columns=analysis.columns,

@@ -56,7 +56,7 @@ def test_stored_rows_say_what_was_made_and_how_long_it_took():
     for rule, rows in table.stored.groupby("parametrization"):
         (of_rule,) = (ruling for ruling in rulings if ruling.rule == rule)
         assert (of_rule.architecture, of_rule.update_rule) == ("gpt2", "adamw")
-        assert (of_rule.runs, of_rule.hours) == (len(rows), pytest.approx(rows["wall_time_s"].sum() / 3600))
+        assert of_rule.hours == pytest.approx(rows["wall_time_s"].sum() / 3600)
 
 
 def test_the_slope_by_hand_is_that_of_exact_parabolas_and_not_of_scales_without_a_minimum():
