@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,23 +30,40 @@ _SHARE = 0.02
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """Loss at each scale's optimum against parameters, and a law through these points if there is one."""
+    """Loss at each scale's optimum against parameters, and a law through these points if there is one.
+
+    It is fitted when it is first read: most analyses print no law.
+    """
 
     params: tuple[float, ...]
     tokens: tuple[float, ...]
     losses: tuple[float, ...]
-    law: ScalingLaw | None
-    why_not: Reason | None  # Reason why there is no law
+    refused: Reason | None = None  # Reason why none is fitted
+
+    @cached_property
+    def _fit(self) -> ScalingLaw | Reason:
+        if self.refused is not None:
+            return self.refused
+        try:
+            law = fit_scaling_law(np.array(self.losses), np.array(self.params))
+        except TableError as error:
+            return Reason.of("refused", error=str(error))
+        return law.why_not_identified or law
+
+    @property
+    def law(self) -> ScalingLaw | None:
+        return None if isinstance(self._fit, Reason) else self._fit
+
+    @property
+    def why_not(self) -> Reason | None:
+        return self._fit if isinstance(self._fit, Reason) else None
 
     def to_dict(self) -> dict[str, Any]:
         points = {"params": self.params, "tokens": self.tokens, "losses": self.losses}
-        if self.law is None:
+        if (law := self.law) is None:
             return points
-        fit = {"E": self.law.irreducible, "A": self.law.coefficient, "α": self.law.exponent}
-        return points | {"fit": fit, "intervals": self.law.intervals, "scatter": self.law.scatter}
-
-
-_NO_LAW = FittedLaw((), (), (), None, Reason.of("no losses"))
+        fit = {"E": law.irreducible, "A": law.coefficient, "α": law.exponent}
+        return points | {"fit": fit, "intervals": law.intervals, "scatter": law.scatter}
 
 
 @dataclass(frozen=True)
@@ -102,7 +120,7 @@ class TransferResult:
     regrets: tuple[Regret, ...] = ()
     curves: tuple[LossCurve, ...] = ()
     wider_is_better: WiderIsBetter = WiderIsBetter()
-    law: FittedLaw = _NO_LAW
+    law: FittedLaw = FittedLaw((), (), (), Reason.of("no losses"))
     learning_curves: tuple[LearningCurve, ...] = ()
     """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     next_batch: Batch | None = None  # Next runs; None after a settled verdict
@@ -214,7 +232,7 @@ def analyze(
             other metrics 2 % of the difference between the scales' best values.
         delta: drift exponent that does not matter.
         seed: of the draws; the same table and seed give the same numbers.
-        whole: also give regrets between all scales, learning curves, laws and next runs, in half of the time;
+        whole: also give regrets between all scales, learning curves and next runs, in half of the time;
             a prediction and a comparison of sweeps need the verdict alone.
 
     Raises:
@@ -286,7 +304,7 @@ def _analyze_one(
         drift=evidence.drift,
         regrets=tuple(regrets),
         wider_is_better=wider_is_better(evidence.curves, optima),
-        law=fit_law(table.runs, optima) if whole else _NO_LAW,
+        law=_law(table.runs, optima),
         learning_curves=learning_curves(optima, table.history) if whole else (),
         verdict=last.verdict,
         next_batch=batch,
@@ -306,25 +324,15 @@ def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
     return tuple(points)
 
 
-def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
-    """Fit the law L = E + A·N^-α through the losses at the optima of one parametrization.
-
-    Refused where parameters are unknown, differ within a scale, or too few points tell too little.
-    """
+def _law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
     known = [o for o in optima if o.is_known]
-    sizes = runs.groupby("scale")[["params", "tokens"]].max().reindex([o.scale for o in known])
-    params, tokens = tuple(sizes["params"].tolist()), tuple(sizes["tokens"].tolist())
-    losses = tuple(o.loss for o in known)
-    if not np.isfinite(params).all():
-        return FittedLaw(params, tokens, losses, None, Reason.of("parameters unknown"))
-    if (runs.groupby("scale")["params"].nunique() > 1).any():
-        return FittedLaw(params, tokens, losses, None, Reason.of("parameters differ"))
-    try:
-        law = fit_scaling_law(np.array(losses), np.array(params))
-    except TableError as error:
-        return FittedLaw(params, tokens, losses, None, Reason.of("refused", error=str(error)))
-    why_not = law.why_not_identified
-    return FittedLaw(params, tokens, losses, None if why_not else law, why_not)
+    sizes = runs.groupby("scale")["params"].nunique().max()
+    table = runs.groupby("scale")[["params", "tokens"]].max().reindex([o.scale for o in known])
+    refused = Reason.of("parameters differ") if sizes > 1 else None
+    if not np.isfinite(table["params"]).all():
+        refused = Reason.of("parameters unknown")
+    params, tokens = (tuple(table[name].tolist()) for name in ("params", "tokens"))
+    return FittedLaw(params, tokens, tuple(o.loss for o in known), refused)
 
 
 def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> tuple[LearningCurve, ...]:
