@@ -128,9 +128,8 @@ def in_unit(quantity: str, columns: Columns) -> str:
     """Return the label of an axis of losses or their differences, in the table's unit."""
     if columns.unit == "nat":
         return f"{quantity} (nat per token)" if columns.is_per_token else f"{quantity} (nat)"
-    sign = (
-        "−" if columns.maximized and quantity == "loss" else ""
-    )  # more is better: the axis has the negative
+    # The axis has the negative of a metric that is maximized.
+    sign = "−" if columns.maximized and quantity == "loss" else ""
     return f"{sign}{columns.unit}" if quantity == "loss" else f"{quantity} ({columns.unit})"
 
 

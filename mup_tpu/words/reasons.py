@@ -148,9 +148,9 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "loss converted": "{name} is in {unit}, converted to nat per token: × {factor:.3g}",
         "perplexity converted": "{name} is a perplexity, converted to nat per token by its logarithm",
         "unit unknown": "{name} may not be in nat per token: regrets and ε are in its unit",
-        "maximized": "more is better of {name}: regrets and ε are in its unit",
-        "epsilon by share": "ε is {epsilon:.3g} {unit}, {share:.0%} of what the scales differ by at their "
-        "best; --epsilon gives another",
+        "maximized": "{name} is maximized: regrets and ε are in its unit",
+        "epsilon by share": "ε is {epsilon:.3g} {unit}, {share:.0%} of the difference between the "
+        "scales' best values; --epsilon sets another",
         "confounded": "{name} changes with {scale} ({pairs}), so a drift may be of either; --along {name} "
         "says that it is meant",
         "mixed": lambda v: (

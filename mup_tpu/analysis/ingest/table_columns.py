@@ -37,7 +37,7 @@ class Columns:
     along: tuple[str, ...] = ()  # Other columns that change with the scale, as on a ladder
     unit: str = "nat"  # Unit of losses and regrets: nat, or the name of a metric that is in none
     is_per_token: bool = True  # Whether nat are those of a token; a study may be of images
-    maximized: bool = False  # Whether the loss is the negative of a metric of which more is better
+    maximized: bool = False  # Whether the loss is the negative of a metric that is maximized
 
     def metric(self, loss: float) -> float:
         return -loss if self.maximized else loss
@@ -80,7 +80,7 @@ _TRACKER = re.compile(
     r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]|(params|user_attrs)_", re.I
 )
 _SETTING = re.compile(r"(config|params|parameters|hparams|hyperparameters)[/._]", re.I)
-# Metrics of which more is better
+# Metrics that are maximized
 SCORE = re.compile(
     r"(^|_)(acc|accuracy|top1|top5|psnr|ssim|score|bleu|rouge|f1|auc|map|iou|reward|return|r2|win_rate|elo)(_|$)"
 )

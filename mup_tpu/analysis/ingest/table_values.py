@@ -244,7 +244,7 @@ class LossUnit:
     name: UnitName = "auto"
     """"auto" takes it from the column's name: perplexity, bits per byte (bpb), bits per token, else nat."""
     bytes_per_token: float | None = None  # Bytes of text in a token, which bits per byte need
-    maximize: bool = False  # Whether more is better, as of accuracy and PSNR
+    maximize: bool = False  # Whether higher is better, as for accuracy and PSNR
 
     def __post_init__(self) -> None:
         require_one_of("loss_unit", self.name, get_args(UnitName))
@@ -278,8 +278,8 @@ class LossUnit:
             return rows, replace(columns, unit=column), Reason.of("unit unknown", name=column)
         if unit == "score":
             raise TableError(
-                f"{column} is a score, of which more is better: --maximize says so; a loss is given by "
-                "--columns loss=COLUMN, and --loss-unit nat says that this is one"
+                f"{column} is a score, of which higher is better: add --maximize, name a loss by "
+                "--columns loss=COLUMN, or add --loss-unit nat if this is a loss"
             )
         if unit == "perplexity":
             if (bad := rows.index[~(rows["loss"].isna() | (rows["loss"] > 0))]).size:

@@ -258,12 +258,12 @@ text("bits per byte", renamed("val_bpb", lambda loss: loss / np.log(2) / 4), opt
 text("bits per byte of unknown tokens", renamed("val_bpb"), error="give --bytes-per-token")
 text("accuracy, maximized", renamed("val_acc", lambda loss: 1 - loss / 4),
      options={"maximize": True, "columns": ("loss=val_acc",)},
-     losses=lambda loss: loss / 4 - 1, note="more is better of val_acc")  # fmt: skip
+     losses=lambda loss: loss / 4 - 1, note="val_acc is maximized")  # fmt: skip
 text("accuracy in percent", renamed("accuracy", lambda loss: (100 * (1 - loss / 4)).map("{:.6f}%".format)),
      options={"maximize": True, "columns": ("loss=accuracy",)}, losses=lambda loss: loss / 4 - 1)  # fmt: skip
 text("PSNR, maximized", renamed("psnr", lambda loss: 30 - loss), losses=lambda loss: loss - 30,
      options={"maximize": True, "columns": ("loss=psnr",)})  # fmt: skip
-text("accuracy", renamed("val_acc"), options={"columns": ("loss=val_acc",)}, error="--maximize says so")
+text("accuracy", renamed("val_acc"), options={"columns": ("loss=val_acc",)}, error="add --maximize")
 text("a loss, maximized", renamed("val_loss"), options={"maximize": True}, error="leave --maximize out")
 text("MSE", renamed("mse"), options={"columns": ("loss=mse",)}, note="regrets and ε are in its unit")
 text(
