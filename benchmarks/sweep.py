@@ -31,7 +31,6 @@ def main(
     device: Literal["cpu", "cuda"] = "cpu",
     precision: Literal["float32", "bf16"] = "float32",
     peer_precision: Literal["float32", "bf16"] = "float32",
-    halving: bool = False,
     threads: int = 2,
     out: Path | None = None,
 ) -> None:
@@ -45,7 +44,6 @@ def main(
         device: Where both train.
         precision: Arithmetic of ours.
         peer_precision: Arithmetic of the peer.
-        halving: Let ours stop hopeless members early; the peer cannot.
         threads: CPU threads of the peer's process; ours shares the machine's cores between its packs.
         out: CSV file for the table.
     """
@@ -58,7 +56,6 @@ def main(
         )
         ours = [[sys.executable, "-m", "mup_tpu", "sweep", str(sweep), "--results", "{run}"]]
         ours[0] += ["--device", device]
-        ours[0] += ["--halving"] * halving
         peer = [
             [
                 sys.executable, str(Path(__file__).with_name("nanogpt_peer.py")), "--tokens", str(tokens),
@@ -69,7 +66,7 @@ def main(
             for rate in rates
         ]  # fmt: skip
         table = compare(ours, peer, repeats, Path(scratch))
-    table = table.assign(width=width, trials=trials, steps=steps, precision=precision, halving=halving)
+    table = table.assign(width=width, trials=trials, steps=steps, precision=precision)
     report(table, out)
 
 

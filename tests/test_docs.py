@@ -222,7 +222,7 @@ def test_every_command_of_a_page_is_understood(page, parse):
         "python experiments/lr_transfer.py --nothing",
         "python experiments/lr_transfer.py --tune nothing=1,2",
         "python experiments/tune_small.py --nothing",
-        "python benchmarks/halving.py --nothing",
+        "python benchmarks/sweep.py --nothing",
         "scripts/nothing",
         "scripts/quickstart --nothing",
         "scripts/tpu/cluster nothing",

@@ -84,11 +84,7 @@ def run_coord_checks(
 ) -> None:
     """Run the command line of several coordinate checks into one table."""
 
-    def experiment(
-        scale: str | None = None,
-        num_seeds: int = 3,
-        results: Folder | None = None,
-    ) -> None:
+    def experiment(scale: str | None = None, num_seeds: int = 3, results: Folder | None = None) -> None:
         """Run several coordinate checks.
 
         Args:

@@ -86,10 +86,6 @@ class RunOptions:
     """Steps between points of the training curve, log lines and checks for divergence."""
     eval_every: int = described(0, least=0)
     """Steps between evaluations on held-out text; 0 evaluates at the end only."""
-    halving: bool = False
-    """Stop members half-way or at three quarters if their training loss is far behind the pack's best."""
-    tuned: tyro.conf.Suppress[tuple[str, ...]] = ("learning_rate",)
-    """Fields that halving compares; a sweep sets the fields of its tuned axis."""
     checkpoint_every: int = described(0, least=0)
     """Steps between checkpoints, written while training goes on; 0 writes none."""
     mix: bool = False

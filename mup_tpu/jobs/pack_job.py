@@ -110,39 +110,36 @@ class Evaluated:
     losses: dict[str, float]  # loss of the rows of members that train, by trial_id, nat per token
 
 
+@dataclass(eq=False)
 class PackJob(Job):
-    """A pack to train; its parts, after a split, have their own folders of checkpoints (`folder_of`).
+    """A pack to train; its parts, after a split, have their own folders of checkpoints."""
 
-    With `asks`, the driver decides after each evaluation which members train on. Fields of `scale` name the
-    pack's size in sentences.
-    """
+    trials: list[Trial]
+    options: RunOptions
+    folder_of: FolderOf | None = None
+    asks: bool = False  # whether the driver decides after each evaluation which members train on
+    scale: Sequence[str] = ("width",)  # fields that name the pack's size in sentences
 
-    def __init__(
-        self,
-        trials: list[Trial],
-        options: RunOptions,
-        folder_of: FolderOf = lambda pack: None,
-        asks: bool = False,
-        scale: Sequence[str] = ("width",),
-    ) -> None:
-        self.trials, self.options, self.checkpoints = trials, options, folder_of(trials)
-        self.members, self._folder_of, self._asks, self._scale = len(trials), folder_of, asks, scale
-        self.kept = "its checkpoint is kept" if options.checkpoint_every else "without --checkpoint-every"
+    def __post_init__(self) -> None:
+        self.checkpoints = self.folder_of(self.trials) if self.folder_of else None
+        self.members = len(self.trials)
+        self.kept = (
+            "its checkpoint is kept" if self.options.checkpoint_every else "without --checkpoint-every"
+        )
 
     def __str__(self) -> str:
         count = "a trial" if self.members == 1 else f"a pack of {self.members} trials"
-        return f"{count} of {describe(self.trials[0], self._scale)}"
+        return f"{count} of {describe(self.trials[0], self.scale)}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop `folder_of`: only the driver splits, and the function holds all data of a sweep."""
-        return {**vars(self), "_folder_of": None}
+        return {**vars(self), "folder_of": None}
 
     def split(self, fits: int) -> Sequence[PackJob]:
         if len(self.trials) == 1:
             return ()
         count = math.ceil(len(self.trials) / fits)
-        parts = [self.trials[i::count] for i in range(count)]
-        return [PackJob(part, self.options, self._folder_of, self._asks, self._scale) for part in parts]
+        return [replace(self, trials=self.trials[i::count]) for i in range(count)]
 
     def was_preempted(self, result: PackResult) -> bool:
         return any(row["status"] == "preempted" for row in result.rows)
@@ -168,7 +165,7 @@ class PackJob(Job):
                 if isinstance(event, PackResult):
                     return replace(event, pack=None)
                 yield event
-                if self._asks and event.validation_losses is not None:
+                if self.asks and event.validation_losses is not None:
                     rows = zip(training.so_far().rows, event.statuses, strict=True)
                     losses = {row["trial_id"]: row["loss"] for row, status in rows if status == "running"}
                     decision = yield Question(Evaluated(event.step, losses))

@@ -189,9 +189,9 @@ class Store:
             tables.merge(self.folder, table, self.own_columns)
 
 
-def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:
-    """Return trial_ids of `Store.results`; `stopped` counts trials that were stopped early."""
-    return set(results.loc[stopped | (results["status"] != "stopped"), "trial_id"])
+def done_of(results: pd.DataFrame) -> set[str]:
+    """Return trial_ids of `Store.results` without trials that were stopped early."""
+    return set(results.loc[results["status"] != "stopped", "trial_id"])
 
 
 def holds_store(path: str | os.PathLike[str]) -> bool:

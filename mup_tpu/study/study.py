@@ -202,7 +202,7 @@ class Study:
             threads, pool = _place_on_ray(self.folder, address, resources or {}, console)
         else:
             threads, pool = _place_here(self.folder, workers)
-        grid = _grid_of(self.space) if until_settled else None
+        grid = _grid_of(self.space, first_looks) if until_settled else None
         store, leases = self._open(grid)
         code = fingerprint(function)
         # Rows without a fingerprint do not count.
@@ -227,12 +227,12 @@ class Study:
                     outcome: Counter[str] = Counter()
                     for part in self.space.by_length(trials):
                         outcome += run_missing(
-                            calls, part, store, tracking, console, heartbeat, False, of, deadline, elsewhere
+                            calls, part, store, tracking, console, heartbeat, of, deadline, elsewhere
                         )
                     return outcome
 
                 if grid is not None:
-                    outcome = buy(grid, store, run, False, deadline, console, first_looks)
+                    outcome = buy(grid, store, run, deadline, console)
                 else:
                     outcome = run(self.trials(), lambda trial: purchase)
         except KeyboardInterrupt:
@@ -405,7 +405,7 @@ class Study:
         return self._opened
 
 
-def _grid_of(space: Space) -> Grid[Trial]:
+def _grid_of(space: Space, first_looks: bool = False) -> Grid[Trial]:
     return Grid(
         Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
         {float(point[space.measured_by]): point for point in space.scale},
@@ -417,6 +417,7 @@ def _grid_of(space: Space) -> Grid[Trial]:
         ),
         lambda trial: trial.id,
         seeds=space.seeds,
+        first_looks=first_looks,
     )
 
 

@@ -235,24 +235,19 @@ class How:
     timeout: float = math.inf  # seconds after which a trial counts as failed
 
 
+@dataclass(eq=False)
 class FunctionJob(Job):
-    """Job of one trial of a study.
+    """Job of one trial of a study."""
 
-    `payload` is the pickled function, `shown` the names of values in lines of progress, `shorter` the ids of
-    finished trials from whose checkpoints this one may go on.
-    """
+    payload: bytes  # the pickled function
+    trial: Trial
+    how: How
+    shown: Collection[str]  # names of values in lines of progress
+    shorter: Sequence[str] = ()  # ids of finished trials from whose checkpoints this one may go on
 
-    def __init__(
-        self,
-        payload: bytes,
-        trial: Trial,
-        how: How,
-        shown: Collection[str],
-        shorter: Sequence[str] = (),
-    ) -> None:
-        self.payload, self.trial, self.how, self.shorter = payload, trial, how, shorter
-        self.trials = [trial]
-        self.values = " ".join(f"{name} {on_one_line(trial.values[name])}" for name in shown)
+    def __post_init__(self) -> None:
+        self.trials = [self.trial]
+        self.values = " ".join(f"{name} {on_one_line(self.trial.values[name])}" for name in self.shown)
 
     def __str__(self) -> str:
         return str(self.trial)

@@ -60,10 +60,7 @@ class Checkpoint:
 
 
 def save(
-    path: str | os.PathLike[str],
-    step: int,
-    tensors: Mapping[str, Tensor],
-    meta: Mapping[str, Any],
+    path: str | os.PathLike[str], step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
     """Write the checkpoint of `step`; then drop all except the last `KEEP` and open ones.
 
@@ -259,9 +256,8 @@ def _common(root: Folder, trial_ids: Sequence[str], most: int) -> dict[str, tupl
         for name, meta in metas.items():
             if not (meta.keys() >= _OF_PACKS and 0 < meta["step"] <= most):
                 continue
-            for k, trial_id in enumerate(meta["trial_ids"]):
-                # Not a trial that halving stopped: a longer run might have kept it.
-                if trial_id in trial_ids and meta["statuses"][k] != "stopped":
+            for trial_id in meta["trial_ids"]:
+                if trial_id in trial_ids:
                     by_step.setdefault(meta["step"], {})[trial_id] = (pack, name)
     whole = [step for step, places in by_step.items() if len(places) == len(set(trial_ids))]
     return by_step[max(whole)] if whole else {}

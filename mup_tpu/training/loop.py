@@ -30,7 +30,7 @@ from mup_tpu.training.pack import Pack
 from mup_tpu.training.process import handling
 from mup_tpu.training.record import Meter, PackResult, Records, Report, summary
 from mup_tpu.training.sharded import Processes, ShardedPack, follower
-from mup_tpu.training.trials import learning_rate, open_steps, rungs
+from mup_tpu.training.trials import learning_rate, open_steps
 
 # SIGTERM takes effect between two chunks of steps, and comes 30 s before a machine is taken away.
 _LONGEST_CHUNK_S = 10.0
@@ -76,7 +76,6 @@ class PackRun:
         self.total = trials[0].train.steps
         self.wall_time = 0.0
         self._preempted = False
-        self._rungs = rungs(self.total) if options.halving else {}
         checkpointed = checkpoints is not None and options.checkpoint_every
         self._open_until = min(map(open_steps, trials)) if checkpointed else 0
         self._checkpoints = CheckpointWriter(checkpoints) if checkpoints is not None else None
@@ -150,8 +149,6 @@ class PackRun:
                 if not self._reads_losses_after(done):
                     continue
                 steps, live = self._read_losses(unread)
-                if done in self._rungs and done < total:
-                    pack.end(*records.end_hopeless(done, self._rungs[done], options.tuned))
                 evaluates = _is_due(options.eval_every, done) and done < total
                 validation = self._evaluate(done) if evaluates else None
                 self.wall_time += meter.lap(steps, live)
@@ -200,8 +197,7 @@ class PackRun:
         seldom = 0 if options.eval_every else 10 * options.log_every
         log_every = options.log_every if self.device.reads_cheaply else seldom
         periods = (log_every, options.eval_every, options.checkpoint_every)
-        ends = (*self._rungs, self._open_until, self.total)
-        return done in ends or any(_is_due(every, done) for every in periods)
+        return done in (self._open_until, self.total) or any(_is_due(every, done) for every in periods)
 
     def _chunks(self, meter: Meter) -> list[range]:
         """Divide the steps that are left into chunks dispatched together; losses are read between them."""

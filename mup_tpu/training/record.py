@@ -18,7 +18,7 @@ import platform
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,6 @@ from mup_tpu.config.values import counted, write_time
 from mup_tpu.data import TokenDataset
 from mup_tpu.models import declare, parameter_scalings, sizes
 from mup_tpu.optimizers import constants, update_rule_of
-from mup_tpu.training.trials import RECENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,20 +40,6 @@ if TYPE_CHECKING:
 
 # Packages that decide numbers.
 _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
-
-
-def behind_best(recent_SK: np.ndarray, groups: Sequence[Hashable]) -> np.ndarray:
-    """Return the distance of each member's mean loss from the best of its group, nat per token.
-
-    Ended members have nan in `recent_SK`, and in the result.
-    """
-    means_K = recent_SK.mean(axis=0)
-    gaps_K = np.full(len(groups), np.nan)
-    for group in set(groups):
-        inside = np.array([g == group for g in groups]) & np.isfinite(means_K)
-        if inside.any():
-            gaps_K[inside] = means_K[inside] - means_K[inside].min()
-    return gaps_K
 
 
 @dataclass
@@ -113,22 +98,6 @@ class Records:
             first = int(bad_SK[:, k].nonzero()[0])
             self.members[k].end("diverged", first, f"loss not finite at step {first}")
         return diverged
-
-    def end_hopeless(self, done: int, limit: float, tuned: Sequence[str]) -> list[int]:
-        """End members more than `limit` nat behind the best of their group; return their numbers.
-
-        Members of a group differ only in tuned fields and seed.
-        """
-        recent = max(1, int(RECENT * len(self.losses_SK)))
-        first = self.members[0].trial.flat()
-        alike = {name: first[name] for name in (*tuned, "seed")}
-        groups = [member.trial.replace(**alike) for member in self.members]
-        gaps_K = behind_best(self.losses_SK[max(0, done - recent) : done].numpy(), groups)
-        hopeless = [k for k, member in enumerate(self.members) if member.runs and gaps_K[k] > limit]
-        for k in hopeless:
-            reason = f"halving: {gaps_K[k]:.2f} nat behind the best at step {done}"
-            self.members[k].end("stopped", done, reason)
-        return hopeless
 
     def end_all(self, done: int, final: Sequence[float]) -> None:
         """End members that still run, by their held-out losses after the last step."""

@@ -34,12 +34,7 @@ from mup_tpu.internals.processes import end_with_parent, ensure_server, fork
 from mup_tpu.models import Forms, forward_factors
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
-from mup_tpu.training.members import (
-    InTurns,
-    MemberOptimizer,
-    backward_by_parts,
-    state_slots,
-)
+from mup_tpu.training.members import InTurns, MemberOptimizer, backward_by_parts, state_slots
 from mup_tpu.training.pack import Pack
 
 # A process whose others ended waits no longer for them. The first step of a large model may take minutes.

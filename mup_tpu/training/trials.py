@@ -14,18 +14,6 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.models import architecture_of, declare
 from mup_tpu.optimizers import constants, update_rule_of
 
-# Successive halving inside a pack, after Jamieson & Talwalkar 2016 (arXiv:1502.07943), by distance from the
-# best instead of rank: a sweep needs the curve around the optimum, so members near the best stay. There is no
-# rung in the first quarter, where the warm-up decides the order of learning rates (benchmarks/halving.py).
-RUNGS = ((0.5, 0.15), (0.75, 0.10))  # Share of the steps, and nat behind the best above which a member stops
-
-RECENT = 0.1  # Share of the steps before a rung whose mean training loss is compared; batches are the same
-
-
-def rungs(steps: int) -> dict[int, float]:
-    """Return the step of each rung, with the nat per token behind the best above which a member stops."""
-    return {max(1, round(share * steps)): gap for share, gap in RUNGS}
-
 
 def pack_key(trial: Trial) -> tuple[Any, ...]:
     """Return what the members of a pack share: network, batches, length, arithmetic, the rules' constants.

@@ -468,11 +468,7 @@ class _Belief:
 
 
 def _belief(
-    goal: Goal,
-    rule: str,
-    fixes: Mapping[str, float],
-    analysis: TransferAnalysis | None,
-    tuned: Sequence[str],
+    goal: Goal, rule: str, fixes: Mapping[str, float], analysis: TransferAnalysis | None, tuned: Sequence[str]
 ) -> _Belief:
     """Assume what usual sweeps, or those of a table, show."""
     kinds = {name: kind_of(name) for name in goal.shrinks}

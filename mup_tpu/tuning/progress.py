@@ -63,11 +63,7 @@ class TrialProgress(Generic[T]):
     """
 
     def __init__(
-        self,
-        trials: Sequence[T],
-        size: Callable[[T], str],
-        work: Callable[[T], float],
-        console: Console,
+        self, trials: Sequence[T], size: Callable[[T], str], work: Callable[[T], float], console: Console
     ) -> None:
         self.console, self._size, self._is_shown = console, size, console.is_terminal
         self._work = {size(trial): work(trial) for trial in sorted(trials, key=work)}

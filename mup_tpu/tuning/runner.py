@@ -64,7 +64,6 @@ def run_missing(
     tracking: Tracking,
     console: Console,
     heartbeat: float,
-    halving: bool,
     purchase: Callable[[T], int | None] = lambda trial: None,
     deadline: float = math.inf,
     elsewhere: Collection[str] = (),
@@ -72,10 +71,10 @@ def run_missing(
     """Run trials without a row; return the number of this call's trials by status.
 
     A worker counts as hung after `heartbeat` seconds without a report; jobs that are unfinished at the
-    deadline (by `time.monotonic`) are given up. With `halving` stopped trials count as run. `purchase` gives
-    the number of a trial's purchase in a sequence; `elsewhere` holds ids of trials that somebody else runs.
+    deadline (by `time.monotonic`) are given up. `purchase` gives the number of a trial's purchase in a
+    sequence; `elsewhere` holds ids of trials that somebody else runs.
     """
-    lacking = missing_trials(trials, store.done(stopped=halving), kind.trial_id)
+    lacking = missing_trials(trials, store.done(stopped=False), kind.trial_id)
     missing = missing_trials(lacking, elsewhere, kind.trial_id)
     awaited = len(lacking) - len(missing)
     console.print(
@@ -202,7 +201,8 @@ class Packs:
     ) -> None:
         self._store, self._scale, self._steps_before = store, scale, steps_before
         self._corpora, self.trial_id, self.work = corpora, corpora.trial_id, work
-        self._options, self._run, self._console = options, run, console
+        self._run, self._console = run, console
+        self._pack_size, self._heartbeat = options.pack_size, options.heartbeat
         self._tracking = Tracking(options.track, store)
         self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
         self._pools = Pools(options, str(store.folder), console)
@@ -221,10 +221,9 @@ class Packs:
         deadline: float = math.inf,
     ) -> Counter[str]:
         """Run missing trials; workers stay for the next call."""
-        heartbeat, halving = self._options.heartbeat, self._run.halving
         self._began = math.nan
         outcome = run_missing(
-            self, trials, self._store, self._tracking, self._console, heartbeat, halving, purchase, deadline
+            self, trials, self._store, self._tracking, self._console, self._heartbeat, purchase, deadline
         )
         if not math.isnan(self._began):
             self._console.print(self._summary())
@@ -239,7 +238,7 @@ class Packs:
             self._run.require_parts(batch_size)
         place = self._pools.place(len(missing), self._run)
         refuse_another_device(str(self._store.folder), place.run)
-        size = 1 if self._run.split_over > 1 else self._options.pack_size
+        size = 1 if self._run.split_over > 1 else self._pack_size
         packs, by_steps = list[list[Trial]](), dict[int, list[Trial]]()
         for trial in missing:
             by_steps.setdefault(self._steps_before(trial), []).append(trial)

@@ -92,7 +92,7 @@ def run_search(
             def make_job(pack: list[Trial]) -> PackJob:
                 # A checkpoint at each evaluation, since a trial may be paused at any of them.
                 every = max(1, pack[0].train.steps // options.evaluations)
-                run_and_ask = replace(place.run, eval_every=every, checkpoint_every=every, halving=False)
+                run_and_ask = replace(place.run, eval_every=every, checkpoint_every=every)
                 return PackJob(pack, run_and_ask, folders.of, asks=True)
 
             def is_pausing() -> bool:

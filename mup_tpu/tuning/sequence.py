@@ -63,7 +63,8 @@ def run_until_settled(
     deadline = time.monotonic() + until.seconds
     sweep = sweep_with_precision(sweep, results, run, console)
     corpora = Corpora()
-    grid, header, column = _grid_of(sweep, corpora), load_header(results), sweep.scale_axis.column
+    grid = _grid_of(sweep, corpora, until.first_looks)
+    header, column = load_header(results), sweep.scale_axis.column
 
     def named(scales: set[float]) -> str:
         return f"{label(column)} {', '.join(write_scale(column, scale) for scale in sorted(scales))} too"
@@ -83,7 +84,6 @@ def run_until_settled(
         )
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
-    run = replace(run, tuned=sweep.tune_axis.fields)
 
     def steps_before(trial: Trial) -> int:
         """Return the steps of the longest stored run from whose checkpoint a trial can go on."""
@@ -96,7 +96,7 @@ def run_until_settled(
 
     with Packs(store, corpora, sweep.scale_axis.fields, options, run, console, steps_before) as packs:
         run_batch = functools.partial(packs.run, deadline=deadline)
-        outcome = buy(grid, store, run_batch, run.halving, deadline, console, until.first_looks)
+        outcome = buy(grid, store, run_batch, deadline, console)
     if time.monotonic() >= deadline:
         console.print(f"the budget of {until.budget} is used up; the same command goes on")
     return outcome
@@ -119,6 +119,7 @@ class Grid(Generic[T]):
     trial_id: Callable[[T], str]  # name of a trial in the store
     by_column: Callable[[Any], dict[str, Any]] = dict  # returns the values of a point by their columns
     seeds: int = 1  # seeds at each point of a design of several hyperparameters
+    first_looks: bool = False  # whether the sequence ends before seeds are added for a verdict
 
     def __post_init__(self) -> None:
         scale, tuned = label(self.columns.scale), f"tune {', '.join(self.tuned)}"
@@ -142,7 +143,7 @@ class Grid(Generic[T]):
         return [math.log2(value) for value in self.values if value > 0]
 
 
-def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
+def _grid_of(sweep: Sweep, corpora: Corpora, first_looks: bool) -> Grid[Trial]:
     base, tuned, points = sweep.base, sweep.tune_axis, measured(sweep, corpora)
     axes = tuned.axes if isinstance(tuned, Design) else (tuned,)
     start = base.replace(**points[min(points)])
@@ -162,6 +163,7 @@ def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
         corpora.trial_id,
         lambda point: {field_column(name): value for name, value in point.items()},
         sweep.num_seeds,
+        first_looks,
     )
 
 
@@ -169,17 +171,15 @@ def buy(
     grid: Grid[T],
     store: Store,
     run: Callable[[list[T], Callable[[T], int]], Counter[str]],
-    halving: bool,
     deadline: float,
     console: Console,
-    first_looks: bool = False,
 ) -> Counter[str]:
     """Buy batch after batch until each verdict is settled, is not worth its cost, or the time is up.
 
     `run` runs the missing ones of some trials, given the purchase of each, and returns their number by
-    status. With `halving` stopped trials count as run; `first_looks` ends before seeds are added.
+    status.
     """
-    buyer = buyer_of(grid, store, halving, deadline, first_looks)
+    buyer = buyer_of(grid, store, deadline)
     outcome: Counter[str] = Counter()
     while True:
         trials, report = buyer.next()
@@ -211,17 +211,10 @@ class _Plan(Generic[T]):
 
 
 class Buyer(Generic[T]):
-    """Planner of purchases, from the rows of a store. Arguments as for `buy`."""
+    """Planner of purchases, from the rows of a store."""
 
-    def __init__(
-        self,
-        grid: Grid[T],
-        store: Store,
-        halving: bool = False,
-        deadline: float = math.inf,
-        first_looks: bool = False,
-    ) -> None:
-        self._grid, self._store, self._halving, self._first_looks = grid, store, halving, first_looks
+    def __init__(self, grid: Grid[T], store: Store, deadline: float = math.inf) -> None:
+        self._grid, self._store = grid, store
         self._known = list[float]()  # values of the hyperparameter, from the grid and the rows
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
@@ -230,7 +223,7 @@ class Buyer(Generic[T]):
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
         self._known = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
-        done = done_of(stored, stopped=self._halving)
+        done = done_of(stored)
         plans = [self._plan(name, table, stored, done) for name in self._grid.compared]
         return {trial: plan.purchase for plan in plans for trial in plan.trials}, self._report(plans)
 
@@ -277,7 +270,7 @@ class Buyer(Generic[T]):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else None
-        if batch and batch.reason.code == "wide interval" and self._first_looks:
+        if batch and batch.reason.code == "wide interval" and self._grid.first_looks:
             stops = Reason.of("first looks taken")
         return self._bought(name, looks, batch, stops, last + 1)
 
@@ -328,16 +321,9 @@ class PlanBuyer(Generic[T]):
     several hyperparameters is settled.
     """
 
-    def __init__(
-        self,
-        grid: Grid[T],
-        store: Store,
-        planned: Planned | None,
-        halving: bool = False,
-        first_looks: bool = False,
-    ) -> None:
-        self._grid, self._store, self._halving = grid, store, halving
-        self._settles = planned is None and not first_looks
+    def __init__(self, grid: Grid[T], store: Store, planned: Planned | None) -> None:
+        self._grid, self._store = grid, store
+        self._settles = planned is None and not grid.first_looks
         scale, compared = grid.columns.scale, grid.columns.parametrization
         cells = tuple((grid.by_column(grid.points[at]), {scale: at}) for at in sorted(grid.points))
         target = {scale: max(grid.points)}
@@ -358,7 +344,7 @@ class PlanBuyer(Generic[T]):
     def next(self) -> Purchase[T]:
         """Return the next purchase, with a line for each size of it."""
         rows = self._store.results()
-        done, report, bought = done_of(rows, stopped=self._halving), list[Any](), list[T]()
+        done, report, bought = done_of(rows), list[Any](), list[T]()
         self._known = [{*given, *(rows[n] if len(rows) else ())} for n, given in self._grid.tuned.items()]
         for name, planned in self._plans.items():
             column = self._grid.columns.parametrization
@@ -502,15 +488,9 @@ def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
     return Estimates(optima)
 
 
-def buyer_of(
-    grid: Grid[T],
-    store: Store,
-    halving: bool = False,
-    deadline: float = math.inf,
-    first_looks: bool = False,
-) -> Buyer[T] | PlanBuyer[T]:
-    """Return the buyer of a folder: of its plan, if it holds one. Arguments as for `buy`."""
+def buyer_of(grid: Grid[T], store: Store, deadline: float = math.inf) -> Buyer[T] | PlanBuyer[T]:
+    """Return the buyer of a folder: of its plan, if it holds one."""
     planned = Planned.load(str(store.folder))
     if planned is not None or len(grid.tuned) > 1:
-        return PlanBuyer(grid, store, planned, halving, first_looks)
-    return Buyer(grid, store, halving, deadline, first_looks)
+        return PlanBuyer(grid, store, planned)
+    return Buyer(grid, store, deadline)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -47,14 +47,11 @@ def run_sweep(
             raise ConfigError("continue_to sets the steps of all trials, and so does an axis of the sweep")
         if not run.checkpoint_every:
             raise ConfigError("continue_to needs checkpoint_every: packs go on from checkpoints")
-        if run.halving:
-            raise ConfigError("continue_to needs halving false: it stops trials at shares of the steps")
         trials = [longer(trial, continue_to) for trial in trials]
     corpora = Corpora(trials)
     measured(sweep, corpora)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep))
     check_alike(sweep, store, but=() if continue_to is None else ("steps",))
-    run = replace(run, tuned=sweep.tune_axis.fields)
     purchase = store.next_purchase()
     before = 0 if continue_to is None else sweep.base.train.steps
     fields = sweep.scale_axis.fields
@@ -70,7 +67,7 @@ def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
     if "store.json" in results_folder(results).names():
         store = Store(results, sweep.experiment, StoredAxes.of(sweep))
         check_alike(sweep, store)
-        done = store.done()
+        done = store.done(stopped=False)
     return missing_trials(trials, done, corpora.trial_id), corpora
 
 

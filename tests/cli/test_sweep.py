@@ -116,7 +116,6 @@ def test_a_finished_sweep_goes_on_to_more_steps_and_the_store_keeps_both(tmp_pat
 
     for given, sentence in (
         (["--continue-to", 12], "continue_to 12 is not allowed: it must be above the trial's steps, 12"),
-        (["--continue-to", 20, "--halving"], "continue_to needs halving false"),
         (["--continue-to", 20, "--until-settled"], "continue_to and until_settled were both given"),
         (["--continue-to", 20, "--checkpoint-every", 0], "continue_to needs checkpoint_every"),
     ):

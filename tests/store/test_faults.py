@@ -154,7 +154,7 @@ def run_to_its_end(run):
 def run_study(folder):
     grid = {"scale": {"width": [256, 512]}, "tune": {"lr": [0.5]}, "settings": {"rule": "stays"}}
     study = Study(folder, **grid)
-    run_to_its_end(lambda: study.run(trainers.valley, workers=2, halving=True, console=Console(quiet=True)))
+    run_to_its_end(lambda: study.run(trainers.valley, workers=2, console=Console(quiet=True)))
 
 
 @pytest.mark.slow

@@ -72,37 +72,6 @@ def test_curves_hold_means_of_chunks_and_evaluations(tiny, dataset):
     assert held_out[-1]["loss"] == result.rows[0]["loss"]
 
 
-def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(tiny, dataset):
-    """The rates far too small learn nothing; SP members are compared with SP members alone."""
-    trials = [
-        tiny.replace(parametrization=p, steps=40, learning_rate=lr)
-        for p in ("mup", "sp")
-        for lr in (0.02, 1e-5)
-    ]
-    alone_in_its_group = tiny.replace(steps=40, learning_rate=1e-5, weight_decay=0.1)
-    halved = run([*trials, alone_in_its_group], dataset, halving=True).rows
-    assert [row["status"] for row in halved] == ["finished", "stopped"] * 2 + ["finished"]
-    for row in halved:
-        assert row["status"] == "finished" or row["steps_done"] in (20, 30)
-        assert row["status"] == "finished" or row["reason"].startswith("halving: ")
-
-
-def test_a_member_that_was_stopped_stays_so_after_a_resume(tiny, dataset, tmp_path):
-    """Values of what is tuned are compared: far too large an init is stopped, too small a rate is not."""
-    trials = [tiny.replace(width=64, steps=40, init_std=std) for std in (0.05, 3.0)]
-    trials.append(tiny.replace(width=64, steps=40, learning_rate=1e-5))
-    options = on_device(halving=True, tuned=("init_std",), log_every=5, checkpoint_every=5)
-    for event in PackRun(trials, dataset, options, tmp_path).steps():
-        if isinstance(event, Report) and event.statuses[1] == "stopped" and event.step % 20:
-            break
-    resumed = PackRun(trials, dataset, options, tmp_path)
-    assert resumed.pack.steps_done >= 20
-    assert list(resumed.pack.live) == [True, False, True], "it is trained on, unseen"
-    rows = resumed.finish().rows
-    assert [row["status"] for row in rows] == ["finished", "stopped", "finished"]
-    assert rows[1]["steps_done"] == 20 and rows[1]["reason"].startswith("halving: ")
-
-
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
 def test_divergence_is_a_result_and_ends_that_member_alone(execution, tiny, dataset):
     wild = tiny.replace(learning_rate=1e30, grad_clip=0.0)

@@ -37,7 +37,7 @@ def bought() -> Callable[..., pd.DataFrame]:
             return Counter(finished=len(rows))
 
         with contextlib.suppress(KeyboardInterrupt):
-            buy(grid, store, run, False, math.inf, Console(quiet=True))
+            buy(grid, store, run, math.inf, Console(quiet=True))
         return store.results()
 
     return bought

@@ -263,7 +263,7 @@ def test_a_sweep_along_other_axes_or_of_another_kind_is_refused_before_it_trains
     assert swept(elsewhere, tmp_path) == {"finished": 2}
 
 
-def test_trials_that_halving_stopped_are_trained_whole_without_it(tiny, tmp_path):
+def test_trials_that_were_stopped_early_are_trained_whole(tiny, tmp_path):
     sweep = Sweep("halved", tiny.replace(steps=5), widths=(32,), learning_rates=(0.003, 0.01))
     swept(sweep, tmp_path / "whole")
     stored = Store(tmp_path / "whole", "halved").results().drop(columns="experiment")
@@ -271,12 +271,7 @@ def test_trials_that_halving_stopped_are_trained_whole_without_it(tiny, tmp_path
     chosen = [row for row in rows if row["lr"] == 0.01]
     stopped = [row | ({"status": "stopped", "loss": 9.0} if row in chosen else {}) for row in rows]
     Store(tmp_path / "halved", "halved", StoredAxes.of(sweep)).append(stopped)
-
-    def run(**options):
-        return swept(sweep, tmp_path / "halved", dataclasses.replace(ALONE, **options))
-
-    assert run(halving=True) == {}
-    assert run() == {"finished": len(chosen)}
+    assert swept(sweep, tmp_path / "halved") == {"finished": len(chosen)}
     assert set(load_runs(tmp_path / "halved")["status"]) == {"finished"}
 
 

@@ -83,7 +83,7 @@ def test_a_second_command_sends_only_trials_that_a_kill_left_unsent(stored):
 
 
 def test_a_trial_stopped_early_and_then_trained_to_its_end_is_there_once_whole(stored, tmp_path):
-    """First with --halving, then without."""
+    """First by ASHA, then in another search."""
     pytest.importorskip("tensorboard")
     runs, curves = load_runs(stored.folder.path), load_curves(stored.folder.path)
     row = runs[runs["status"] == "finished"].dropna(axis="columns").iloc[0]
