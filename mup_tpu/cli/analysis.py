@@ -151,7 +151,7 @@ def predict(
     N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c.
 
     Args:
-        path: Results folder (or fsspec URL), or any table, as for analyze; or the file of a plan.
+        path: Results folder (or fsspec URL), or any table, as for analyze.
         at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
             (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512.
         table: Columns and rows of the table; --scale takes several columns, with commas.
@@ -167,7 +167,6 @@ def predict(
     """
     if out is not None and not figures:
         raise ConfigError(f"out {str(out)!r} needs --figures")
-    path = folder_of_plan(path)
     if format != "text" and (json or figures or best_over):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
     if (recipe := predict_planned_folder(path, at)) is not None:
@@ -243,21 +242,6 @@ def _predict_jointly(
         Console().write(to_json([predictions_to_dict(one) for one in predicted.parts]))
     else:
         results.show_joint(Console(), surfaces.lines(predicted))
-
-
-def folder_of_plan(path: str) -> str:
-    """Return the results folder of a plan's file; other paths are returned as they are."""
-    if not path.endswith(".toml"):
-        return path
-    from mup_tpu.config.toml import read_toml
-
-    values = read_toml(path)
-    if "target" not in values or "experiment" not in values:
-        raise ConfigError(f"{path} is no plan with a [target], as mup-tpu plan writes it")
-    folder = f"results/{values['experiment']}"
-    if not Path(folder, "plan.json").exists():
-        raise ConfigError(f"{path} has no runs in {folder} yet: mup-tpu sweep {path} makes them")
-    return folder
 
 
 def predict_planned_folder(path: str, at: Sequence[str]) -> Recipe | None:

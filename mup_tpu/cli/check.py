@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,28 +21,6 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
 _SECONDS = 60.0  # time within which a check's last width is expected to end, and its module's last seed
-
-
-@dataclass(frozen=True)
-class Check:
-    """Points of a coordinate check."""
-
-    scale: Axis
-    parametrizations: tuple[str, ...] = ("sp", "mup")
-    num_seeds: int = 3
-    steps: int = 4  # optimizer steps
-    seconds: float = math.inf
-    """Time within which a point of the scale must be expected to end, beyond the first three."""
-
-    def __post_init__(self) -> None:
-        require_above_zero("num_seeds", self.num_seeds)
-        for name in self.parametrizations:
-            require_one_of("compare", name, tuple(PARAMETRIZATIONS))
-
-    @property
-    def default_results(self) -> str:
-        """Return the default results folder; a table holds one scale."""
-        return "results/coord_check" + ("" if self.scale.field == "width" else f"_{self.scale.field}")
 
 
 def check(
@@ -100,8 +77,8 @@ def check(
     if json:
         raise ConfigError("json needs a module of yours, my_module:build")
     axis = WIDTHS if scale is None else parse_axis(scale, "scale")
-    points = Check(axis, _rules(compare), num_seeds, steps, _SECONDS if axis is WIDTHS else math.inf)
-    coord_checks(results or points.default_results, [base], points)
+    seconds = _SECONDS if axis is WIDTHS else math.inf
+    coord_checks(results, [base], axis, _rules(compare), num_seeds, steps, seconds)
 
 
 def _rules(compare: str | None) -> tuple[str, ...]:
@@ -173,7 +150,15 @@ def _check_module(
         raise CheckFailed("; ".join(f"{rule}: {r.sentence}".removeprefix(": ") for rule, r in failed.items()))
 
 
-def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
+def coord_checks(
+    results: str | None,  # folder of the table; one holds one scale
+    trials: Sequence[Trial],
+    scale: Axis,
+    rules: Sequence[str] = ("sp", "mup"),
+    num_seeds: int = 3,
+    steps: int = 4,
+    seconds: float = math.inf,  # in which a point must be expected to end, beyond the first three
+) -> None:
     """Measure missing points of several trials, which differ in optimizer or tying; draw and print them."""
     import pandas as pd
     import pyarrow as pa
@@ -183,19 +168,22 @@ def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
     from mup_tpu.cli.results import CHECK_FILE
     from mup_tpu.training.coord_check import measure
 
+    require_above_zero("num_seeds", num_seeds)
+    for name in rules:
+        require_one_of("compare", name, tuple(PARAMETRIZATIONS))
+    results = results or "results/coord_check" + ("" if scale.field == "width" else f"_{scale.field}")
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    console, scale, folder = Console(), check.scale, files.Folder(results)
+    console, folder = Console(), files.Folder(results)
     with raised_as(StoreError, f"results folder {results} cannot be used", (OSError, pa.ArrowException)):
         for trial in trials:
             # A constant rate from the first step on: a warm-up would hide how fast layers grow.
-            trial = trial.replace(steps=check.steps, warmup=0.0, schedule="constant")
+            trial = trial.replace(steps=steps, warmup=0.0, schedule="constant")
             if trial.train.precision == "auto":  # the table of an earlier check goes on
                 trial = trial.replace(precision="float32")
             stored = pd.read_parquet(f"{folder}/{CHECK_FILE}") if CHECK_FILE in folder.names() else None
             with progress_bar(console) as update:
-                settings = (scale, check.parametrizations, check.num_seeds, stored, update, check.seconds)
-                for table in measure(trial, *settings):
+                for table in measure(trial, scale, rules, num_seeds, stored, update, seconds):
                     if len(table):
                         with folder.writing(CHECK_FILE) as file:
                             table.to_parquet(file, index=False)

@@ -93,11 +93,10 @@ def run_coord_checks(
             results: Results folder; stored points are not measured again. By default results/coord_check,
                 or results/coord_check_depth and so on.
         """
-        from mup_tpu.cli.check import Check, coord_checks
+        from mup_tpu.cli.check import coord_checks
 
         axis = default if scale is None else parse_axis(scale, "scale")
-        check = Check(axis, parametrizations, num_seeds, check_steps)
-        coord_checks(results or check.default_results, trials, check)
+        coord_checks(results, trials, axis, parametrizations, num_seeds, check_steps)
 
     _command_line(experiment, description)
 

@@ -103,7 +103,8 @@ def sweep(
         study: Options of a study.
     """
     values = read_toml(file)
-    if "target" in values:  # of a plan, whose runs are bought size after size
+    target = values.get("target")
+    if target is not None:  # of a plan, whose runs are bought size after size
         how = replace(how, until=replace(how.until, until_settled=True))
     if study.trainer is not None or kind_of(values) == "study":
         if how.grid != GridOptions() or continue_to is not None:
@@ -113,12 +114,11 @@ def sweep(
     if study != StudyOptions():
         raise ConfigError("workers, timeout and resources need a study or --trainer")
     loaded = load_sweep(file)
-    if "target" in values and not how.dry.dry_run:
+    if target is not None and not how.dry.dry_run:
         from mup_tpu.store import StoredAxes
         from mup_tpu.tuning.plan import planned_of
 
-        axes = StoredAxes.of(loaded)
-        planned = planned_of(values["target"], loaded.scale_axis.points, loaded.base, {}, axes)
+        planned = planned_of(target, loaded.scale_axis.points, loaded.base, {}, StoredAxes.of(loaded))
         planned.keep(how.results or f"results/{loaded.experiment}")
     run_and_show(loaded, how, continue_to)
 
@@ -302,7 +302,7 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
     console = Console()
     with console.status("importing ray"):
         from mup_tpu.tuning.search import run_search
-        from mup_tpu.tuning.transfer import best_trials
+        from mup_tpu.tuning.transfer import best_trial
 
     folder = how.results or f"results/{search.experiment}"
     outcome = run_search(search, folder, how.options, how.where, how.run, how.resume, console)
@@ -312,7 +312,7 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
         at = f" --results {how.results}" if how.results else ""
         console.print(f"{outcome.unfinished} trials are unfinished; continue with: {command}{at} --resume")
     if outcome.counts["finished"]:
-        best = best_trials(folder)[0]
+        best = best_trial(folder)
         point = ", ".join(f"{name} {write(name, best.trial.flat()[name])}" for name in search.space)
         console.print(f"best: loss {best.loss:.4f} at {point}", style="bold")
         width = 4 * search.base.model.width  # an example: two octaves are often predicted well

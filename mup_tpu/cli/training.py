@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from mup_tpu.cli.analysis import folder_of_plan, show
+from mup_tpu.cli.analysis import show
 from mup_tpu.cli.console import Console, to_json, write_new
 from mup_tpu.cli.study import StudyOptions, refuse_options_of_networks
 from mup_tpu.cli.sweep import show_and_judge
@@ -73,8 +73,8 @@ def train(
     if options.xla_dump is not None:
         _module_of(run).dump_programs(options.xla_dump)
     console = Console()
-    trained = train_one(trial, run, kept, console, shorter)
-    row, rates = trained.row, trained.result.rates
+    result, exported = train_one(trial, run, kept, console, shorter)
+    row, rates = result.rows[0], result.rates
     loss = f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
     console.print(
         f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
@@ -82,8 +82,8 @@ def train(
     )
     if options.xla_report:
         _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)
-    if trained.exported is not None:
-        console.print(f"exported a stock model to {trained.exported}")
+    if exported is not None:
+        console.print(f"exported a stock model to {exported}")
 
 
 def _module_of(run: RunOptions) -> Any:
@@ -135,7 +135,7 @@ def transfer(
     from mup_tpu.tuning.transfer import Transfer, tuned_words
     from mup_tpu.words.names import name
 
-    console, path = Console(), folder_of_plan(path)
+    console = Console()
     if load_axes(path).scale.is_study:
         from mup_tpu.study.target import target_study
 

@@ -31,10 +31,6 @@ class Column:
     field: str = ""
     as_power: bool = False  # whether values are written as powers of 2
 
-    @property
-    def title(self) -> str:
-        return f"{self.label} ({self.unit})" if self.unit else self.label
-
 
 _OUTCOME = [
     Column("experiment", str, "experiment"),
@@ -86,7 +82,8 @@ def _column(name: str) -> Column:
 
 
 def title(name: str) -> str:
-    return _column(name).title
+    unit = _column(name).unit
+    return f"{label(name)} ({unit})" if unit else label(name)
 
 
 def label(name: str) -> str:

@@ -141,13 +141,9 @@ class SequenceOptions:
     budget: str | None = None
     """Longest time of this call (--until-settled), as 90s, 30m or 2h; run the same command to
     continue."""
-    first_looks: bool = False
-    """End --until-settled before it adds seeds for a verdict; a prediction needs one look at each scale."""
 
     def __post_init__(self) -> None:
         require_valid(self)
-        if self.first_looks and not self.until_settled:
-            raise ConfigError("first_looks requires until_settled: give both")
         if self.budget is not None and not self.until_settled:
             raise ConfigError(f"budget {shown(self.budget)} requires until_settled: give both")
         self.seconds  # noqa: B018 (checks budget)
@@ -181,8 +177,6 @@ class TransferOptions:
     at: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Fields at the target, FIELD=VALUE: --at width=1024, or --at width=512 depth=8. Steps and batch size may
     be given too where the sweep has another scale."""
-    top: int = 1
-    """Number of best trials to transfer; above 1, a sweep gives each rule's own, without a prediction."""
     num_seeds: int = 1
     """Seeds of each trial."""
     compare: Names | None = None
@@ -190,7 +184,6 @@ class TransferOptions:
     A sweep gives each its own predicted optimum, a search the same hyperparameters."""
 
     def __post_init__(self) -> None:
-        require_above_zero("top", self.top)
         require_above_zero("num_seeds", self.num_seeds)
 
     def split(self, scale: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -212,13 +205,10 @@ class TransferOptions:
             return fields, {}
         return {n: v for n, v in fields.items() if n not in changes}, changes
 
-    def rules(self, stored: Sequence[str], path: str, lent: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the compared values at the target: by default the only one of a folder, else mup.
-
-        `lent` are those that may take the value of a stored one.
-        """
+    def rules(self, stored: Sequence[str], path: str) -> tuple[str, ...]:
+        """Return the compared values at the target: by default the only one of a folder, else mup."""
         rules = dict.fromkeys(self.compare or (stored if len(stored) == 1 else ("mup",)))
-        if lacking := next((rule for rule in rules if rule not in (*stored, *lent)), None):
+        if lacking := next((rule for rule in rules if rule not in stored), None):
             raise ConfigError(
                 f"results folder {path} has no trial of {lacking}: give --compare {' or '.join(stored)}"
             )

@@ -59,18 +59,19 @@ def kind_of(values: Collection[str]) -> str:
 _STUDY_KEYS = {"trainer", "settings"}
 
 
-def require_kind(values: Collection[str], kind: str, path: str | Path) -> None:
-    if (given := kind_of(values)) != kind and values:
+def _read_kind(path: str | Path, kind: str) -> dict[str, Any]:
+    values = read_toml(path)
+    given = kind_of(values)
+    if given not in (kind, "trial"):  # a file that lacks its experiment looks like a trial
         raise ConfigError(
             f"{path} is the file of a {given}, not of a {kind}: `{_COMMANDS[given]} {path}` takes it"
         )
+    return values
 
 
 def load_trial(path: str | Path) -> Trial:
     """Read a trial from a TOML file with tables [model], [data], [optimizer], [train]."""
-    values = read_toml(path)
-    require_kind(values, "trial", path)
-    return from_dict(Trial, values, str(path))
+    return from_dict(Trial, _read_kind(path, "trial"), str(path))
 
 
 def load_sweep(path: str | Path) -> Sweep:
@@ -80,18 +81,12 @@ def load_sweep(path: str | Path) -> Sweep:
     `tune` may hold several hyperparameters, whose points `design` chooses. A ladder is a `[[ladder]]` table
     for each point, with `measured_by` at the top.
     """
-    values = read_toml(path)
-    if kind_of(values) != "trial":  # a sweep that lacks its experiment looks like one
-        require_kind(values, "sweep", path)
-    return sweep_of(values, str(path))
+    return sweep_of(_read_kind(path, "sweep"), str(path))
 
 
 def load_search(path: str | Path) -> Search:
     """Read a search from a TOML file: experiment, [base.model] and so on, [space.NAME] with its domain."""
-    values = read_toml(path)
-    if kind_of(values) in ("sweep", "study"):
-        require_kind(values, "search", path)
-    return from_dict(Search, values, str(path))
+    return from_dict(Search, _read_kind(path, "search"), str(path))
 
 
 def sweep_of(values: dict[str, Any], where: str) -> Sweep:

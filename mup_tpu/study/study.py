@@ -28,7 +28,7 @@ from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.config import SequenceOptions, parse_number, require_above_zero, unknown_key
+from mup_tpu.config import parse_number, require_above_zero, unknown_key
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.toml import read_toml
 from mup_tpu.config.values import parse_limit, require_count
@@ -155,7 +155,6 @@ class Study:
         train: Function | str,
         *,
         until_settled: bool = False,
-        first_looks: bool = False,
         budget: str | None = None,
         workers: int | None = None,
         timeout: str | None = None,
@@ -172,7 +171,6 @@ class Study:
             train: called as `train(trial, report)`, each time in a process of its own; returns the loss. Or
                 "my_package.my_module:train", or a command line with `{names}` in it.
             until_settled: buy runs where they decide, until each verdict is settled, in place of the grid.
-            first_looks: with until_settled, end before seeds are added for a verdict.
             budget: longest time of this call, as 90s, 30m or 2h.
             workers: trials at once on this machine; by default one a GPU, or one a core.
             timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.
@@ -193,7 +191,6 @@ class Study:
         """
         console = console or Console(markup=False, emoji=False, highlight=False)
         deadline = time.monotonic() + parse_limit("budget", budget)
-        SequenceOptions(until_settled, first_looks=first_looks)  # checks them
         seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
         function = find_trainer(train, self.space)
@@ -202,7 +199,7 @@ class Study:
             threads, pool = _place_on_ray(self.folder, address, resources or {}, console)
         else:
             threads, pool = _place_here(self.folder, workers)
-        grid = _grid_of(self.space, first_looks) if until_settled else None
+        grid = _grid_of(self.space) if until_settled else None
         store, leases = self._open(grid)
         code = fingerprint(function)
         # Rows without a fingerprint do not count.
@@ -405,7 +402,7 @@ class Study:
         return self._opened
 
 
-def _grid_of(space: Space, first_looks: bool = False) -> Grid[Trial]:
+def _grid_of(space: Space) -> Grid[Trial]:
     return Grid(
         Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
         {float(point[space.measured_by]): point for point in space.scale},
@@ -417,7 +414,6 @@ def _grid_of(space: Space, first_looks: bool = False) -> Grid[Trial]:
         ),
         lambda trial: trial.id,
         seeds=space.seeds,
-        first_looks=first_looks,
     )
 
 

@@ -8,7 +8,6 @@ import functools
 import importlib
 import inspect
 import io
-import json
 import math
 import os
 import re
@@ -29,7 +28,6 @@ import cloudpickle
 from mup_tpu.config.values import as_number, on_one_line
 from mup_tpu.errors import ConfigError, StoreError, first_line, reason
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.files.local import scratch_folder
 from mup_tpu.jobs.driver import Job, Preparing, Surroundings
 from mup_tpu.study.attempt import Call, Function, Keeper, Outcome, ProgramFailed
 from mup_tpu.study.report import Report, Trial
@@ -37,9 +35,6 @@ from mup_tpu.training.process import handling
 
 if TYPE_CHECKING:
     from mup_tpu.study.space import Space
-
-RESULT = "MUP_TPU_RESULT"
-"""Environment variable with the path at which a program may write its result as JSON."""
 
 _NAME = r"[\w.]+:[\w.]+"
 _LONGEST_LINE = 10_000  # bytes
@@ -149,8 +144,7 @@ def pickled(function: Function, by_value: bool) -> bytes:
 class Program:
     """A training function that runs a program, without a shell.
 
-    The result is a number, or a JSON object with the key "loss", in the file that `MUP_TPU_RESULT` names;
-    without one, the last line of standard output. In each word of the command line `{name}` becomes the
+    The result is the last line of standard output. In each word of the command line `{name}` becomes the
     trial's value, `{folder}` its folder for checkpoints, `{id}` its id.
     """
 
@@ -181,49 +175,33 @@ class Program:
         values = {**trial.values, "folder": report.folder, "id": trial.id}
         texts = {k: repr(v) if isinstance(v, float) else str(v) for k, v in values.items()}
         words = [word.format(**texts) for word in self.words]
-        with scratch_folder() as scratch:
-            file, tail = scratch / "result.json", bytearray()
-            environment = os.environ | {RESULT: str(file)}
-            try:
-                # In a new process group: `kill 0` in a script means the script.
-                program = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, process_group=0)
-            except OSError as error:
-                raise ProgramFailed(f"{words[0]} cannot be started: {reason(error)}") from None
-            assert program.stdout is not None
-            output = program.stdout.fileno()
-
-            def pass_on() -> None:
-                while part := os.read(output, 65536):
-                    with contextlib.suppress(OSError):
-                        os.write(1, part)
-                    tail[:] = (tail + part)[-_LONGEST_LINE:]
-
-            reader = threading.Thread(target=pass_on, daemon=True)
-            reader.start()
-            if code := program.wait():
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                raise ProgramFailed(f"{words[0]} {how}")
-            reader.join(_REST_S)  # processes that it leaves behind may keep its output open
-            lines = bytes(tail).decode(errors="replace").strip().splitlines()
-            return _result(file, lines[-1].strip() if lines else "")
-
-
-def _result(file: Path, last: str) -> Any:
-    """Return the loss that a program gave in its file or its last line."""
-    if file.exists():
+        tail = bytearray()
         try:
-            result = json.loads(file.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise ProgramFailed(f"{RESULT} holds no JSON: {reason(error)}") from None
-        if isinstance(result, dict):
-            result = result.get("loss")
-        if isinstance(result, bool) or not isinstance(result, int | float):
-            raise ProgramFailed(f'{RESULT} holds no number and no {{"loss": number}}')
-        return result
-    if (value := as_number(last)) is None:
-        shown = repr(last if len(last) <= 60 else f"{last[:57]}...") if last else "nothing"
-        raise ProgramFailed(f"its last line of output is {shown}, not a number")
-    return value
+            # In a new process group: `kill 0` in a script means the script.
+            program = subprocess.Popen(words, stdout=subprocess.PIPE, process_group=0)
+        except OSError as error:
+            raise ProgramFailed(f"{words[0]} cannot be started: {reason(error)}") from None
+        assert program.stdout is not None
+        output = program.stdout.fileno()
+
+        def pass_on() -> None:
+            while part := os.read(output, 65536):
+                with contextlib.suppress(OSError):
+                    os.write(1, part)
+                tail[:] = (tail + part)[-_LONGEST_LINE:]
+
+        reader = threading.Thread(target=pass_on, daemon=True)
+        reader.start()
+        if code := program.wait():
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise ProgramFailed(f"{words[0]} {how}")
+        reader.join(_REST_S)  # processes that it leaves behind may keep its output open
+        lines = bytes(tail).decode(errors="replace").strip().splitlines()
+        last = lines[-1].strip() if lines else ""
+        if (value := as_number(last)) is None:
+            shown = repr(last if len(last) <= 60 else f"{last[:57]}...") if last else "nothing"
+            raise ProgramFailed(f"its last line of output is {shown}, not a number")
+        return value
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,11 @@ class TrialProgress(Generic[T]):
         self._running[job] = _Running(self._size(job.trials[0]), len(job.trials))
         self._refresh(self._running[job].size)
 
-    def preparing(self, job: Any, doing: str) -> None:
-        self._running[job].doing = doing
-        self._refresh(self._running[job].size)
-
-    def reported(self, job: Any, report: Any) -> None:
-        self._running[job].report = report
-        self._refresh(self._running[job].size)
+    def update(self, job: Any, doing: str = "", report: Any = None) -> None:
+        """Show what a job does before its first report, or a report."""
+        running = self._running[job]
+        running.doing, running.report = doing or running.doing, report or running.report
+        self._refresh(running.size)
 
     def split(self, job: Any) -> None:
         self._refresh(self._running.pop(job).size)

@@ -94,7 +94,7 @@ def run_missing(
                     case Started():
                         progress.started(job)
                     case Preparing(doing):
-                        progress.preparing(job, doing)
+                        progress.update(job, doing)
                     case Split(parts, reason):
                         progress.split(job)
                         console.print(f"{reason}: split into {len(parts)} packs")
@@ -114,7 +114,7 @@ def run_missing(
                             console.print(f"{job} failed: {reason}", style="red", markup=False)
                         kind.stored(job, rows)
                     case report:
-                        progress.reported(job, report)
+                        progress.update(job, report=report)
                 if time.monotonic() >= deadline:
                     break
     # The same command goes on from checkpoints of failed and unfinished trials.

@@ -63,7 +63,7 @@ def run_until_settled(
     deadline = time.monotonic() + until.seconds
     sweep = sweep_with_precision(sweep, results, run, console)
     corpora = Corpora()
-    grid = _grid_of(sweep, corpora, until.first_looks)
+    grid = _grid_of(sweep, corpora)
     header, column = load_header(results), sweep.scale_axis.column
 
     def named(scales: set[float]) -> str:
@@ -119,7 +119,6 @@ class Grid(Generic[T]):
     trial_id: Callable[[T], str]  # name of a trial in the store
     by_column: Callable[[Any], dict[str, Any]] = dict  # returns the values of a point by their columns
     seeds: int = 1  # seeds at each point of a design of several hyperparameters
-    first_looks: bool = False  # whether the sequence ends before seeds are added for a verdict
 
     def __post_init__(self) -> None:
         scale, tuned = label(self.columns.scale), f"tune {', '.join(self.tuned)}"
@@ -143,7 +142,7 @@ class Grid(Generic[T]):
         return [math.log2(value) for value in self.values if value > 0]
 
 
-def _grid_of(sweep: Sweep, corpora: Corpora, first_looks: bool) -> Grid[Trial]:
+def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
     base, tuned, points = sweep.base, sweep.tune_axis, measured(sweep, corpora)
     axes = tuned.axes if isinstance(tuned, Design) else (tuned,)
     start = base.replace(**points[min(points)])
@@ -163,7 +162,6 @@ def _grid_of(sweep: Sweep, corpora: Corpora, first_looks: bool) -> Grid[Trial]:
         corpora.trial_id,
         lambda point: {field_column(name): value for name, value in point.items()},
         sweep.num_seeds,
-        first_looks,
     )
 
 
@@ -270,8 +268,6 @@ class Buyer(Generic[T]):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else None
-        if batch and batch.reason.code == "wide interval" and self._grid.first_looks:
-            stops = Reason.of("first looks taken")
         return self._bought(name, looks, batch, stops, last + 1)
 
     def _next(
@@ -323,7 +319,7 @@ class PlanBuyer(Generic[T]):
 
     def __init__(self, grid: Grid[T], store: Store, planned: Planned | None) -> None:
         self._grid, self._store = grid, store
-        self._settles = planned is None and not grid.first_looks
+        self._settles = planned is None
         scale, compared = grid.columns.scale, grid.columns.parametrization
         cells = tuple((grid.by_column(grid.points[at]), {scale: at}) for at in sorted(grid.points))
         target = {scale: max(grid.points)}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.options import File, Folder
@@ -42,22 +42,10 @@ class Kept:
                     Path(path).mkdir(parents=True, exist_ok=True)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trial that has been trained."""
-
-    result: PackResult
-    exported: Path | None = None  # folder of the stock model
-
-    @property
-    def row(self) -> dict[str, Any]:
-        return self.result.rows[0]
-
-
 def train_one(
     trial: Trial, run: RunOptions, kept: Kept, console: Console, shorter: Trial | None = None
-) -> Trained:
-    """Train a trial, store its row, then export it.
+) -> tuple[PackResult, Path | None]:
+    """Train a trial, store its row, then export it; return its result and the folder of the export.
 
     With `shorter`, the same trial with fewer steps, training goes on from its checkpoint.
     """
@@ -103,13 +91,13 @@ def train_one(
         place = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
         raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {place}")
     if kept.export is None:
-        return Trained(result)
+        return result, None
     assert result.pack is not None
     weights = result.pack.member_parameters(0)
     length, tokenizer = trial.data.sequence_length, dataset.tokenizer
     out = export_stock(trial, weights, result.pack.vocab_size, length, tokenizer.separator, kept.export)
     save_stock(tokenizer, length, out)
-    return Trained(result, out)
+    return result, out
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ Other parametrizations declare the scales along which their optimum stays.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections import Counter
@@ -81,49 +80,46 @@ def _choice(row: Mapping[Any, Any], results: str) -> Choice:
         return Choice(stored_trial(json.loads(row["config"])), float(row["loss"]))
 
 
-def best_trials(results: str, count: int = 1, rule: str | None = None) -> list[Choice]:
-    """Return finished trials of least loss in a results folder, of one rule if the folder has any of it."""
+def best_trial(results: str, rule: str | None = None) -> Choice:
+    """Return the finished trial of least loss in a folder, of one rule if the folder has any of it."""
     finished = _finished(results)
     of_rule = finished[finished[field_column("parametrization")] == rule]
-    best = (finished if of_rule.empty else of_rule).nsmallest(count, "loss")
-    return [_choice(row, results) for row in best.to_dict("records")]
+    (row,) = (finished if of_rule.empty else of_rule).nsmallest(1, "loss").to_dict("records")
+    return _choice(row, results)
 
 
 def target_trials(
-    sources: Sequence[Choice],
-    target: Mapping[str, Any],
-    rule: str,
-    num_seeds: int = 1,
-    **changes: int | str | None,
+    source: Trial, target: Mapping[str, Any], rule: str, num_seeds: int = 1, **changes: int | str | None
 ) -> list[Trial]:
-    """Return trials with the sources' hyperparameters at the target, whose fields grow ({"depth": 8}).
+    """Return trials with the source's hyperparameters at the target, whose fields grow ({"depth": 8}).
 
     `changes` are of other fields; None changes nothing.
     """
+    fields = source.flat()
     for name, value in target.items():
-        sources[0].trial.replace(**{name: value})  # checks name and value
-        small = max(source.trial.flat()[name] for source in sources)
-        if not value > small:
-            raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give a larger one")
-    if (count := len(sources) * num_seeds) > MOST_TRIALS:
+        source.replace(**{name: value})  # checks name and value
+        if not value > fields[name]:
+            small = f"the search's {name} {fields[name]}"
+            raise ConfigError(f"{name} {value} is not above {small}; give a larger one")
+    if num_seeds > MOST_TRIALS:
         raise ConfigError(
-            f"num_seeds {num_seeds} makes {count:,} trials; at most {MOST_TRIALS:,} are planned"
+            f"num_seeds {num_seeds} makes {num_seeds:,} trials; at most {MOST_TRIALS:,} are planned"
         )
     changed = {name: value for name, value in changes.items() if value is not None}
-    trials = []
-    for source, seed in itertools.product([known.trial for known in sources], range(num_seeds)):
-        fields, is_timescale = source.flat(), source.optimizer.rules.decay == "timescale"
-        follows = {"depth": "depth" in PARAMETRIZATIONS[rule].follows}
-        follows |= {"batch_size": is_timescale, "steps": is_timescale}
-        # A rule of depth, batch size or steps without a base would take the target for its own base, and
-        # scale nothing.
-        bases = {
-            f"base_{name}": fields[name]
-            for name, is_so in follows.items()
-            if is_so and not fields[f"base_{name}"]
-        }
-        trials.append(source.replace(parametrization=rule, seed=seed, **bases, **changed, **target))
-    return trials
+    is_timescale = source.optimizer.rules.decay == "timescale"
+    follows = {"depth": "depth" in PARAMETRIZATIONS[rule].follows}
+    follows |= {"batch_size": is_timescale, "steps": is_timescale}
+    # A rule of depth, batch size or steps without a base would take the target for its own base, and scale
+    # nothing.
+    bases = {
+        f"base_{name}": fields[name]
+        for name, is_so in follows.items()
+        if is_so and not fields[f"base_{name}"]
+    }
+    return [
+        source.replace(parametrization=rule, seed=seed, **bases, **changed, **target)
+        for seed in range(num_seeds)
+    ]
 
 
 def transfer_warnings(source: Trial, target: Trial, predicted: Sequence[str] = ()) -> list[str]:
@@ -156,7 +152,7 @@ def transfer_warnings(source: Trial, target: Trial, predicted: Sequence[str] = (
 
 
 class Transfer:
-    """Trials at a target: of a search its best, of a sweep each rule's predicted optimum or its best few.
+    """Trials at a target: of a search its best one, of a sweep each rule's predicted optimum.
 
     `path` is the results folder of the search or sweep.
     """
@@ -173,17 +169,16 @@ class Transfer:
             target = replace(target, at=(*target.at, *sizes_at))
         self._fields, changes = target.split(axes.scale.fields)
         self._name = f"{Path(path).name}_transfer"
-        if target.top > 1 or is_search(path):
-            rules = dict.fromkeys(target.compare or ("mup", "sp"))
-            best = {rule: best_trials(path, target.top, rule) for rule in rules}
+        if is_search(path):
+            best = {rule: best_trial(path, rule) for rule in target.compare or ("mup", "sp")}
         else:
-            best = {choice.trial.model.parametrization: [choice] for choice in choices(path, target)}
+            best = {choice.trial.model.parametrization: choice for choice in choices(path, target)}
+        self.chosen = [*best.values()]
         self.trials = [
             trial
-            for rule, sources in best.items()
-            for trial in target_trials(sources, self._fields, rule, target.num_seeds, **changes)
+            for rule, source in best.items()
+            for trial in target_trials(source.trial, self._fields, rule, target.num_seeds, **changes)
         ]
-        self.chosen = [choice for sources in best.values() for choice in sources]
 
     @property
     def warnings(self) -> list[str]:
@@ -247,10 +242,7 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     axes, finished = load_axes(path), _finished(path)
     scale, tuned, rule_column = axes.scale.column, [*axes.tune.columns], field_column("parametrization")
     stored_rules = sorted(finished[rule_column].dropna().unique())
-    given = target.compare or ()
-    lends = bool(given) and (len(stored_rules) == 1 or not {*stored_rules}.isdisjoint((*given, "mup")))
-    rules = target.rules(stored_rules, path, given if lends else ())
-    lender = next((rule for rule in (*rules, "mup") if rule in stored_rules), stored_rules[0])
+    rules = target.rules(stored_rules, path)
     fields, changes = target.split(axes.scale.fields)
     parts, why_not, planned = list[TransferAnalysis](), "", Planned.load(path)
     try:
@@ -261,9 +253,18 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
             parts.append(analyze(table))
     except TableError as error:
         why_not = str(error)
+
+    def measure(goal: Trial) -> float:
+        measures = configured(goal)
+        if scale not in measures:
+            measures |= sizes(goal, data.load(goal.data).vocab_size)
+        if scale not in measures:
+            raise ConfigError(f"the scale {scale} of a target is not known before it is run")
+        return float(measures[scale])
+
     chosen = []
     for rule in rules:
-        rows = finished[finished[rule_column] == (rule if rule in stored_rules else lender)]
+        rows = finished[finished[rule_column] == rule]
         largest = rows[rows[scale] == rows[scale].max()]
         means = largest.groupby([axes.compare.column, *tuned])["loss"].transform("mean")
         choice = source = _choice(largest.loc[means.idxmin()].to_dict(), path)
@@ -271,11 +272,10 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
         name = str(values[axes.compare.column])
         only = [replace(p, results=tuple(r for r in p.results if r.compared == name)) for p in parts]
         if planned is not None and {*fields} <= {*axes.scale.fields}:
-            goal = source.trial.replace(**changes, **fields)
             recipe = predict_planned(path, Goal(fields, planned.follows, {}, base=source.trial).sizes(fields))
             assert recipe is not None
-            measures = configured(goal) | sizes(goal, data.load(goal.data).vocab_size)
-            kept = () if changes else tuple(recipe.kept(name, scale, float(measures[scale])))
+            size = measure(source.trial.replace(**changes, **fields))
+            kept = () if changes else tuple(recipe.kept(name, scale, size))
             best = {f: one.value for f, one in zip(axes.tune.fields, recipe.optima, strict=True)}
             sentence = "\n  ".join(recipe_lines(recipe))
             choice = Choice(source.trial.replace(**best), source.loss, sentence, True, kept)
@@ -284,13 +284,8 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
         elif parts and not only[0].results:
             why = "the verdict takes none of its rows"
         elif parts:
-            goal = source.trial.replace(**changes, **fields)
-            measures = configured(goal)
-            if scale not in measures:
-                measures |= sizes(goal, data.load(goal.data).vocab_size)
-            if scale not in measures:
-                raise ConfigError(f"the scale {scale} of a target is not known before it is run")
-            at = At(", ".join(f"{n}={v}" for n, v in fields.items()), float(measures[scale]))
+            size = measure(source.trial.replace(**changes, **fields))
+            at = At(", ".join(f"{n}={v}" for n, v in fields.items()), size)
             try:
                 predicted = [predict_analysis(part, (at,)) for part in only]
             except TableError as error:
@@ -314,8 +309,5 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
                 f"taken: {tuned_words(tuned, values)}, loss {source.loss:.4f} nat/token"
             )
             choice = replace(source, sentence=words)
-        if rule not in stored_rules:  # its result does not score the lender's prediction
-            trial = choice.trial.replace(parametrization=rule)
-            choice = Choice(trial, choice.loss, f"{rule} takes the value of {choice.sentence}")
         chosen.append(choice)
     return chosen

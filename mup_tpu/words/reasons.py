@@ -80,7 +80,6 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"a verdict is expected to cost {amount(v['costs'], v['cost'])} more, and "
             f"{amount(v['costs'], v['left'])} of the budget is left"
         ),
-        "first looks taken": "every scale has had its first look; without first_looks more seeds are bought",
         "not allowed": "{purpose}, but {error}",
         # Why a law, a loss or a rate is unknown.
         "refused": "{error}",

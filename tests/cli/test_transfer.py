@@ -79,7 +79,6 @@ def searched(tmp_path):
         (["--num-seeds", 0], "num_seeds 0 is not allowed: it must be above 0"),
         (["--num-seeds", 10**9], "num_seeds 1000000000 makes 1,000,000,000 trials; at most 100,000 are"),
         (["--at", "width=256"], "at 'width=256' and another value of width were both given"),
-        (["--top", 0], "top 0 is not allowed: it must be above 0"),
         (["--compare", "foo"], "compare 'foo' is not one of 'mup', 'sp'"),
     ],
 )

@@ -230,13 +230,12 @@ tune = {{lr = ["2^-7", "2^-6", "2^-5"]}}
 steps = 3
 """
 PROGRAM = """
-import json, math, os, sys
+import math, sys
 lr, width = float(sys.argv[1]), int(sys.argv[2])
 loss = 3 + (math.log2(lr) + 6) ** 2
 print("step 1 of 3")
 if width == 512:
-    json.dump({"loss": loss}, open(os.environ["MUP_TPU_RESULT"], "w"))
-    print("done")
+    print(loss)
 elif lr == 2**-5:
     sys.exit(3)
 elif lr == 2**-7:

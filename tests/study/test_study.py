@@ -538,8 +538,6 @@ def test_until_settled_needs_three_scales_and_a_real_number(tmp_path):
         valley_study(tmp_path, scale={"width": [256]}).run(trainers.valley, until_settled=True)
     with pytest.raises(ConfigError, match="tune lr is a whole number: until_settled needs a real one"):
         valley_study(tmp_path, tune={"lr": [1, 2]}).ask(until_settled=True)
-    with pytest.raises(ConfigError, match="first_looks requires until_settled"):
-        valley_study(tmp_path).run(trainers.valley, first_looks=True)
 
 
 def test_a_study_runs_on_ray(local_ray, tmp_path):

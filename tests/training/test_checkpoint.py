@@ -97,8 +97,8 @@ def test_while_tensors_are_written_again_they_are_no_checkpoint(folder, monkeypa
 
 
 def test_checkpoints_of_another_pack_give_way(folder):
-    save(folder.path, 20, {"w": torch.ones(1)}, {"trial_ids": ["a", "b"]}, 0.1)
-    save(folder.path, 10, {"w": torch.ones(1)}, {"trial_ids": ["a"]}, 0.2)
+    save(folder.path, 20, {"w": torch.ones(1)}, {"trial_ids": ["a", "b"]})
+    save(folder.path, 10, {"w": torch.ones(1)}, {"trial_ids": ["a"]})
     assert steps(folder) == [10]
 
 
@@ -121,7 +121,7 @@ def test_what_changes_after_saving_is_not_in_the_checkpoint(folder, monkeypatch)
 
     monkeypatch.setattr(Folder, "writing", late)
     weights, meta, writer = torch.zeros(3), {"statuses": ["running"]}, CheckpointWriter(folder.path)
-    writer.save(5, {"w": weights}, meta, None)
+    writer.save(5, {"w": weights}, meta)
     weights += 1
     meta["statuses"][0] = "diverged"
     changed.set()
@@ -133,13 +133,13 @@ def test_what_changes_after_saving_is_not_in_the_checkpoint(folder, monkeypatch)
 def test_a_failure_to_write_is_raised_by_the_next_save_or_wait_and_warned_of_at_the_end(tmp_path):
     (tmp_path / "file").write_text("in the way")
     tensors = {"w": torch.ones(1)}
-    for end in (lambda w: w.save(10, tensors, {}, None), lambda w: w.wait()):
+    for end in (lambda w: w.save(10, tensors, {}), lambda w: w.wait()):
         writer = CheckpointWriter(tmp_path / "file" / "checkpoints")
-        writer.save(5, tensors, {}, None)
+        writer.save(5, tensors, {})
         with pytest.raises(StoreError, match="cannot be written"):
             end(writer)
         writer.close()
-    writer.save(5, tensors, {}, None)
+    writer.save(5, tensors, {})
     with pytest.warns(UserWarning, match="cannot be written"):
         writer.close()
 
@@ -208,7 +208,7 @@ def test_a_changed_meta_is_damage_as_a_changed_tensor_is(what, tmp_path):
 
 
 def test_every_flipped_bit_of_a_meta_is_seen_or_changes_nothing(tmp_path):
-    save(tmp_path, 10, {"w": torch.ones(3)}, {"trial_ids": ["a"], "wall_time": 12.5, "ended_at": [3]}, 0.25)
+    save(tmp_path, 10, {"w": torch.ones(3)}, {"trial_ids": ["a"], "wall_time": 12.5, "ended_at": [3]})
     file = tmp_path / "step-00000010" / "meta.json"
     content = file.read_bytes()
     whole = {name: value for name, value in json.loads(content).items() if name != "meta_sha256"}

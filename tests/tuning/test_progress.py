@@ -42,9 +42,9 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
                 case Started():
                     progress.started(job)
                 case Preparing():
-                    progress.preparing(job, event.doing)
+                    progress.update(job, event.doing)
                 case Report():
-                    progress.reported(job, event)
+                    progress.update(job, report=event)
                 case Finished():
                     progress.ended(job, event.result.rows)
             with console.capture() as captured:
@@ -107,7 +107,7 @@ def test_the_time_left_is_that_of_training_and_not_of_compiling(monkeypatch):
     progress = TrialProgress(job.trials, lambda t: "width 64", lambda t: 1.0, terminal())
     progress.started(job)
     clock.now += 30.0
-    progress.reported(job, Report(10, 500, (2.0, 2.0), None, (0.1, 0.1), ("running",) * 2, rates))
+    progress.update(job, report=Report(10, 500, (2.0, 2.0), None, (0.1, 0.1), ("running",) * 2, rates))
     with progress.console.capture() as captured:
         progress.console.print(progress)
     assert captured.get().splitlines()[-1].rstrip().endswith("30 s, 3 s left")

@@ -158,7 +158,6 @@ def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"first_looks": True}, "first_looks requires until_settled"),
         ({"budget": "2h"}, "budget '2h' requires until_settled"),
         ({"until_settled": True, "budget": "soon"}, "budget 'soon' is not a time; write 90s, 30m or 2h"),
     ],
