@@ -2,10 +2,10 @@
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.batches import CachedDataset, ShardDataset, TokenDataset, prefetch
-from mup_tpu.data.cache import is_tokenised, load_cache
+from mup_tpu.data.cache import load_cache
 from mup_tpu.data.shards import is_prepared
 
-__all__ = ["TokenDataset", "describe_load", "load", "prefetch"]
+__all__ = ["TokenDataset", "load", "prefetch"]
 
 
 def load(config: DataConfig, progress: bool = True) -> TokenDataset:
@@ -16,12 +16,3 @@ def load(config: DataConfig, progress: bool = True) -> TokenDataset:
     if is_prepared(config.corpus):
         return ShardDataset(config)
     return CachedDataset(config, load_cache(config, progress))
-
-
-def describe_load(config: DataConfig) -> str:
-    """Describe the work of `load` in a few words."""
-    if is_prepared(config.corpus):
-        return f"opening shards of {config.corpus}"
-    if is_tokenised(config):
-        return "reading tokens"
-    return f"tokenising {config.corpus}"

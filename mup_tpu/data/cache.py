@@ -82,11 +82,6 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
     return TokenCache(folder.name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
 
 
-def is_tokenised(config: DataConfig) -> bool:
-    name = _known(config)
-    return name is not None and token_folder(name).exists()
-
-
 def token_folder(fingerprint: str) -> Path:
     return cache_root() / "tokens" / fingerprint
 

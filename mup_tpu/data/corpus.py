@@ -277,9 +277,8 @@ def hub_answers() -> bool:
         except urllib.error.HTTPError:
             answers.append(True)  # any answer will do
         except urllib.error.URLError as error:
-            answers.append(
-                isinstance(error.reason, ssl.SSLError)
-            )  # the hub's client may know the certificate
+            # The hub's client may know the certificate.
+            answers.append(isinstance(error.reason, ssl.SSLError))
         except OSError:
             pass
 

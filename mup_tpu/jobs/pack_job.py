@@ -155,7 +155,7 @@ class PackJob(Job):
         from mup_tpu.jobs.preload import PackRun
 
         corpus = self.trials[0].data
-        yield Preparing(data.describe_load(corpus))
+        yield Preparing(f"reading {corpus.corpus}")
         dataset = here.once(corpus, lambda: data.load(corpus, progress=here.in_driver))
         yield Preparing("initialising parameters")
         training = PackRun(self.trials, dataset, self.options, self.checkpoints, here.writes)

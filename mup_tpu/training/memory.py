@@ -62,13 +62,11 @@ def estimate_pack_bytes(
     """
     data, precision = trial.data, trial.train.precision
     declaration = declare(trial.model, vocab_size, data.sequence_length)
-    kept, width, layers, total = (
-        declaration.activations, declaration.width, declaration.layers, declaration.total
-    )  # fmt: skip
+    kept, total = declaration.activations, declaration.total
+    width, layers = declaration.width, declaration.layers
     members = math.ceil(members / mesh.trial)  # on each device
-    tokens = (
-        math.ceil(data.batch_size / mesh.data / shards / micro_batches) * data.sequence_length
-    )  # of a micro-batch
+    # Of a micro-batch
+    tokens = math.ceil(data.batch_size / mesh.data / shards / micro_batches) * data.sequence_length
     pairs = declaration.heads * data.sequence_length  # times tokens: attention's scores
     slots = state_slots(trial, declaration.parameters).values()
     numbers_of_slots = sum(declaration.parameters[name].size for names in slots for name in names)
@@ -101,10 +99,8 @@ def estimate_pack_bytes(
         else:
             a_layer = kept.xla_vectors[form] * width + kept.xla_scores[form] * pairs
             share = kept.xla_bf16 if precision == "bf16" else 1.0
-            if (
-                kind == "tpu" and form == "matmul"
-            ):  # attention by rows needs as much (1 154 MiB, estimated 1 195)
-                share *= _TORCHTPU
+            if kind == "tpu" and form == "matmul":
+                share *= _TORCHTPU  # attention by rows needs as much (1 154 MiB, estimated 1 195)
             activations = tokens * (share * layers * a_layer + kept.xla_logits * vocab_size)
         numbers = members * (state + sums + max(activations, total))
     else:
