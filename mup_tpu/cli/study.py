@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.resources
 import json as json_format
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -62,7 +61,7 @@ class StudyOptions:
         )  # fmt: skip
 
 
-def refuse_options_of_networks(run: RunOptions, where: SweepOptions, but: Collection[str] = ()) -> None:
+def refuse_options_of_networks(run: RunOptions, where: SweepOptions) -> None:
     """Refuse options that somebody's own training does not follow."""
     pairs = ((run, RunOptions()), (where, SweepOptions()))
     given = [
@@ -71,7 +70,7 @@ def refuse_options_of_networks(run: RunOptions, where: SweepOptions, but: Collec
         for field in fields(options)
         if getattr(options, field.name) != getattr(default, field.name)
     ]
-    if unused := [name for name in given if name not in (*but, "heartbeat", "ray", "address", "track")]:
+    if unused := [name for name in given if name not in ("heartbeat", "ray", "address", "track")]:
         raise ConfigError(f"{', '.join(unused)}: a study's training is yours, and sets that itself")
 
 

@@ -127,7 +127,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
     from mup_tpu.study.study import load_study
 
-    refuse_options_of_networks(how.run, how.where, but=("halving",))
+    refuse_options_of_networks(how.run, how.where)
     study, trainer = load_study(file, how.results)
     trainer = options.trainer or trainer
     if trainer is None:
@@ -294,10 +294,10 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
     """Run a search, then print the numbers of its trials, the best trial, and the next command."""
     from mup_tpu.config.columns import write
 
-    if how.run.eval_every or how.run.checkpoint_every or how.run.halving:
+    if how.run.eval_every or how.run.checkpoint_every:
         raise ConfigError(
-            "eval_every, checkpoint_every and halving are for sweeps: a search evaluates, checkpoints and "
-            "stops trials by --evaluations and --scheduler"
+            "eval_every and checkpoint_every are for sweeps: a search evaluates and checkpoints by "
+            "--evaluations"
         )
     console = Console()
     with console.status("importing ray"):
