@@ -216,6 +216,19 @@ def bare_path(folder: Path) -> Path:
     return tools
 
 
+def test_setup_shows_why_uv_cannot_fetch_a_python(tmp_path):
+    """With --quiet uv prints no reason."""
+    uv = bare_path(tmp_path) / "uv"
+    uv.write_text('#!/bin/sh\ncase "$*" in *quiet*) ;; *) echo "no route ($*)" >&2 ;; esac\nexit 1\n')
+    uv.chmod(0o755)
+    setup = [str(TPU / "setup")]
+    there = {"PATH": str(uv.parent), "HOME": str(tmp_path)}
+    refused = subprocess.run(setup, env=there, capture_output=True, text=True)
+    *_, reason, sentence = refused.stderr.splitlines()
+    assert refused.returncode == 2 and reason == "no route (python install 3.12)"
+    assert sentence.startswith("error: uv cannot fetch Python 3.12 (above)")
+
+
 @pytest.mark.nightly
 def test_setup_makes_an_environment_where_no_python_is_on_the_path(tmp_path):
     """With an interpreter that uv has, as one that it fetches on a TPU VM; the replay is installed."""
