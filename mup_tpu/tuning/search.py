@@ -76,7 +76,7 @@ def run_search(
                 "go on with --resume, or give this one a folder of its own"
             )
         if resume and not log.events:
-            raise ConfigError(f"results folder {folder} holds no search to resume")
+            raise ConfigError(f"results folder {folder} holds no search to resume: leave out --resume")
         log.begin(search, options)
         left = options.num_samples - len(log.ended)
         if left <= 0:

@@ -305,7 +305,7 @@ def test_a_search_that_is_ended_goes_on_and_repeats_or_loses_no_trial(tiny, tmp_
     assert 1 <= len(before.ended) < 3
     with pytest.raises(ConfigError, match=f"holds a search of {len(before.proposals)} trials; go on with"):
         searched_in(results, search)
-    with pytest.raises(ConfigError, match="holds no search to resume"):
+    with pytest.raises(ConfigError, match="holds no search to resume: leave out --resume"):
         searched_in(tmp_path, search, resume=True)
     outcome = searched_in(results, search, resume=True, num_samples=4, max_concurrent=1)
     assert sum(outcome.counts.values()) == 4 - len(before.ended)
