@@ -259,8 +259,11 @@ def to_csv(table: pd.DataFrame) -> bytes:
             return value
         return f"'{visible(value)}" if value.startswith(tuple("=+-@\t")) else visible(value)
 
-    texts = {str(name): of for name, of in table.items() if of.dtype.kind == "O"}
-    table = table.assign(**{name: of.map({v: quoted(v) for v in of.unique()}) for name, of in texts.items()})
+    for name, column in table.items():
+        values = column.unique() if column.dtype.kind == "O" else ()
+        text = "\n".join(v for v in values if isinstance(v, str))
+        if visible(text) != text or re.search(r"^[=+\-@\t]", text, re.MULTILINE):  # seldom: ids are many
+            table = table.assign(**{str(name): column.map({v: quoted(v) for v in values})})
     sink = io.BytesIO()
     pa.csv.write_csv(pa.Table.from_pandas(table.rename(columns=quoted), preserve_index=False), sink)
     return sink.getvalue()
