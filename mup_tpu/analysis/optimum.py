@@ -86,8 +86,8 @@ def loss_curve(runs: Mapping[str, Any] | pd.DataFrame) -> LossCurve:
     seed share initial weights and data, and so an effect on the loss that moves no optimum: it is taken out.
     """
     columns = {name: np.asarray(runs[name]) for name in CURVE_COLUMNS}
-    effect_N, share_G, left = _seed_effects(columns)
-    x_G, cell_N = np.unique(columns["x"], return_inverse=True)
+    cell_N, x_G = pd.factorize(columns["x"], sort=True)  # by hashes: np.unique sorts
+    effect_N, share_G, left = _seed_effects(columns["loss"], columns["seed"], x_G, cell_N)
     loss_N = columns["loss"] - effect_N
 
     def sums(values_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
@@ -118,7 +118,9 @@ def loss_curve(runs: Mapping[str, Any] | pd.DataFrame) -> LossCurve:
     )
 
 
-def _seed_effects(runs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, float]:
+def _seed_effects(
+    losses: np.ndarray, seeds: np.ndarray, values: np.ndarray, number_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Estimate the effects of one scale's seeds from the cells near the best, where training is stable.
 
     Runs far from their cell and seed count less (Huber's weights): one that nearly diverged is no sign of a
@@ -127,9 +129,8 @@ def _seed_effects(runs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarra
     Returns the effect of each run's seed, nat; the share of each cell's runs that counts beside other cells;
     the share of the degrees of freedom within cells that the seeds leave.
     """
-    losses, finite = runs["loss"], np.isfinite(runs["loss"])
-    seed_N, names = pd.factorize(runs["seed"])
-    values, number_N = np.unique(runs["x"], return_inverse=True)
+    seed_N, names = pd.factorize(seeds)
+    finite = np.isfinite(losses)
     finite_G = np.bincount(number_N[finite], minlength=len(values))
     with np.errstate(invalid="ignore"):
         mean_G = np.bincount(number_N[finite], losses[finite], len(values)) / finite_G

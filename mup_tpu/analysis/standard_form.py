@@ -277,7 +277,8 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
         count = int((runs["scale"] == 0).sum())
         notes.append(Reason.of("runs at scale 0", count=count, column=columns.scale))
     cell = [name for name in ("compared", "scale", "x") if distinct(runs[name]) > 1]
-    seeds = (runs[~at_zero] if at_zero.any() else runs).groupby([*cell, "stopped"][: len(cell) or 1]).size()
+    kept, by = runs[~at_zero] if at_zero.any() else runs, [*cell, "stopped"][: len(cell) or 1]
+    seeds = kept.groupby(by, sort=False).size()
     if seeds.nunique() > 1:
         notes.append(Reason.of("unequal seeds", least=int(seeds.min()), most=int(seeds.max())))
     return notes

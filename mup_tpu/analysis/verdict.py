@@ -265,9 +265,10 @@ def loss_curves(runs: pd.DataFrame, known: Sequence[LossCurve] = ()) -> list[Los
     """Return the curve of each scale; those with no more runs than a known one are taken from there."""
     old = {(curve.scale, curve.runs): curve for curve in known}
     columns, curves = {name: np.asarray(runs[name]) for name in CURVE_COLUMNS}, []
-    for scale in np.unique(columns["scale"]):
-        at = columns["scale"] == scale
-        known_one = old.get((float(scale), int(at.sum())))
+    scale_N, scales = pd.factorize(columns["scale"], sort=True)
+    for i, scale in enumerate(scales):
+        at = np.flatnonzero(scale_N == i)
+        known_one = old.get((float(scale), len(at)))
         curves.append(known_one or loss_curve({name: values[at] for name, values in columns.items()}))
     return curves
 
