@@ -1,6 +1,8 @@
 """A trial as elsewhere: a process of its own, an eager GPT-2 of nanoGPT's structure.
 
-    python benchmarks/nanogpt_peer.py --tokens FOLDER --width 64 --learning-rate 0.004 --steps 300
+    python benchmarks/nanogpt_peer.py --tokens FOLDER --width 64 --learning-rates 0.004 --steps 300
+
+Several rates are trained one after another, as by a worker that stays.
 
 Fused QKV, SDPA, GELU, pre-norm, tied readout, torch.optim.AdamW (fused), clipping at 1, warm-up and cosine:
 karpathy/nanoGPT's model.py and train.py as facts, written anew and plain. It reads the same token cache and
@@ -58,19 +60,26 @@ class GPT(nn.Module):
 
 
 def main() -> None:
-    """Train one trial and print its losses."""
+    """Train each rate, and print the losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=Path, required=True)
     for name, kind, default in (
         ("width", int, 64), ("depth", int, 2), ("head-size", int, 32), ("length", int, 128),
         ("batch", int, 16), ("steps", int, 300), ("seed", int, 0), ("eval-batches", int, 8),
-        ("learning-rate", float, 2.0**-8), ("threads", int, 2),
+        ("threads", int, 2),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_argument("--learning-rates", type=float, nargs="+", default=[2.0**-8])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
+    for rate in o.learning_rates:
+        print(json.dumps(trained(rate, o)))
+
+
+def trained(rate: float, o: argparse.Namespace) -> dict[str, float | None]:
+    """Train one trial; return its losses."""
     torch.manual_seed(o.seed)
     train, held_out = (np.load(o.tokens / f"{s}.npy", mmap_mode="r") for s in ("train", "validation"))
     generator = np.random.default_rng(o.seed)
@@ -89,7 +98,7 @@ def main() -> None:
         done = (step - warmup) / max(1, o.steps - warmup)
         share = (step + 1) / warmup if step < warmup else 0.1 + 0.45 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
-            group["lr"] = o.learning_rate * share
+            group["lr"] = rate * share
         with torch.autocast(o.device, torch.bfloat16, enabled=o.bf16):
             loss = model(*batch(train))
         optimizer.zero_grad(set_to_none=True)
@@ -100,7 +109,7 @@ def main() -> None:
             losses.append(loss.item())
     with torch.no_grad(), torch.autocast(o.device, torch.bfloat16, enabled=o.bf16):
         final = sum(model(*batch(held_out)).item() for _ in range(o.eval_batches)) / o.eval_batches
-    print(json.dumps({"loss": final, "train": losses[-1] if losses else None}))
+    return {"loss": final, "train": losses[-1] if losses else None}
 
 
 if __name__ == "__main__":

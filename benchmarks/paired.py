@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import resource
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans come to this process, and count
 
 SWEEP = """
 experiment = "bench"
@@ -26,22 +34,31 @@ precision = "{precision}"
 """A sweep of one width, to be timed."""
 
 
-def run(commands: Sequence[Sequence[str]], log: Path) -> float:
-    """Seconds that commands take one after the other, as whole processes; their output goes to the log.
+def run(commands: Sequence[Sequence[str]], log: Path, at_once: int = 1) -> tuple[float, float]:
+    """Seconds, and CPU seconds, of whole processes, `at_once` of them at a time; their output goes to the log.
 
     Raises:
         subprocess.CalledProcessError: one of them failed; the log says why.
     """
-    began = time.perf_counter()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0"}
     with log.open("a") as file:
-        for command in commands:
-            subprocess.run(command, check=True, stdout=file, stderr=file, env=environment)
-    return time.perf_counter() - began
+        call = partial(subprocess.run, check=True, stdout=file, stderr=file, env=environment)
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(call, commands))
+    took = time.perf_counter() - began
+    with contextlib.suppress(ChildProcessError):  # servers of forked workers outlive their command
+        while True:
+            os.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return took, used
 
 
 def compare(
-    ours: Sequence[Sequence[str]], peer: Sequence[Sequence[str]], repeats: int, folder: Path
+    ours: Sequence[Sequence[str]], peer: Sequence[Sequence[str]], repeats: int, folder: Path, at_once: int = 1
 ) -> pd.DataFrame:
     """Time both in turn.
 
@@ -50,22 +67,27 @@ def compare(
         peer: likewise.
         repeats: pairs.
         folder: for logs and what the commands write.
+        at_once: commands of the peer that run at a time.
 
     Returns:
-        A row a pair: seconds of each, and how many times longer the peer took.
+        A row a pair: seconds of each and CPU seconds, how many times longer the peer took, and the load.
     """
     rows = []
     for i in range(repeats):
-        times = {}
-        for name, commands in (("ours", ours), ("peer", peer)):
+        times, load = {}, os.getloadavg()[0]
+        for name, commands, together in (("ours", ours, 1), ("peer", peer, at_once)):
             fresh = str(folder / f"{name}-{i}")
             filled = [[part.replace("{run}", fresh) for part in command] for command in commands]
-            times[name] = run(filled, folder / f"{name}.log")
+            times[name], times[f"{name}_cpu"] = run(filled, folder / f"{name}.log", together)
         rows.append(
             {
                 "ours_s": times["ours"],
                 "peer_s": times["peer"],
                 "ratio": times["peer"] / times["ours"],
+                "ours_cpu_s": times["ours_cpu"],
+                "peer_cpu_s": times["peer_cpu"],
+                "cpu_ratio": times["peer_cpu"] / times["ours_cpu"],
+                "load_before": load,
             }
         )
         Console().print({name: round(value, 2) for name, value in rows[-1].items()})

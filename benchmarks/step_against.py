@@ -23,7 +23,7 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 
 
-def make_pack(checkout: Path, width: int, members: int, execution: str) -> Any:
+def make_pack(checkout: Path, width: int, members: int, execution: str, precision: str) -> Any:
     """A pack by the package of a checkout, whatever package was imported before."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "mup_tpu"]:
         del sys.modules[name]
@@ -35,8 +35,9 @@ def make_pack(checkout: Path, width: int, members: int, execution: str) -> Any:
 
         assert pack.__file__.startswith(str(checkout.resolve())), pack.__file__
         base = Trial().replace(
-            width=width, head_size=32, sequence_length=128, batch_size=16, weight_decay=0.1
-        )
+            width=width, head_size=32, sequence_length=128, batch_size=16, weight_decay=0.1,
+            precision=precision,
+        )  # fmt: skip
         trials = [base.replace(seed=seed) for seed in range(members)]
         return pack.Pack(trials, 256, get_device("cpu"), execution)
     finally:
@@ -55,6 +56,8 @@ def main(
     widths: tuple[int, ...] = (64, 256),
     members: int = 2,
     steps: int = 300,
+    executions: tuple[str, ...] = ("loop", "vmap"),
+    precision: str = "float32",
     out: Path | None = None,
 ) -> None:
     """Measure every width in both executions.
@@ -64,16 +67,18 @@ def main(
         widths: Model widths.
         members: Trials of a pack.
         steps: Steps of each pack at the first width; fewer at wider ones, in proportion.
+        executions: Executions of the members.
+        precision: Arithmetic of both.
         out: CSV file for the table.
     """
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     tokens_BT1 = torch.randint(0, 256, (16, 129), generator=generator)
     rows = []
-    for width, execution in itertools.product(widths, ("loop", "vmap")):
+    for width, execution in itertools.product(widths, executions):
         pairs, same = [], True
         for checkouts in ((ROOT, other), (other, ROOT)):  # who comes first has another place in memory
-            packs = {c: make_pack(c, width, members, execution) for c in checkouts}
+            packs = {c: make_pack(c, width, members, execution, precision) for c in checkouts}
             for i in range(3 + max(20, steps * widths[0] // width // 2)):
                 order = checkouts if i % 2 else checkouts[::-1]
                 found = {checkout: step(packs[checkout], tokens_BT1) for checkout in order}
@@ -85,7 +90,8 @@ def main(
         low, median, high = ratios.quantile([0.25, 0.5, 0.75]).round(4)
         rows.append(
             {
-                "width": width, "execution": execution, "members": members, "steps": len(table),
+                "width": width, "execution": execution, "precision": precision, "members": members,
+                "steps": len(table),
                 "step_ms": round(1000 * fastest["ours"], 2), "ratio_25": low, "ratio_median": median,
                 "ratio_75": high, "ratio_fastest": round(fastest["ours"] / fastest["theirs"], 4),
                 "same_losses": same,

@@ -1,6 +1,7 @@
-"""A sweep against one process a trial (benchmarks/nanogpt_peer.py), on this machine.
+"""A sweep against one process a trial, or two processes that stay (benchmarks/nanogpt_peer.py), here.
 
     python benchmarks/sweep.py --width 64 --repeats 5 --out benchmarks/sweep_cpu_64.csv
+    python benchmarks/sweep.py --width 64 --pool 2 --out benchmarks/sweep_pool_64.csv
     python benchmarks/sweep.py --width 256 --repeats 5 --out benchmarks/sweep_cpu_256.csv
     python benchmarks/sweep.py --device cuda --width 256 --out benchmarks/sweep_cuda_256.csv
 
@@ -32,6 +33,7 @@ def main(
     precision: Literal["float32", "bf16"] = "float32",
     peer_precision: Literal["float32", "bf16"] = "float32",
     threads: int = 2,
+    pool: int = 0,
     out: Path | None = None,
 ) -> None:
     """Time both in turn.
@@ -45,6 +47,8 @@ def main(
         precision: Arithmetic of ours.
         peer_precision: Arithmetic of the peer.
         threads: CPU threads of the peer's process; ours shares the machine's cores between its packs.
+        pool: Peers that stay and run at once, on one thread each, with a share of the rates; 0 is a process a
+            trial, one after another.
         out: CSV file for the table.
     """
     tokens = cache_root() / "tokens" / load_cache(DataConfig()).fingerprint
@@ -59,14 +63,17 @@ def main(
         peer = [
             [
                 sys.executable, str(Path(__file__).with_name("nanogpt_peer.py")), "--tokens", str(tokens),
-                "--width", str(width), "--steps", str(steps), "--learning-rate", str(rate),
-                "--threads", str(threads), "--device", device,
+                "--width", str(width), "--steps", str(steps), "--learning-rates", *map(str, share),
+                "--threads", str(1 if pool else threads), "--device", device,
                 *(["--bf16"] if peer_precision == "bf16" else []),
             ]
-            for rate in rates
+            for share in ([rates[i::pool] for i in range(pool)] if pool else [[rate] for rate in rates])
         ]  # fmt: skip
-        table = compare(ours, peer, repeats, Path(scratch))
-    table = table.assign(width=width, trials=trials, steps=steps, precision=precision)
+        table = compare(ours, peer, repeats, Path(scratch), max(1, pool))
+    table = table.assign(
+        width=width, trials=trials, steps=steps, precision=precision, peer_precision=peer_precision,
+        pool=pool,
+    )  # fmt: skip
     report(table, out)
 
 
