@@ -63,6 +63,18 @@ def test_in_bf16_only_products_are_rounded(size):
         assert (rounded.double() - true).norm() < 2**-7 * true.norm()
 
 
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_a_cpu_never_runs_the_slow_kernel_in_bf16(monkeypatch, is_autocast):
+    seen, kernel = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.functional, "scaled_dot_product_attention",
+        lambda *given, **options: seen.append(kernel(*given, **options)) or seen[-1],
+    )  # fmt: skip
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        ATTENTION["fused"](torch.ones(1, 4, 3 * 8).bfloat16(), 8, torch.tensor(1.0))
+    assert [out.dtype for out in seen] == [torch.float32]
+
+
 @pytest.mark.parametrize("form", ["matmul", "recomputed"])
 def test_forms_for_stacked_members_are_so_for_each_of_them(form):
     """K members of a factor each, as vmap over gradients runs them."""
