@@ -35,7 +35,7 @@ precision = "{precision}"
 
 
 def run(commands: Sequence[Sequence[str]], log: Path, at_once: int = 1) -> tuple[float, float]:
-    """Seconds, and CPU seconds, of whole processes, `at_once` of them at a time; their output goes to the log.
+    """Seconds, and CPU seconds, of whole processes, `at_once` at a time; their output goes to the log.
 
     Raises:
         subprocess.CalledProcessError: one of them failed; the log says why.
