@@ -310,7 +310,7 @@ class SeveralSweeps(Results):
         for note in tables.left_out(self.comparison):
             console.print(f"note: left out: {note}", style="yellow")
         console.print(f"{self.name}: {tables.verdict_counts(self.comparison)}")
-        for table in tables.ruling_tables(self.comparison, tables.IN_A_TERMINAL):
+        for table in tables.ruling_tables(self.comparison):
             console.print(table)
 
     def figures(self) -> Mapping[str, Figure]:
@@ -323,18 +323,14 @@ class SeveralSweeps(Results):
         return {"sweeps.csv": to_csv(numbers.round(4))}
 
     def write_report(self, out: Path | None = None) -> str:
-        """Write the report; NAME.md is a Markdown page with its figure beside it."""
-        if out is None or out.suffix != ".md":
-            return super().write_report(out)
+        """Write the report, a page of Markdown with its figure beside it."""
+        out = out or Path(self.path) / "report.md"
+        if out.suffix != ".md":
+            raise ConfigError(f"out {str(out)!r}: the report of several sweeps is Markdown; give NAME.md")
         inside = predictions_inside(Path(self.path))
         write_file(f"page {out}", out, tables.referee_page(self.name, self.comparison, "sweeps.png", inside))
         write_figures(self.figures(), out.parent)
         return str(out)
-
-    def page(self) -> Page:
-        from mup_tpu.report import sweeps_page
-
-        return sweeps_page(self.name, self.comparison)
 
 
 class SearchResults(Results):

@@ -17,13 +17,10 @@ from matplotlib.figure import Figure
 
 from mup_tpu import plots
 from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
-from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.prediction import Score
-from mup_tpu.analysis.referee import Comparison
 from mup_tpu.analysis.run_table import RunTable, of_status, ranked, varied
 from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible
 from mup_tpu.words.names import listed, name, ordered, powers_in_html, results_of
@@ -32,13 +29,10 @@ from mup_tpu.words.surfaces import together
 from mup_tpu.words.tables import (
     conclusion,
     how_made,
-    left_out,
     optima_table,
     regret_table,
-    ruling_tables,
     slopes_table,
     trials_table,
-    verdict_counts,
 )
 from mup_tpu.words.verdicts import details, remedy, score, verdict
 
@@ -128,7 +122,6 @@ __all__ = [
     "render",
     "search_page",
     "sweep_page",
-    "sweeps_page",
 ]
 
 _RULE = (
@@ -203,22 +196,6 @@ def joint_page(joint: JointAnalysis, stored: pd.DataFrame | None = None) -> Page
         lead,
         sections,
         _RULE.format(epsilon=joint.epsilon, delta=first.delta, unit=first.columns.unit),
-    )
-
-
-def sweeps_page(title: str, comparison: Comparison) -> Page:
-    """Return the report of several sweeps."""
-    notes = [f"left out: {note}" for note in left_out(comparison)]
-    draw = partial(plots.sweeps_figure, comparison.rulings)
-    return Page(
-        f"{title}: sweeps beside each other",
-        [Box(f"{len(comparison.rulings)} verdicts: {verdict_counts(comparison)}", notes)],
-        [
-            Section("Figure", [Picture.of("sweeps", draw)]),
-            Section("Verdicts by the way of growing", ruling_tables(comparison)),
-        ],
-        "Regret is from the smallest scale to the largest. "
-        + _RULE.format(epsilon=EPSILON, delta=DELTA, unit="nat"),
     )
 
 

@@ -168,17 +168,7 @@ Which hyperparameters stay as a model or its training grows, under which rule? A
 
 # Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep
 _ON_A_PAGE = ("stored rule", "from, to", "α", "by hand", "regret", "verdict", "hours", "sweep")
-_BY_ITSELF = (
-    "sweep",
-    "rule",
-    "from, to",
-    "α (95 %)",
-    "by hand",
-    "regret (nat, 95 %)",
-    "best loss, largest",
-    "verdict",
-)
-IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
+_IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
 
 
 def referee_page(
@@ -216,7 +206,7 @@ def referee_page(
     return "\n".join(lines) + "\n"
 
 
-def ruling_tables(comparison: Comparison, headings: Sequence[str] = _BY_ITSELF) -> list[Table]:
+def ruling_tables(comparison: Comparison, headings: Sequence[str] = _IN_A_TERMINAL) -> list[Table]:
     """Return a table for each way of growing, with a row for each rule of a sweep."""
     common, tables = _common_setting(comparison), []
     for way, rulings in groupby(comparison.rulings, lambda r: label(r.columns.scale)):
@@ -247,7 +237,6 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
         "by hand": by_hand,
         "regret": cost,
         "regret (nat, 95 %)": bounded,
-        "best loss, largest": number(r.best_loss, 3),
         "verdict": r.decision + " (no power law)" * r.is_no_power_law,
         "hours": f"{r.hours:.2f}",
         "sweep": r.sweep,

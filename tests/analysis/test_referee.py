@@ -140,7 +140,7 @@ def test_the_exponent_of_a_flat_valley_is_not_known_in_any_table():
         for one, alpha in exponents.items()
     ]
     (table,) = ruling_tables(Comparison(tuple(rulings)))
-    assert table.title == "width" and [row[5] for row in table.rows] == ["0.006 (0.002 to 0.013)"] * 3
+    assert table.title == "width" and [row[4] for row in table.rows] == ["0.006 (0.002 to 0.013)"] * 3
     assert [row[3] for row in table.rows] == ["not known", "-1.20 (-3.00 to -0.20)", "0.10 (-0.70 to 0.80)"]
 
 

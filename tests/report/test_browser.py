@@ -16,8 +16,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mup_tpu import report
-from mup_tpu.analysis import analyze, coord_check
-from mup_tpu.analysis.referee import Comparison
+from mup_tpu.analysis import coord_check
 from mup_tpu.plots.style import sequential
 from mup_tpu.store import load_runs
 
@@ -31,7 +30,7 @@ FLAGS = (
 )  # fmt: skip
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 DESK = {"viewport": {"width": 1280, "height": 900}}
-KINDS = ("sweep", "search", "ablations", "coord_check")
+KINDS = ("sweep", "search", "coord_check")
 
 POINT = """([nth, wanted]) => {
   const points = [...document.querySelectorAll(".point")].filter(
@@ -66,11 +65,6 @@ def address(sweep_html, tmp_path_factory) -> Callable[[str], str]:
         match kind:
             case "search":
                 return report.search_page("tune_small", load_runs(RESULTS / "tune_small"))
-            case "ablations":
-                drift, stay = (analyze(RESULTS / "ablations" / name) for name in ("sp", "mup"))
-                others = dict.fromkeys(("mup", "untied", "untied_zero_readout", "eps_1e-5"), stay)
-                sweeps = {name: (one, None) for name, one in {"sp": drift, **others}.items()}
-                return report.sweeps_page("ablations", Comparison.of(sweeps))
         measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
         return report.coordinate_check_page("coord_check", coord_check.by_setting(measured)["adamw_tied"])
 

@@ -188,10 +188,10 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     folders = {
         RESULTS / "tune_small": ("a search of",),
         tmp_path / "check": ("as depth grows",),
-        sweeps: ("2 verdicts: ", "1 DRIFTS", "μP", "-0.86 (-1.38 to -0.31)"),
+        sweeps: ("| `mup`", "| DRIFTS |", "−0.86 (−1.38 to −0.31)"),
     }
     for folder, sentences in folders.items():
-        out = tmp_path / f"{folder.name}.html"
+        out = tmp_path / f"{folder.name}.{'md' if folder == sweeps else 'html'}"
         main(["analyze", "--report", str(folder), "--out", str(out)])
         text = text_of(out.read_text(encoding="utf-8"))
         assert all(sentence in text for sentence in sentences), folder
