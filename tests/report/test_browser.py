@@ -62,9 +62,8 @@ def address(sweep_html, tmp_path_factory) -> Callable[[str], str]:
     folder = tmp_path_factory.mktemp("reports")
 
     def page(kind: str) -> report.Page:
-        match kind:
-            case "search":
-                return report.search_page("tune_small", load_runs(RESULTS / "tune_small"))
+        if kind == "search":
+            return report.search_page("tune_small", load_runs(RESULTS / "tune_small"))
         measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
         return report.coordinate_check_page("coord_check", coord_check.by_setting(measured)["adamw_tied"])
 
