@@ -36,11 +36,7 @@ def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def scale_of(table: pd.DataFrame) -> str:
-    """Return the column that holds the scale, which is the only one besides results and settings.
-
-    Raises:
-        TableError: there is no such column, or several.
-    """
+    """Return the column that holds the scale, which is the only one besides results and settings."""
     others = [str(c) for c in table if c not in (*COLUMNS, "setting", "optimizer", "tied")]
     if "width" in others or not others:
         others = ["width"]

@@ -44,11 +44,7 @@ _NORMAL_95 = 3.92  # width of a 95 % interval, in standard deviations
 
 
 def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | None:
-    """Return the optima of a table that has no losses; None for a table of runs.
-
-    Raises:
-        TableError: an optimum has neither an interval nor a known spacing of its grid, or is not above 0.
-    """
+    """Return the optima of a table that has no losses; None for a table of runs."""
     if any(means(column) == "loss" for column in table) or columns.loss in table:
         return None
     plain = {plain_name(column): str(column) for column in table}
@@ -222,12 +218,7 @@ def load_table(
 
 
 def read_rows(path: str | Path) -> pd.DataFrame:
-    """Read the rows of a results folder, a file or a tracker as they are.
-
-    Raises:
-        TableError: it is no table.
-        StoreError: the results folder holds no runs.
-    """
+    """Read the rows of a results folder, a file or a tracker as they are."""
     return load_runs(path) if find_reader(path) is None else _read(path)
 
 

@@ -60,11 +60,7 @@ class Assumed:
 
     @classmethod
     def measured(cls, analysis: TransferAnalysis, rule: str) -> Assumed:
-        """Return numbers of a table of one's own.
-
-        Raises:
-            TableError: the table has no trend of that rule.
-        """
+        """Return numbers of a table of one's own."""
         result = next((r for r in analysis.results if r.compared == rule), analysis.results[0])
         priors = priors_of(analysis.scale, claims(rule, kind_of(analysis.scale)))
         trend = fit_trend(result.optima, priors, result.valleys)
@@ -115,7 +111,6 @@ class Planned:
     derived: tuple[str, ...] = ()  # Laws behind values that were not given, a sentence each
 
     def claimed(self, tuned: str) -> tuple[str, ...]:
-        """Return the sizes along which the rule claims to keep the optimum of a hyperparameter."""
         return tuple(n for n in self.follows if n not in self.fix and claims(self.rule, kind_of(n), tuned))
 
     def priors(self, tuned: str) -> tuple[Priors, ...]:
@@ -270,12 +265,7 @@ class Recipe:
 
 
 def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recipe | None:
-    """Predict the optima at the target of a folder's plan, or at other sizes; None for a folder without one.
-
-    Raises:
-        TableError: no planned size has a known optimum yet, or a size is not one that the plan follows.
-        StoreError: the folder holds no runs, or its plan cannot be read.
-    """
+    """Predict the optima at the target of a folder's plan, or at other sizes; None without a plan."""
     planned = Planned.load(folder)
     if planned is None:
         return None

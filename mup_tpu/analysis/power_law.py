@@ -96,11 +96,7 @@ class PowerLaw:
         return np.asarray(self._trend.x_S.mean() + away_NA @ [e.value for e in self.exponents])
 
     def at(self, sizes: Mapping[str, float]) -> tuple[float, float, float]:
-        """Return log2 of the optimum at a size, and its 95 % interval.
-
-        Raises:
-            TableError: a scale is missing, unknown, or not above 0.
-        """
+        """Return log2 of the optimum at a size, and its 95 % interval."""
         if set(sizes) != set(self.scales) or not all(0 < v < math.inf for v in sizes.values()):
             given = ", ".join(f"{name}={value:g}" for name, value in sizes.items()) or "nothing"
             raise TableError(f"at {given}: give a number above 0 for each of {', '.join(self.scales)}")
@@ -193,11 +189,7 @@ def fit_power_laws(
 
 
 def read_sizes(text: str) -> dict[str, float]:
-    """Read sizes, NAME=VALUE,NAME=VALUE.
-
-    Raises:
-        TableError: the text has another form.
-    """
+    """Read sizes, NAME=VALUE,NAME=VALUE."""
     sizes = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

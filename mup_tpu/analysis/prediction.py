@@ -47,10 +47,6 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
     """Read targets, NAME=VALUE each, or several with commas.
 
     A name is the scale itself, or a column with one value a scale, such as params or flops.
-
-    Raises:
-        TableError: there is none, one is not NAME=VALUE above 0, or its column does not measure the
-            scale.
     """
     if not at:
         raise TableError(f"a prediction needs a target: give --at {table.columns.scale}=VALUE")
@@ -215,11 +211,7 @@ class Predictions:
     notes: tuple[Reason, ...]  # Reasons why other rules are not predicted
 
     def of(self, compared: str, target: str | None = None) -> RulePrediction:
-        """Return the prediction of a rule at a target, by default the first.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Return the prediction of a rule at a target, by default the first."""
         for rule in self.predictions:
             if rule.compared == compared and target in (None, rule.target):
                 return rule
@@ -295,11 +287,7 @@ def predict(
 def predict_analysis(
     analysis: TransferAnalysis, targets: Sequence[Target], seed: int = 0, claim: bool | None = None
 ) -> Predictions:
-    """Predict the optima of each rule of an analysis; arguments as for `predict`.
-
-    Raises:
-        TableError: no rule has two scales with a known optimum.
-    """
+    """Predict the optima of each rule of an analysis; arguments as for `predict`."""
     made: list[RulePrediction] = []
     notes, trends = list[Reason](), dict[str, Trend]()
     for result in analysis.results:
@@ -436,11 +424,7 @@ class Score:
 
 
 def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
-    """Return predictions as they are kept beside the rows of their table.
-
-    Raises:
-        TableError: the table is no results folder.
-    """
+    """Return predictions as they are kept beside the rows of their table."""
     if table.stored is None:
         raise TableError("predictions are kept in a results folder, and this table is none")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")

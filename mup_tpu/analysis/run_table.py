@@ -84,11 +84,7 @@ STORED_FIXED = (*(name for name in CONFIGURED if name not in ("seed", "data_seed
 
 
 def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
-    """Select the rows that meet all conditions.
-
-    Raises:
-        TableError: a column is missing or holds no numbers to compare, or no row meets a condition.
-    """
+    """Select the rows that meet all conditions."""
     for condition in where:
         chosen, column = meets(table, condition)
         if not chosen.any():

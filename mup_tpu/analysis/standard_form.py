@@ -65,9 +65,6 @@ def standard_form(
     """Check rows of runs, or of steps of runs, and bring them into standard form; notes are added to a list.
 
     `fixed` are columns that have one value, except along the axes; the other arguments are `check_table`'s.
-
-    Raises:
-        TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
     if chance is not None:
         require_above_zero("chance", chance)

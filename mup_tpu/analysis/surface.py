@@ -306,9 +306,6 @@ def fit_surface(runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.G
     """Draw the surfaces of one rule's runs.
 
     They have scale, loss (+inf where lost), and log2 values in the columns `tuned`.
-
-    Raises:
-        TableError: a scale has too few points, or the points show no minimum.
     """
     points = _points(runs, tuned)
     scales, h = len(points.scales), len(tuned)
@@ -373,7 +370,6 @@ class _Points:
     squares_N: np.ndarray  # Squared deviations of its runs from the mean
 
     def count_at(self, number: int, u_H: Sequence[float] | np.ndarray) -> int:
-        """Return how many runs a scale has at some values."""
         is_it_N = (self.number_N == number) & np.isclose(self.u_NH, np.asarray(u_H)).all(axis=1)
         return int(self.count_N[is_it_N].sum())
 

@@ -60,7 +60,6 @@ class Pace:
         )
 
     def wandered(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
-        """Return the part of the covariance that the wandering slope makes."""
         away = self._variogram(r_N[:, None]) + self._variogram(t_M) - self._variogram(r_N[:, None] - t_M)
         return away / 2
 

@@ -172,9 +172,6 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
 
     Further scales are at their geometric means; measured optima are moved there along the law. A star with
     the predicted optimum marks each target, which has a number for each scale.
-
-    Raises:
-        TableError: the law has one scale.
     """
     if len(laws[0].scales) < 2:
         raise TableError(f"figure: contours need two scales, and there is {laws[0].scales[0]} alone")

@@ -225,11 +225,7 @@ def search_page(title: str, runs: pd.DataFrame) -> Page:
 
 
 def coordinate_check_page(title: str, table: pd.DataFrame) -> Page:
-    """Return the report of a coordinate check: lines and slopes of all layers, by setting.
-
-    Raises:
-        TableError: it is no such table.
-    """
+    """Return the report of a coordinate check: lines and slopes of all layers, by setting."""
     scale = scale_of(table)
     lead: list[Block] = []
     sections = []

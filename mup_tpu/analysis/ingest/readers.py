@@ -204,10 +204,6 @@ def read_project(path: str | Path) -> pd.DataFrame:
     """Read the runs of a tracker, a row a run.
 
     The path is `wandb:ENTITY/PROJECT`, or `mlflow:EXPERIMENT` of the server or database MLFLOW_TRACKING_URI.
-
-    Raises:
-        TableError: the tracker's package is not installed, it cannot be reached, or it knows no such
-            runs.
     """
     tracker, _, name = str(path).partition(":")
     table = TRACKERS[tracker](name)
@@ -404,11 +400,7 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
 
 
 def read_tool(path: str | Path) -> pd.DataFrame:
-    """Read the runs in a folder or file of another tool.
-
-    Raises:
-        TableError: it cannot be read, holds several studies or experiments, or no loss.
-    """
+    """Read the runs in a folder or file of another tool."""
     place = Path(str(path))
     with errors_in_a_sentence(str(path)):
         if place.is_file():

@@ -115,11 +115,7 @@ def means(name: object) -> str:
 
 
 def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
-    """Guess the columns that were not named; return the table, all names, and notes on the guesses.
-
-    Raises:
-        TableError: two columns that differ are as likely.
-    """
+    """Guess the columns that were not named; return the table, all names, and notes on the guesses."""
     defaults, names = Columns(), dict[str, Any]()
     notes: list[Reason] = []
     for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):

@@ -51,11 +51,7 @@ NO_STATES = States()
 
 
 def meanings(column: pd.Series, states: States) -> pd.Series:
-    """Return the meaning of each run's state: finished, diverged, stopped or unfinished.
-
-    Raises:
-        TableError: a state is not known, or one that was given does not occur.
-    """
+    """Return the meaning of each run's state: finished, diverged, stopped or unfinished."""
     texts = column.astype(object).where(column.notna(), "empty").map(str)
     named = texts.map({text: _state(text) for text in texts.unique()})
     meaning = {_state(word): kind for kind, words in _KNOWN.items() for word in words.split()}
@@ -85,9 +81,6 @@ def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | 
     """Read a column as floats, nan if empty; `hint` ends the error on a value that is no number.
 
     Commas are decimal where the whole column has them, or where another column of text has.
-
-    Raises:
-        TableError: a value is no number, or could be two.
     """
     if column.dtype.kind in "iuf":
         return column.astype("float64")
@@ -252,12 +245,7 @@ class LossUnit:
             require_above_zero("bytes_per_token", self.bytes_per_token)
 
     def convert(self, rows: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, Reason | None]:
-        """Convert loss and loss_error to nat per token, or a score to a loss; return the columns and a note.
-
-        Raises:
-            TableError: it is a score, and `maximize` does not say so; a loss, and it does; or in bits per
-                byte, and the bytes of a token are not known.
-        """
+        """Convert losses and errors to nat per token, or a score to a loss; return columns and a note."""
         column, unit = columns.loss, str(self.name)
         if unit == "auto":
             is_bit = re.search(r"[(\[]\s*bits?\s*[)\]]", column)

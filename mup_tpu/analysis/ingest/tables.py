@@ -74,9 +74,6 @@ def read_file(path: str | Path) -> pd.DataFrame:
 
     Text is UTF-8 or UTF-16 with or without a mark, or else Windows-1252; its delimiter is the one that splits
     the first line into the most columns. Tables in JSON become columns `config/lr`.
-
-    Raises:
-        TableError: it cannot be read.
     """
     name = str(path).lower()
     kind = _KINDS.get(Path(next((name[: -len(s)] for s in _COMPRESSED if name.endswith(s)), name)).suffix)
@@ -237,11 +234,7 @@ _EXTREMES = ("__MIN", "__MAX")
 
 
 def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
-    """Gather the losses of a table of any shape in one column; return it with notes.
-
-    Raises:
-        TableError: it holds curves, and the names of their runs lack width or learning rate.
-    """
+    """Gather the losses of a table of any shape in one column; return it with notes."""
     if any(means(name) == "loss" for name in table) or columns.loss in table:
         return table, []
     if (by_step := _metrics_in_rows(table)) is not None:
@@ -447,9 +440,6 @@ def last_steps(runs: pd.DataFrame, column: str, notes: list[Reason]) -> tuple[pd
     """Return the last row of each run, and the history of these runs.
 
     Finished runs that end at another step than most are left out, with a note.
-
-    Raises:
-        TableError: most runs end at no single step.
     """
     last = runs.sort_values("step").groupby(RUN, as_index=False).tail(1).sort_index()
     is_finite = np.isfinite(last["loss"])
