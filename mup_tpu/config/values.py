@@ -251,8 +251,8 @@ def is_finite(value: float) -> bool:
         return False
 
 
-def require_count(name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> None:
-    require_value(name, value, int, About(least=least, most=most))
+def require_count(name: str, value: Any, most: int = 2**63 - 1) -> None:
+    require_value(name, value, int, About(least=1, most=most))
 
 
 def require_above_zero(name: str, value: float) -> None:

@@ -216,18 +216,18 @@ class SearchLog:
                     file.write(("\n" if self._in_line else "") + json.dumps(event) + "\n")
                 self._in_line = False
             else:
-                name = f"{LOG_OBJECTS}/{len(self.events):08}.json"
-                content = json.dumps({**event, "writer": self._writer}).encode()
-                try:
-                    patiently(lambda: self._folder.create(name, content))
-                except OSError as error:
-                    try:
-                        written = json.loads(self._folder.read(name))
-                    except FileNotFoundError:
-                        raise error from None
-                    if written["writer"] != self._writer:  # else the answer to an earlier try was lost
-                        raise StoreError(
-                            f"results folder {self._folder} is being written by another search; wait for it, "
-                            "or stop it"
-                        ) from None
+                self._create(f"{LOG_OBJECTS}/{len(self.events):08}.json", {**event, "writer": self._writer})
         self.events.append(event)
+
+    def _create(self, name: str, event: dict[str, Any]) -> None:
+        """Write the next object; refuse if another search has written it."""
+        try:
+            patiently(lambda: self._folder.create(name, json.dumps(event).encode()))
+        except OSError as error:
+            try:
+                written = json.loads(self._folder.read(name))
+            except FileNotFoundError:
+                raise error from None
+            if written["writer"] != self._writer:  # else the answer to an earlier try was lost
+                busy = f"results folder {self._folder} is being written by another search"
+                raise StoreError(f"{busy}; wait for it, or stop it") from None
