@@ -204,8 +204,7 @@ def plan(
         file: TOML file of a sweep of our networks, whose parametrizations are the choices, or of a study of
             your own training, whose names are taken. Without a file the target is a transformer of yours:
             sizes that are not given are derived by published laws, which the plan names.
-        at: Sizes of the target: params=1.3B, or width=2048 depth=24 tokens=26e9 batch=0.5M (tokens), or the
-            config.json of transformers.
+        at: Sizes of the target: params=1.3B, or width=2048 depth=24 tokens=26e9 batch=0.5M (tokens).
         budget: FLOP (1e20), or a time on this machine or --on (200h).
         trainer: Your training, as for sweep: my_package.my_module:train, or a command line with {names}.
         probe: Time the --trainer at the sizes of the plan, each for at most this time: 60s.

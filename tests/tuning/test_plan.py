@@ -1,6 +1,5 @@
 """Plans for a target: sizes and what is derived, costs, what is expected, and that sweeps take them."""
 
-import json
 import math
 import re
 import shutil
@@ -78,12 +77,6 @@ def test_sizes_that_are_not_given_are_derived_and_said(target, values, derived):
     assert tuple(goal.values[name] for name in ("width", "depth", "batch", "steps")) == values
     assert len(goal.derived) == len(derived)
     assert all(words in sentence for words, sentence in zip(derived, goal.derived, strict=True))
-
-
-def test_a_target_may_be_a_configuration_of_transformers_or_a_file(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"n_embd": 1024, "n_layer": 24, "vocab_size": 50257}))
-    (tmp_path / "target.toml").write_text('width = 1024\ndepth = 24\ntokens = "1B"\n')
-    assert read_target(f"{tmp_path}/config.json tokens=1B") == read_target(f"{tmp_path}/target.toml")
 
 
 def test_a_plan_for_one_s_own_model_of_1_3_b_takes_no_default_of_ours():
@@ -266,7 +259,7 @@ def test_a_sweeps_own_rules_and_rates_are_taken():
         ("width=512 tokens=1B steps=10 batch=1k", None, "1e17", "tokens 1B contradict steps 10 of batch 1k"),
         ("width=128 depth=4 tokens=16M", None, "1e17", "has not 3 smaller proxies, from width 128, depth 4"),
         ("params=1.3B", None, "1e6", "budget (1e+06 FLOP) does not pay three proxies (24 + 5 + 5 runs)"),
-        ("config.json", None, "1e17", "target config.json cannot be read"),
+        ("config.json", None, "1e17", "target 'config.json' is not NAME=VALUE"),
         ("widht=3", Trial(), "1e17", "not FIELD=VALUE with a field of width, depth, batch_size, steps, "),
         ("width=wide", Trial(), "1e17", "width 'wide' is not a whole number"),
         ("steps=9,tokens=3e6", Trial(), "1e17", "steps and tokens were both given"),
