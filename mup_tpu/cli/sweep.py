@@ -222,7 +222,9 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     from mup_tpu.tuning.sweep import forecast, this_machine, tpu, what_is_missing
 
     console = Console()
-    run = replace(how.run, device="xla") if how.dry.on else how.run
+    run = how.run
+    if how.dry.on and run.device != "tpu":
+        run = replace(run, device="xla")
     sweep = sweep_with_precision(sweep, folder, run, console)
     total = len(sweep.trials())
     missing, corpora = what_is_missing(sweep, folder)
@@ -231,11 +233,12 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         return
     if how.dry.on is None and how.where.address is None:  # a cluster's devices are not known here
         refuse_another_device(folder, run)
-    machine = this_machine(missing, how.run)
-    if how.dry.on is not None:
+    if how.dry.on is None:
+        machine = this_machine(missing, run)
+    else:
         from mup_tpu.devices.peak import tpu_type
 
-        machine = tpu(tpu_type(how.dry.on))
+        machine = tpu(tpu_type(how.dry.on), run.device)
     sizes = forecast(
         missing,
         sweep.scale_axis.fields,
@@ -246,7 +249,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         how.run.micro_batches,
         how.run.split_over,
     )
-    rows, hint = [], " (--split-over takes more GPUs)"
+    rows, hint = [], "" if machine.kind == "tpu" else " (--split-over takes more GPUs)"
     if machine.kind == "xla":
         hint = f" (--split-over {machine.devices} may)" if how.run.split_over < machine.devices else ""
     for row in sizes:

@@ -54,6 +54,10 @@ def train(
     for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
         if value and run.device not in ("tpu", "xla"):
             raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
+    if run.placement != "host":
+        raise ConfigError(
+            f"--placement {run.placement} is for packs on Ray: mup-tpu sweep --ray or --address"
+        )
     if run.checkpoint_every and kept.checkpoints is None:
         raise ConfigError(f"--checkpoint-every {run.checkpoint_every} needs --checkpoints, a folder for them")
     if options.continue_to is not None and kept.checkpoints is None:

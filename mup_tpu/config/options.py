@@ -168,6 +168,8 @@ class DryRunOptions:
         require_valid(self)
         if self.on is not None and not self.dry_run:
             raise ConfigError(f"on {shown(self.on)} requires dry_run: give both")
+        if self.mfu != DryRunOptions.mfu and not self.dry_run:
+            raise ConfigError(f"mfu {self.mfu:g} requires dry_run: give both")
 
 
 @dataclass(frozen=True)

@@ -161,13 +161,13 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     return Machine(name, peak, packs, execution, devices, memory, kind)
 
 
-def tpu(kind: TpuType) -> Machine:
-    """Describe a TPU of one type; each pack is spread over all chips."""
+def tpu(kind: TpuType, device: str = "xla") -> Machine:
+    """Describe a TPU of one type: torch_xla spreads a pack over all chips, TorchTPU has packs on each."""
     chip = kind.generation
     peak = chip.device_flops * kind.devices
-    return Machine(
-        f"TPU {kind.accelerator_type}", peak, 1, "vmap", kind.devices, chip.device_hbm_bytes, "xla"
-    )
+    packs, devices = (kind.devices, 1) if device == "tpu" else (1, kind.devices)
+    name, memory_bytes = f"TPU {kind.accelerator_type}", chip.device_hbm_bytes
+    return Machine(name, peak, packs, "vmap", devices, memory_bytes, device)
 
 
 def forecast(

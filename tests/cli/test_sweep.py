@@ -86,6 +86,8 @@ def test_what_init_wrote_trains_and_a_dry_run_then_leaves_out_what_is_stored(out
     code, out, _ = outcome("sweep", "sweep.toml", *more, "--dry-run", "--on", "v4-8", "--mfu", 0.1)
     assert code == 0 and "2 trials, 1 stored" in out and "in all 1 trials" in out
     assert "on TPU v4-8, at 10% of 1.1e+03 TFLOP/s" in out
+    by_chip = outcome("sweep", "sweep.toml", *more, "--dry-run", "--on", "v4-8", "--device", "tpu")
+    assert by_chip[0] == 0 and "on TPU v4-8" in by_chip[1], "without TorchTPU here"
     assert len(load_runs("results/sweep")) == 1
     for wrong, sentence in (
         (["--dry-run", "--on", "v9"], "'v9' is not one of"),

@@ -94,3 +94,14 @@ def test_trials_too_wide_for_a_chip_do_not_fit_however_their_pack_is_split(tpu_t
     (found,) = forecast(trials, ("width",), lambda trial: 256, machine, 0.3, SweepOptions())
     assert found.memory_bytes > 4 * 4 * 24 * 12 * 4096**2 > machine.memory_bytes
     assert not found.fits
+
+
+def test_torchtpu_has_a_pack_on_each_chip_and_torch_xla_one_on_all():
+    each, whole = (tpu(TPU_TYPES["v4-8"], device) for device in ("tpu", "xla"))
+    assert (each.packs, each.devices, whole.packs, whole.devices) == (4, 1, 1, 4)
+    apart, together = (
+        forecast(TRIALS, ("width",), lambda trial: 256, machine, 0.4, SweepOptions())[1]
+        for machine in (each, whole)
+    )
+    assert apart.packs == 4 * together.packs and apart.seconds == pytest.approx(together.seconds)
+    assert apart.memory_bytes == pytest.approx(together.memory_bytes, rel=0.3), "three members on a chip"
