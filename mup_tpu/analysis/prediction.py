@@ -243,7 +243,6 @@ class Predictions:
         return self.analysis.hyperparameter
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             "name": self.analysis.name,
             "scale": self.scale,
@@ -416,11 +415,7 @@ class Score:
         return self.prediction.loss[1] <= self.loss <= self.prediction.loss[2]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self) | {
-            "is_inside": self.is_inside,
-            "is_loss_inside": self.is_loss_inside,
-        }
+        return asdict(self) | {"is_inside": self.is_inside, "is_loss_inside": self.is_loss_inside}
 
 
 def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
