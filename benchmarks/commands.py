@@ -8,6 +8,7 @@ and the least of each one's runs counts.
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 import tyro
+from paired import SWEEP
 
 HERE = Path(__file__).parents[1]
 
@@ -44,8 +46,13 @@ def main(
     """
     checkouts = [HERE] if before is None else [before.resolve(), HERE]
     with tempfile.TemporaryDirectory() as scratch:
+        one = {"width": 64, "learning_rates": [0.01], "num_seeds": 1, "steps": 1, "precision": "float32"}
+        Path(scratch, "sweep.toml").write_text(SWEEP.format(**one))
+        runs = (f"{scratch}/run-{number}" for number in itertools.count())
         commands = {
             "--help": ["--help"],
+            "sweep --help": ["sweep", "--help"],
+            "sweep of one trial and step": ["sweep", f"{scratch}/sweep.toml", "--results", "{run}"],
             "analyze results/quickstart": ["analyze", "results/quickstart"],
             "predict results/lr_transfer": ["predict", "results/lr_transfer", "--at", "width=1024"],
             "plan --at width=2048": [
@@ -66,7 +73,13 @@ def main(
             }
         rows = []
         for name, command in commands.items():
-            turns = [[used(command, checkout) for checkout in checkouts] for _ in range(repeats)]
+            turns = [
+                [
+                    used([next(runs) if w == "{run}" else w for w in command], checkout)
+                    for checkout in checkouts
+                ]
+                for _ in range(repeats)
+            ]
             *earlier, now = map(min, zip(*turns, strict=True))
             ratio = {"before_cpu_s": earlier[0], "ratio": now / earlier[0]} if earlier else {}
             rows.append({"command": name, "cpu_s": now, **ratio})
