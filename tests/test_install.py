@@ -73,6 +73,23 @@ def test_environment_refuses_a_python_it_cannot_use(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+def test_all_extras_that_pages_messages_and_scripts_name_exist():
+    """`.[NAMES]` of pip, with the names of a message's variables left out, and EXTRAS=NAMES of scripts."""
+    folders = ("docs", "mup_tpu", "scripts", "tools", "benchmarks", "examples", "notebooks", ".github", ".ci")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file()]
+    files += [*ROOT.glob("*.md"), ROOT / ".pre-commit-config.yaml"]
+    named: dict[str, set[str]] = {}
+    for file in files:
+        if file.suffix in (".pyc", ".png", ".parquet", ".zip"):
+            continue
+        text = file.read_text(encoding="utf-8", errors="replace")
+        for names in re.findall(r"""['"\s]\.\[([\w,-]+)\]|\bEXTRAS=([a-z][\w,-]*)""", text):
+            for name in "".join(names).split(","):
+                named.setdefault(name, set()).add(str(file.relative_to(ROOT)))
+    assert len(named) > 15
+    assert {name: named[name] for name in named.keys() - METADATA["optional-dependencies"].keys()} == {}
+
+
 def test_torch_xla_has_the_torch_of_its_release_and_torchtpu_the_default_one():
     assert pin("torch_xla", "xla").split(".")[:2] == pin("torch", "xla").split(".")[:2]
     assert pin("torch", "tpu") == pin("torch", "pinned") == pin("torch")
