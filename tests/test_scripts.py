@@ -124,6 +124,13 @@ def test_a_cluster_that_cannot_be_reached_is_a_sentence(words, costs, edited, tm
         pytest.param(["sweep", "a.toml", "--results", "gs://b/a"], "python -m mup_tpu sweep --address auto "
                      "--device xla --checkpoint-every 100 a.toml --results gs://b/a 2>&1",
                      marks=pytest.mark.nightly),
+        pytest.param(["search", "a.toml"], "python -m mup_tpu search --address auto --device xla "
+                     "--results ~/results/search a.toml 2>&1", marks=pytest.mark.nightly),
+        pytest.param(["train"], "python -m mup_tpu train --device xla --results ~/results/train ",
+                     marks=pytest.mark.nightly),
+        pytest.param(["sweep", "mup_tpu/templates/study.toml"], "python -m mup_tpu sweep --address auto "
+                     "--results ~/results/sweep mup_tpu/templates/study.toml 2>&1",
+                     marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_what_is_submitted_gets_the_options_that_it_has(words, line, edited):
