@@ -43,7 +43,8 @@ def analyze(
     Args:
         paths: Results folder (or fsspec URL); or a table in a file (CSV, Markdown, JSON, Parquet …); or the
             runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's; or a
-            folder of Ray Tune, Lightning, Trainer or nanoGPT. Several tables are read as one.
+            folder of Ray Tune, Lightning, Trainer or nanoGPT; or a database of MLflow or Optuna. Several
+            tables are read as one.
         table: Columns and rows of the table.
         next: Print the runs that would settle each open verdict, why, and their cost.
         runs: Print the run table of a results folder; of more than 1 000 runs the first and last 20.
@@ -142,7 +143,7 @@ def predict(
     out: File | None = None,
     keep: bool = False,
     claim: Literal["by-name", "yes", "no"] = "by-name",
-    format: Literal["text", "toml"] = "text",
+    format: Literal["text", "toml", "transformers", "nanochat", "torchtitan"] = "text",
     json: bool = False,
 ) -> None:
     """Predict the optimum at a scale that was not run.
@@ -151,7 +152,7 @@ def predict(
     N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c.
 
     Args:
-        path: Results folder (or fsspec URL), or any table, as for analyze.
+        path: Results folder (or fsspec URL), or any table, as for analyze; or the file of a plan.
         at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
             (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512.
         table: Columns and rows of the table; --scale takes several columns, with commas.
@@ -162,11 +163,13 @@ def predict(
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
         claim: Whether the rules claim to keep the optimum along the scale, which narrows intervals; by-name
         for the claims of rules that are known by name, such as mup.
-        format: Print sentences, or the values alone as TOML.
+        format: Program that takes the values: text for people; TOML; TrainingArguments of transformers; or a
+            command line of nanochat or torchtitan.
         json: Print JSON only, for machines.
     """
     if out is not None and not figures:
         raise ConfigError(f"out {str(out)!r} needs --figures")
+    path = folder_of_plan(path)
     if format != "text" and (json or figures or best_over):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
     if (recipe := predict_planned_folder(path, at)) is not None:
@@ -210,7 +213,7 @@ def predict(
         for made in predictions.predictions:
             at_target = {predictions.scale: made.scale}
             tuned_there = {predictions.hyperparameter: (made.x, *made.interval)}
-            _print_toml(path, tuned_there, at_target, "" if made.compared == "all" else made.compared)
+            _print_for(format, path, tuned_there, at_target, "" if made.compared == "all" else made.compared)
         return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))
@@ -237,11 +240,26 @@ def _predict_jointly(
                     part.hyperparameter: part.of(result.compared, target.text) for part in predicted.parts
                 }
                 values = {name: (one.x, *one.interval) for name, one in made.items()}
-                _print_toml(path, values, {predicted.parts[0].scale: target.scale}, result.compared)
+                _print_for(format, path, values, {predicted.parts[0].scale: target.scale}, result.compared)
     elif json:
         Console().write(to_json([predictions_to_dict(one) for one in predicted.parts]))
     else:
         results.show_joint(Console(), surfaces.lines(predicted))
+
+
+def folder_of_plan(path: str) -> str:
+    """Return the results folder of a plan's file; other paths are returned as they are."""
+    if not path.endswith(".toml"):
+        return path
+    from mup_tpu.config.toml import read_toml
+
+    values = read_toml(path)
+    if "target" not in values or "experiment" not in values:
+        raise ConfigError(f"{path} is no plan with a [target], as mup-tpu plan writes it")
+    folder = f"results/{values['experiment']}"
+    if not Path(folder, "plan.json").exists():
+        raise ConfigError(f"{path} has no runs in {folder} yet: mup-tpu sweep {path} makes them")
+    return folder
 
 
 def predict_planned_folder(path: str, at: Sequence[str]) -> Recipe | None:
@@ -281,16 +299,16 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         Console().write(to_json(made.to_dict()))
     elif format != "text":
         tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
-        _print_toml(path, tuned, made.values)
+        _print_for(format, path, tuned, made.values)
     else:
         for line in recipe_lines(made):
             Console().print(line)
 
 
-def _print_toml(
-    path: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any], rule: str = ""
+def _print_for(
+    format: str, path: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any], rule: str = ""
 ) -> None:
-    """Print values as TOML; those of our networks are a trial for `mup-tpu train`."""
+    """Print values for a program; as TOML, those of our networks are a trial for `mup-tpu train`."""
     from mup_tpu.config.columns import CONFIGURED
     from mup_tpu.config.toml import stored_trial, write_trial
     from mup_tpu.store import holds_store, load_axes, load_runs
@@ -301,7 +319,7 @@ def _print_toml(
 
     fields, values = by_field(tuned), by_field(values)
     is_ours = holds_store(path) and not load_axes(path).scale.is_study
-    if is_ours:
+    if format == "toml" and is_ours:
         runs, compared = load_runs(path), load_axes(path).compare.column
         row = (runs[runs[compared].astype(str) == rule] if rule else runs).iloc[-1]
         trial = stored_trial(json_format.loads(row["config"]))
@@ -309,7 +327,7 @@ def _print_toml(
         counts = {n: int(v) if type(trial.flat().get(n)) is int else v for n, v in values.items()}
         text = write_trial(trial.replace(**counts | best))
     else:
-        text = write_recipe(fields, values)
+        text = write_recipe(format, fields, values)
     Console().write((f"# {rule}\n" if rule else "") + text.rstrip("\n"))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from mup_tpu.cli.analysis import show
+from mup_tpu.cli.analysis import folder_of_plan, show
 from mup_tpu.cli.console import Console, to_json, write_new
 from mup_tpu.cli.study import StudyOptions, refuse_options_of_networks
 from mup_tpu.cli.sweep import show_and_judge
@@ -139,7 +139,7 @@ def transfer(
     from mup_tpu.tuning.transfer import Transfer, tuned_words
     from mup_tpu.words.names import name
 
-    console = Console()
+    console, path = Console(), folder_of_plan(path)
     if load_axes(path).scale.is_study:
         from mup_tpu.study.target import target_study
 
@@ -208,7 +208,8 @@ def plan(
         file: TOML file of a sweep of our networks, whose parametrizations are the choices, or of a study of
             your own training, whose names are taken. Without a file the target is a transformer of yours:
             sizes that are not given are derived by published laws, which the plan names.
-        at: Sizes of the target: params=1.3B, or width=2048 depth=24 tokens=26e9 batch=0.5M (tokens).
+        at: Sizes of the target: params=1.3B, or width=2048 depth=24 tokens=26e9 batch=0.5M (tokens), or the
+            config.json of transformers.
         budget: FLOP (1e20), or a time on this machine or --on (200h).
         trainer: Your training, as for sweep: my_package.my_module:train, or a command line with {names}.
         probe: Time the --trainer at the sizes of the plan, each for at most this time: 60s.

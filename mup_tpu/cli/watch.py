@@ -1,16 +1,17 @@
-"""The command watch: a results folder as it fills, on the terminal."""
+"""The command watch: a results folder as it fills, on the terminal and as a page that reloads itself."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.cli.console import Console, to_json
+from mup_tpu.cli.console import Console, to_json, write_file
 from mup_tpu.config.columns import Table
-from mup_tpu.config.options import Where
+from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import counted, parse_seconds, write_time
 from mup_tpu.errors import MupTpuError
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mup_tpu.analysis.surface import JointAnalysis
-    from mup_tpu.analysis.transfer import TransferAnalysis
+    from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 
 _RECENT = 20  # rows whose times give the time left
 _RUNNING, _FAILURES = 8, 4  # lines shown of each
 
 
-def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = False) -> None:
+def watch(
+    folder: Where, every: str = "5s", once: bool = False, html: File | None = None, json: bool = False
+) -> None:
     """Show a results folder as it fills: optima, time left, failures.
 
     It reads the folder alone, so the runs may be anywhere: in another process, on a cluster, in a bucket. It
@@ -34,8 +37,12 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
         folder: Results folder of a sweep or study, or its fsspec URL. It need not exist yet.
         every: Time between two looks, as 5s or 1m.
         once: Look once.
+        html: Also write a page that reloads itself.
         json: Print a JSON object for each look, for machines.
     """
+    from html import escape
+
+    import rich.console
     from rich.console import Group
     from rich.live import Live
 
@@ -45,7 +52,7 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
         live.start()
     try:
         while True:
-            if watched.look():
+            if is_new := watched.look():
                 if json:
                     console.write(to_json(watched.state()))
                 elif live is not None:
@@ -53,6 +60,16 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
                 else:
                     for part in watched.view():
                         console.print(part)
+            if html is not None and is_new:
+                text = io.StringIO()
+                page = rich.console.Console(file=text, width=110, markup=False, emoji=False, highlight=False)
+                for part in watched.view():
+                    page.print(part)
+                head = (
+                    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" '
+                    f'content="{max(1, round(pause))}"><title>{escape(folder)}</title>'
+                )
+                write_file(f"page {html}", html, f"{head}<pre>{escape(text.getvalue())}</pre>\n")
             if once or watched.is_complete:
                 break
             time.sleep(pause)
@@ -62,13 +79,15 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
 
 
 class Watched:
-    """A results folder at the last look."""
+    """A results folder, and its optima at the first look that had them."""
 
     def __init__(self, path: str) -> None:
         from mup_tpu.store import results_folder
 
         self.path, self._folder = path, results_folder(path)
         self._seen: Any = None
+        self._first: dict[tuple[str, float], float] = {}
+        """Width of an optimum's first interval, in octaves, by rule and scale."""
         self.runs: pd.DataFrame | None = None
         self.analysis: TransferAnalysis | None = None
         self.joint: JointAnalysis | None = None  # of several tuned hyperparameters, in its place
@@ -103,6 +122,10 @@ class Watched:
                 self.analysis = analyze(load_table(self.path, rows=self.runs))
         except MupTpuError as error:
             self.why_not = str(error)
+        for result in self.analysis.results if self.analysis else ():
+            for optimum in result.optima:
+                if math.isfinite(width := optimum.high - optimum.low):
+                    self._first.setdefault((result.compared, optimum.scale), width)
         return True
 
     def _running_trials(self) -> list[tuple[str, str]]:
@@ -161,10 +184,7 @@ class Watched:
 
     def view(self) -> Sequence[str | Table]:
         """Return lines and tables for people."""
-        from mup_tpu.config.columns import label
         from mup_tpu.words import surfaces, verdicts
-        from mup_tpu.words.names import name
-        from mup_tpu.words.tables import optima_table
 
         if self.runs is None:
             return [f"{self.path}: {self.why_not}", *self._running_lines()]
@@ -179,10 +199,7 @@ class Watched:
             parts += [f"best loss so far: {best:.4f}"] if math.isfinite(best) else []
             parts += [f"no optimum yet: {self.why_not}"]
         else:
-            tuned = label(self.analysis.hyperparameter)
-            for result in self.analysis.results:
-                title = f"{name(result.compared, self.analysis.compares)}: best {tuned}"
-                parts.append(optima_table(result, self.analysis.columns, title))
+            parts += [self._optima_table(result) for result in self.analysis.results]
             parts += [verdicts.verdict(result, self.analysis) for result in self.analysis.results]
         failed = self.runs[self.runs["status"] == "failed"]
         reasons = failed["reason"].dropna().astype(str).value_counts()
@@ -192,3 +209,24 @@ class Watched:
     def _running_lines(self) -> list[str]:
         lines = [f"running: {trial}: {doing}" for trial, doing in self.running[:_RUNNING]]
         return lines + ([f"and {more} more"] if (more := len(self.running) - _RUNNING) > 0 else [])
+
+    def _optima_table(self, result: TransferResult) -> Table:
+        from mup_tpu.config.columns import label
+        from mup_tpu.words.names import name
+        from mup_tpu.words.tables import optima_table
+
+        assert self.analysis is not None
+        table = optima_table(result, self.analysis.columns, "")
+        rows = []
+        for row, optimum in zip(table.rows, result.optima, strict=True):
+            curve = next((c for c in result.curves if c.scale == optimum.scale), None)
+            runs = "-" if curve is None else str(int(curve.count_G.sum()))
+            first = self._first.get((result.compared, optimum.scale), math.nan)
+            width = optimum.high - optimum.low
+            narrows = f"{first:.2f} → {width:.2f}" if math.isfinite(width) else "-"
+            best = f"2^{optimum.best_x:.1f}" if math.isfinite(optimum.best_x) else "-"
+            at = f"2^{optimum.x:.2f}" if optimum.is_bracketed else "-"
+            rows.append((row[0], runs, best, at, *row[2:4], narrows))
+        headings = (*table.headings[:1], "runs", "best run", *table.headings[1:4], "width, octaves")
+        rule, tuned = name(result.compared, self.analysis.compares), label(self.analysis.hyperparameter)
+        return Table(headings, rows, f"{rule}: best {tuned}")

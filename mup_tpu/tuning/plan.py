@@ -254,7 +254,8 @@ def plan(
         (2112, 24)
 
     Args:
-        target: sizes at the target: params=1.3B, or width=4096 depth=32 tokens=26e9 batch=0.5M.
+        target: sizes at the target: params=1.3B, or width=4096 depth=32 tokens=26e9 batch=0.5M; the path of
+            a config.json of transformers, or of a TOML file.
         budget: FLOP (1e20), or a time (200h) if the machine is known.
         base: a trial or sweep of our networks, whose other fields stay; a `Study` of one's own training,
             under its names; None for one's own transformer, whose missing sizes are derived by laws.

@@ -6,18 +6,20 @@ run has **values** under the names of whoever trains it: our networks take batch
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config import Sweep, Trial, unknown_key
-from mup_tpu.config.toml import parse_value
+from mup_tpu.config.toml import parse_value, read_toml
 from mup_tpu.config.values import shown
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.models import training_flops
 from mup_tpu.words.plans import short
 
@@ -31,6 +33,12 @@ _LEAST_OF_OURS = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
 _LEAST_STEPS = 500  # fewer are mostly warm-up, and their optimum says little about longer training
 _SHORTEST = 16  # factor by which a size of unknown meaning is shortened at most
 _PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+# Names of transformers' configurations
+_CONFIG = {
+    "width": ("hidden_size", "n_embd", "d_model"),
+    "depth": ("num_hidden_layers", "n_layer", "num_layers"),
+}
+
 Sizes = dict[str, float]
 Values = dict[str, Any]
 
@@ -64,7 +72,10 @@ def number(text: str, name: str) -> float:
 
 
 def read_target(target: str | Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
-    """Return the parts of a target, NAME=VALUE, as text by name."""
+    """Return the parts of a target as text by name.
+
+    A part is NAME=VALUE, a config.json of transformers, or a TOML file with NAME = VALUE.
+    """
     if isinstance(target, Mapping):
         return {name: str(value) for name, value in target.items()}
     texts = [target] if isinstance(target, str) else list(target)
@@ -72,11 +83,25 @@ def read_target(target: str | Sequence[str] | Mapping[str, Any]) -> dict[str, st
     given: dict[str, str] = {}
     for text in parts:
         name, equals, value = text.partition("=")
-        if not equals or not value:
+        pairs = {name: value}
+        if not equals and text.endswith(".json"):
+            with raised_as(ConfigError, f"target {text} cannot be read as JSON", (OSError, ValueError)):
+                config = json.loads(Path(text).read_text())
+            pairs = {
+                size: str(config[key]) for size, keys in _CONFIG.items() for key in keys if key in config
+            }
+            if len(pairs) < len(_CONFIG):
+                raise ConfigError(
+                    f"target {text} has no hidden_size and num_hidden_layers, as transformers' has"
+                )
+        elif not equals and text.endswith(".toml"):
+            values = read_toml(text)
+            pairs = {n: str(v) for n, v in values.get("target", values).items() if not isinstance(v, dict)}
+        elif not equals or not value:
             raise ConfigError(f"target {shown(text)} is not NAME=VALUE, such as width=4096 or params=1.3B")
-        if name in given:
-            raise ConfigError(f"target {shown(text)} and another value of {name} were both given: give one")
-        given[name] = value
+        if twice := next((name for name in pairs if name in given), None):
+            raise ConfigError(f"target {shown(text)} and another value of {twice} were both given: give one")
+        given |= pairs
     if not given:
         raise ConfigError("a plan needs a target: give --at params=1.3B, or --at width=4096")
     return given

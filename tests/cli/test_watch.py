@@ -41,14 +41,17 @@ def test_a_folder_is_watched_as_it_fills(study, capsys, tmp_path):
     state = watched.state()
     assert state["statuses"] == {"finished": 18} and state["trials"] == 20 and len(state["running"]) == 2
     assert [round(optimum["x"]) for optimum in state["optima"]["one"]] == [-6, -6]
+    before = watched.view()[1].rows[1][-1]
     for trial in trials[18:]:
         study.tell(trial, loss(trial))
     assert watched.look() and watched.is_complete and not watched.running
-    assert watched.view()[1].rows[1][1].startswith("2^-6.00")
+    first, _, last = watched.view()[1].rows[1][-1].partition(" → ")
+    assert before == f"{first} → {first}" and float(last) > 0
     printed = json.loads(watch(study, capsys, "--json"))
     assert printed["statuses"] == {"finished": 20} and printed["verdicts"].keys() == {"one"}
-    main(["watch", study.folder])  # ends: the grid is complete
-    assert "best learning rate" in (page := capsys.readouterr().out) and "20 of 20 trials" in page
+    main(["watch", study.folder, "--html", str(tmp_path / "page.html")])  # ends: the grid is complete
+    page = (tmp_path / "page.html").read_text()
+    assert "http-equiv" in page and "best learning rate" in page and "20 of 20 trials" in page
 
 
 def test_steps_of_running_trials_are_shown_and_files_of_others_are_no_traceback(study, capsys):

@@ -177,8 +177,9 @@ def test_the_target_of_a_study_is_trained_with_its_predicted_value_and_scored(tm
     main(["analyze", target.folder])
     out = " ".join(capsys.readouterr().out.split())
     assert "at width 1024, predicted on" in out and "measured 2.010, inside the interval" in out
-    main(["predict", study.folder, "--at", "width=1024", "--format", "toml"])
-    assert "\nrate = 0.00" in f"\n{capsys.readouterr().out}"
+    main(["predict", study.folder, "--at", "width=1024", "--format", "torchtitan"])
+    assert "--optimizer.param-groups.0.optimizer-kwargs.lr 0.00" not in (out := capsys.readouterr().out)
+    assert "rate" in out
 
 
 def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):

@@ -1,5 +1,6 @@
 """Plans for a target: sizes and what is derived, costs, what is expected, and that sweeps take them."""
 
+import json
 import math
 import re
 import shutil
@@ -77,6 +78,12 @@ def test_sizes_that_are_not_given_are_derived_and_said(target, values, derived):
     assert tuple(goal.values[name] for name in ("width", "depth", "batch", "steps")) == values
     assert len(goal.derived) == len(derived)
     assert all(words in sentence for words, sentence in zip(derived, goal.derived, strict=True))
+
+
+def test_a_target_may_be_a_configuration_of_transformers_or_a_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"n_embd": 1024, "n_layer": 24, "vocab_size": 50257}))
+    (tmp_path / "target.toml").write_text('width = 1024\ndepth = 24\ntokens = "1B"\n')
+    assert read_target(f"{tmp_path}/config.json tokens=1B") == read_target(f"{tmp_path}/target.toml")
 
 
 def test_a_plan_for_one_s_own_model_of_1_3_b_takes_no_default_of_ours():
@@ -259,7 +266,7 @@ def test_a_sweeps_own_rules_and_rates_are_taken():
         ("width=512 tokens=1B steps=10 batch=1k", None, "1e17", "tokens 1B contradict steps 10 of batch 1k"),
         ("width=128 depth=4 tokens=16M", None, "1e17", "has not 3 smaller proxies, from width 128, depth 4"),
         ("params=1.3B", None, "1e6", "budget (1e+06 FLOP) does not pay three proxies (24 + 5 + 5 runs)"),
-        ("config.json", None, "1e17", "target 'config.json' is not NAME=VALUE"),
+        ("config.json", None, "1e17", "target config.json cannot be read"),
         ("widht=3", Trial(), "1e17", "not FIELD=VALUE with a field of width, depth, batch_size, steps, "),
         ("width=wide", Trial(), "1e17", "width 'wide' is not a whole number"),
         ("steps=9,tokens=3e6", Trial(), "1e17", "steps and tokens were both given"),
@@ -426,8 +433,23 @@ def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(tm
         assert measured == pytest.approx(x, abs=0.3)
 
 
-def test_a_recipe_is_written_as_toml():
-    values = {"batch": 2**19, "width": 1024.0, "lr": 1.0, "corpus": "a b"}
-    assert write_recipe({"lr": (-8.0, -9.0, -7.0)}, values).splitlines() == [
-        "lr = 0.003906  # 95 % 0.00195 to 0.00781", "batch = 524288", "width = 1024", 'corpus = "a b"',
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("toml", ["lr = 0.003906  # 95 % 0.00195 to 0.00781", "batch = 524288", "width = 1024"]),
+        (
+            "transformers",
+            ["    learning_rate=0.003906,  # 95 %", "    max_steps=1000,", "    warmup_steps=100,"],
+        ),
+        ("nanochat", ["  --matrix-lr=0.003906", "  --total-batch-size=524288", "  --aspect-ratio=64"]),
+        (
+            "torchtitan",
+            ["  --optimizer.param-groups.0.optimizer-kwargs.lr 0.003906", "  --training.steps 1000"],
+        ),
+    ],
+)
+def test_a_recipe_is_written_as_a_program_takes_it(program, words):
+    values = {"batch": 2**19, "width": 1024, "depth": 16, "steps": 1000, "warmup": 0.1, "odd": 3}
+    text = write_recipe(program, {"lr": (-8.0, -9.0, -7.0)}, values)
+    assert all(any(line.startswith(one) for line in text.splitlines()) for one in words), text
+    assert program == "toml" or "# odd 3 is not an option here" in text

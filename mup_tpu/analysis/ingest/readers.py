@@ -14,17 +14,19 @@ import logging
 import math
 import os
 import re
+import sqlite3
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import means
-from mup_tpu.analysis.ingest.tables import is_file, read_file
+from mup_tpu.analysis.ingest.tables import is_file, read_file, settings
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import read_regular
 from mup_tpu.store.header import FILE as STORE
@@ -129,6 +131,10 @@ def wandb_dump(file: Path) -> pd.DataFrame:
 def is_tune_result(head: bytes) -> bool:
     """Return whether result.json begins with a line of Tune, whole or torn, or is empty as after a kill."""
     return not head.strip() or (head.startswith(b"{") and head.strip() != b"{")
+
+
+def is_optuna_journal(head: bytes) -> bool:
+    return head.startswith(b"{") and b'"op_code"' in head
 
 
 def wandb_run(file: Path) -> pd.DataFrame:
@@ -247,11 +253,15 @@ def _wandb(project: str) -> pd.DataFrame:
         return pd.json_normalize(rows, sep="/")
 
 
+def hush_mlflow() -> None:
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def _mlflow(experiment: str) -> pd.DataFrame:
     path = f"mlflow:{experiment}"
     mlflow = package(path, "mlflow", "mlflow")
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush_mlflow()
     with errors_in_a_sentence(path):
         if mlflow.get_experiment_by_name(experiment) is None:
             known = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
@@ -335,6 +345,98 @@ def _settings(events: Any, hparams: Any) -> dict[str, Any]:
     return {name: getattr(value, str(value.WhichOneof("kind"))) for name, value in stored.items()}
 
 
+def database(file: Path) -> pd.DataFrame:
+    """Read the runs in a SQLite database of MLflow or Optuna."""
+    with sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        # A view may compute for ever; the two packages make none.
+        views = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='view'")}
+        if views:
+            raise TableError(f"{file} has views ({_some(views)}), which neither MLflow nor Optuna makes")
+        if {"trials", "studies", "trial_values"} <= tables:
+            studies = [name for (name,) in connection.execute("SELECT study_name FROM studies")]
+            trials: dict[int, dict[str, Any]] = {
+                key: {"number": number, "state": state, "run": study}
+                for key, number, state, study in connection.execute(
+                    "SELECT trial_id, number, state, study_name FROM trials JOIN studies USING (study_id)"
+                )
+            }
+            for key, value in connection.execute(
+                "SELECT trial_id, value FROM trial_values WHERE objective = 0"
+            ):
+                trials[key]["value"] = value
+            for key, name, value, kind in connection.execute(
+                "SELECT trial_id, param_name, param_value, distribution_json FROM trial_params"
+            ):
+                trials[key][f"params_{name}"] = _optuna_value(value, kind)
+            return _optuna(file, studies, trials)
+    if not {"experiments", "runs"} <= tables:
+        raise TableError(
+            f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}"
+        )
+    mlflow = package(str(file), "mlflow", "mlflow")
+    hush_mlflow()
+    before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
+    mlflow.set_tracking_uri(uri)
+    try:
+        runs = mlflow.search_runs(search_all_experiments=True)
+        names = {e.experiment_id: e.name for e in mlflow.search_experiments()}
+    finally:
+        mlflow.set_tracking_uri(before)
+    if len(runs) and runs["experiment_id"].nunique() > 1:
+        known = _some(names[number] for number in runs["experiment_id"].unique())
+        raise TableError(
+            f"{file} holds several experiments ({known}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
+        )
+    return runs
+
+
+def _optuna_value(value: float, distribution: str) -> Any:
+    # Of a choice its number is stored.
+    choices = json.loads(distribution)["attributes"].get("choices")
+    return value if choices is None else choices[int(value)]
+
+
+def optuna_journal(file: Path) -> pd.DataFrame:
+    """Read the trials in Optuna's journal, a line an operation."""
+    states = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")  # numbers of Optuna's TrialState
+    studies, trials = list[str](), dict[int, dict[str, Any]]()
+    for line in _text(file).splitlines():
+        entry = json.loads(line)
+        trial = trials.get(entry.get("trial_id"), {})
+        match entry["op_code"]:  # numbers of Optuna's JournalOperation
+            case 0:
+                studies.append(entry["study_name"])
+            case 4:
+                study = studies[entry["study_id"]]
+                number = sum(one["run"] == study for one in trials.values())
+                trials[len(trials)] = {"number": number, "state": "RUNNING", "run": study}
+            case 5:
+                value = _optuna_value(entry["param_value_internal"], entry["distribution"])
+                trial[f"params_{entry['param_name']}"] = value
+            case 6:
+                trial["state"] = states[entry["state"]]
+                trial |= {"value": entry["values"][0]} if entry.get("values") else {}
+    return _optuna(file, studies, trials)
+
+
+def _optuna(file: Path, studies: list[str], trials: dict[int, dict[str, Any]]) -> pd.DataFrame:
+    """Return the trials of the only study, or of several whose names hold their size."""
+    if len(studies) != 1 and not all(
+        {"width", "depth", "size"} & {*settings(name)} for name in studies or [""]
+    ):
+        raise TableError(
+            f"{file} holds {len(studies)} studies ({_some(studies)}), not one, and their names "
+            "hold no width; write one as a table with study.trials_dataframe().to_csv(...)"
+        )
+    rows = pd.DataFrame([*trials.values()])
+    return rows if len(studies) > 1 else rows.drop(columns="run")
+
+
+def _some(names: Iterable[Any]) -> str:
+    return ", ".join(sorted(map(str, names))[:8])
+
+
 _OURS = (STORE, LOG_FILE)
 
 
@@ -379,6 +481,8 @@ READERS = (
     Reader("TensorBoard", "*events.out.tfevents*", tensorboard, of_folder=True, of_file=False),
     Reader("W&B", "run-*.wandb", offline_wandb, of_folder=True, of_file=False),
     Reader("Aim", "*.csv", aim_export, lambda head: b"run.hash" in head),
+    *(Reader("Optuna or MLflow", pattern, database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
+    Reader("Optuna", "*", optuna_journal, is_optuna_journal),
 )
 
 
@@ -395,7 +499,7 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
     if not is_foreign or next(place.glob(f"*/{STORE}"), None) is not None:  # a folder of our sweeps
         return None
     # A probe reads files, so it waits until they are read.
-    is_read = any(next(place.rglob(reader.files), None) for reader in READERS)
+    is_read = any(next(place.rglob(reader.files), None) for reader in READERS if reader.files != "*")
     return read_tool if is_read else None
 
 
@@ -439,4 +543,4 @@ def read_tool(path: str | Path) -> pd.DataFrame:
 
 
 # Names of all tools, for messages
-TOOLS = ", ".join(dict.fromkeys(reader.tool for reader in READERS))
+TOOLS = ", ".join(dict.fromkeys(reader.tool for reader in READERS if reader.tool != "Optuna or MLflow"))

@@ -30,7 +30,7 @@ from mup_tpu.analysis.ingest.table_columns import (
     rough_numbers,
     rows_of_both,
 )
-from mup_tpu.analysis.ingest.table_values import SIZE, numbers, plain_sizes
+from mup_tpu.analysis.ingest.table_values import SIZE, numbers, plain_size, plain_sizes
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import HISTORY, RUN, power
 from mup_tpu.config import parse_number, shown
@@ -41,7 +41,8 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 # Suffix of a file -> its kind
 _KINDS = {
     ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".md": "text", ".json": "json",
-    ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet",
+    ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet", ".xlsx": "excel",
+    ".xls": "excel",
 }  # fmt: skip
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
 STDIN = "-"
@@ -54,7 +55,7 @@ _PIPES = re.compile(
     r"^[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$", re.MULTILINE
 )
 
-KINDS = "CSV, TSV, Markdown, JSON, JSONL or Parquet"
+KINDS = "CSV, TSV, Markdown, JSON, JSONL, Parquet or Excel"
 
 
 def without_suffix(path: str | Path) -> str:
@@ -78,9 +79,7 @@ def read_file(path: str | Path) -> pd.DataFrame:
     name = str(path).lower()
     kind = _KINDS.get(Path(next((name[: -len(s)] for s in _COMPRESSED if name.endswith(s)), name)).suffix)
     if kind is None and name != STDIN:
-        hint = "; of a database give mlflow:EXPERIMENT, or Optuna's study.trials_dataframe() as CSV"
-        hint = hint if name.endswith((".db", ".sqlite", ".sqlite3")) else ""
-        raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}{hint}")
+        raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise ValueError("it is not a regular file")
@@ -88,6 +87,8 @@ def read_file(path: str | Path) -> pd.DataFrame:
             table = pd.read_parquet(path)
             if table.index.names != [None] or not isinstance(table.index, pd.RangeIndex):
                 table = table.reset_index().drop(columns="index", errors="ignore")
+        elif kind == "excel":
+            table = _excel(path)
         else:
             content = _utf8(sys.stdin.buffer.read() if name == STDIN else _bytes(path))
             is_json = kind in ("json", "lines") or (name == STDIN and content.lstrip()[:1] in (b"{", b"["))
@@ -138,6 +139,24 @@ def _utf8(content: bytes) -> bytes:
     except UnicodeDecodeError:  # spreadsheets on Windows
         content = content.decode("cp1252", errors="replace").encode()
     return content if b"\n" in content else content.replace(b"\r", b"\n")
+
+
+def _excel(path: str | Path) -> pd.DataFrame:
+    """Read the only sheet of a workbook that holds a table, with a title above it or none."""
+    try:
+        sheets = pd.read_excel(path, sheet_name=None, header=None)
+    except ImportError as error:
+        raise ValueError(f"{reason(error).rstrip('.')}; or save it as CSV") from None
+    filled: dict[Any, pd.DataFrame] = {}
+    for name, sheet in sheets.items():
+        cells = sheet.notna().sum(axis=1)
+        below_title = sheet[(cells > 1).cummax() & (cells > 0)].dropna(axis=1, how="all")
+        filled |= {name: below_title} if len(below_title) > 1 else {}
+    if len(filled) != 1:
+        names = ", ".join(map(str, filled)) or "none"
+        raise ValueError(f"it has {len(filled)} sheets with rows ({names}), not one: save one as CSV")
+    (sheet,) = filled.values()
+    return sheet[1:].set_axis(sheet.iloc[0].fillna(""), axis=1).reset_index(drop=True).infer_objects()
 
 
 def _markdown(text: str) -> pd.DataFrame:
@@ -196,6 +215,8 @@ def _json(content: Any) -> pd.DataFrame:
     if isinstance(content, dict) and {"columns", "data"} <= set(content):
         return pd.DataFrame(content["data"], columns=content["columns"])
     if isinstance(content, dict):
+        if (rows := _rows_by_group(content)) is not None:
+            return _records(rows)
         if "schema" in content and "data" in content:
             return _records(content["data"])
         if len(content) == 1 and not any(map(means, content)):
@@ -206,6 +227,32 @@ def _json(content: Any) -> pd.DataFrame:
         if rows and all(isinstance(column, dict | list) for column in rows):
             return pd.DataFrame(content)
     return _records(content)
+
+
+def _rows_by_group(content: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the rows of a mapping with a list of runs a size, by itself or under one key; None otherwise."""
+
+    def holds_lists(value: Any) -> bool:
+        is_filled = isinstance(value, dict) and len(value) > 1
+        lists = [runs for runs in value.values() if isinstance(runs, list) and runs] if is_filled else []
+        return (
+            is_filled
+            and len(lists) == len(value)
+            and all(isinstance(run, dict) for runs in lists for run in runs)
+        )
+
+    groups = (
+        [content] if holds_lists(content) else [value for value in content.values() if holds_lists(value)]
+    )
+    if len(groups) != 1:
+        return None
+    rows = []
+    for name, runs in groups[0].items():
+        group: dict[str, Any] = {"group": name}
+        if SIZE.fullmatch(name):
+            group = {"params": float(plain_size(name))}
+        rows += [group | run for run in runs]
+    return rows
 
 
 def _records(rows: Any) -> pd.DataFrame:

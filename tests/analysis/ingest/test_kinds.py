@@ -6,6 +6,7 @@ A kind writes `RUNS` and returns its path; `KINDS` has its options and the answe
 
 import json
 import os
+import sqlite3
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -143,6 +144,8 @@ for orient in ("columns", "split", "table"):
         "runs.json",
     )
 text("JSON lines", "\n".join(map(json.dumps, NESTED)), "runs.ndjson")
+text("JSON by size", lambda: json.dumps({size.lower().replace(".", "_"): RUNS[RUNS["width"] == w].drop(columns="width")
+     .to_dict("records") for w, size in SIZES.items()}), "runs.json", scale=PARAMS)  # fmt: skip
 text("Markdown with text around", "# Runs\n\nLower is better.\n\n" + markdown(RUNS) + "\nDone.\n", "runs.md")
 text(
     "Markdown with bold and code",
@@ -453,22 +456,61 @@ text("Aim's metrics", lambda: pd.DataFrame([
      for subset, more in (("val", 0), ("train", 0.2))]))  # fmt: skip
 
 
+def optuna(storage, studies=("widths",)):
+    """Write studies with Optuna; of several, each has one width in its name."""
+    import optuna as package
+
+    package.logging.set_verbosity(package.logging.ERROR)
+    for name in studies:
+        study = package.create_study(storage=storage, study_name=name)
+        for _, (width, lr, loss) in each_run():
+            if len(studies) > 1 and not name.endswith(f"w{width}"):
+                continue
+            study.enqueue_trial({"width": width, "lr": lr})
+            trial = study.ask()
+            if len(studies) == 1:
+                trial.suggest_categorical("width", [*WIDTHS])
+            trial.suggest_float("lr", 1e-5, 1, log=True)
+            trial.set_user_attr("seed", trial.number % 3)
+            study.tell(trial, loss)
+        study.tell(study.ask(), state=package.trial.TrialState.FAIL)
+
+
+@kind("Optuna's database", note="1 FAIL runs left out")
+def optuna_database(folder):
+    optuna(f"sqlite:///{folder}/study.db")
+    return folder / "study.db"
+
+
 @kind("Optuna's trials as a frame", note="1 FAIL runs left out")
 def optuna_frame(folder):
-    import optuna
+    import optuna as package
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study()
-    for _, (width, lr, loss) in each_run():
-        study.enqueue_trial({"width": width, "lr": lr})
-        trial = study.ask()
-        trial.suggest_categorical("width", [*WIDTHS])
-        trial.suggest_float("lr", 1e-5, 1, log=True)
-        trial.set_user_attr("seed", trial.number % 3)
-        study.tell(trial, loss)
-    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
+    optuna(f"sqlite:///{folder}/study.db")
+    study = package.load_study(study_name="widths", storage=f"sqlite:///{folder}/study.db")
     study.trials_dataframe().to_csv(folder / "trials.csv", index=False)
     return folder / "trials.csv"
+
+
+@kind("several studies of Optuna")
+def optuna_studies(folder):
+    optuna(f"sqlite:///{folder}/study.db", [f"sweep_w{w}" for w in WIDTHS])
+    return folder / "study.db"
+
+
+@kind("several studies without a width", error="their names hold no width")
+def optuna_unnamed(folder):
+    optuna(f"sqlite:///{folder}/study.db", ["one", "other"])
+    return folder / "study.db"
+
+
+@kind("Optuna's journal")
+def optuna_journal(folder):
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna(JournalStorage(JournalFileBackend(str(folder / "journal.log"))))
+    return folder / "journal.log"
 
 
 def check(one, folder):
@@ -499,7 +541,7 @@ def check(one, folder):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_of_table_is_read_rightly_or_refused(name, tmp_path):
-    if "Optuna" in name:
+    if "Optuna" in name or "studies" in name:
         pytest.importorskip("optuna")
     assert check(KINDS[name], tmp_path) == ""
 
@@ -568,7 +610,8 @@ def test_a_folder_of_ray_tune_is_read_as_it_is(tmp_path, local_ray):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("x.db", b"", "of a database give mlflow:EXPERIMENT, or Optuna's study.trials_dataframe"),
+        ("x.db", b"", "is a database of neither MLflow nor Optuna"),
+        ("x.db", b"no database", "cannot be read: file is not a database"),
         ("out/a/log.txt", b"hello\n", "holds 1 files log.txt, and none has a loss"),
         (
             "out/a/result.json",
@@ -628,6 +671,21 @@ def test_what_lies_beside_a_run_and_is_no_file_is_refused_not_read(name, make, t
     make(tmp_path / BESIDE[name])
     with pytest.raises(TableError, match=f"{BESIDE[name]} .*is not a regular file"):
         load_table(tmp_path)
+
+
+def test_a_database_with_views_is_refused(tmp_path):
+    """A view may compute for ever."""
+    with sqlite3.connect(tmp_path / "o.db") as database:
+        for table in ("studies", "trials", "trial_values"):
+            database.execute(f"CREATE TABLE {table} (x)")
+        database.execute(
+            "CREATE VIEW trial_params AS WITH RECURSIVE t(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM t) "
+            "SELECT i AS trial_id, 'lr' AS param_name, 1.0 AS param_value, '{}' AS distribution_json FROM t"
+        )
+    with pytest.raises(
+        TableError, match=r"o\.db has views \(trial_params\), which neither MLflow nor Optuna"
+    ):
+        load_table(tmp_path / "o.db")
 
 
 def test_a_file_that_cannot_be_looked_into_is_left_to_the_reader_of_tables(tmp_path, monkeypatch):

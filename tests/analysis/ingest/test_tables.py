@@ -32,8 +32,9 @@ CSV = TABLE.to_csv(index=False)
         (
             "runs.docx",
             b"PK",
-            "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL or Parquet",
+            "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL, Parquet or Excel",
         ),
+        ("runs.xlsx", b"PK", "cannot be read: Excel file format cannot be determined"),
         ("runs", b"width,lr", "is not of a kind that is read"),
         ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
         ("runs.csv", b"64,0.1,2\n", "its first line holds numbers, not names of columns"),
@@ -91,6 +92,35 @@ def test_a_file_is_told_from_a_results_folder(tmp_path):
     for path in (tmp_path, "gs://bucket/lr_transfer", "results/v1.2"):
         assert not is_file(path)
     assert without_suffix("a.b/runs.csv.gz") == "a.b/runs"
+
+
+def test_the_only_sheet_with_rows_of_a_workbook_is_read_wherever_its_table_begins(tmp_path, monkeypatch):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.create_sheet("empty")
+    sheet = book.active
+    sheet["B2"] = "Runs of the summer"
+    cells = [[*TABLE], *TABLE.to_numpy().tolist(), [128, 2.0**-6, None], [128, 2.0**-5, "diverged"]]
+    for i, row in enumerate(cells, 4):
+        for j, value in enumerate(row, 2):
+            sheet.cell(i + (i > 6), j, value)  # a blank row in between
+    book.save(tmp_path / "runs.xlsx")
+    table = load_table(tmp_path / "runs.xlsx").runs
+    assert table["scale"].tolist() == [64] * 3 + [128] * 5
+    np.testing.assert_allclose(table["x"], [*np.log2(TABLE["lr"]), -6, -5])
+    np.testing.assert_allclose(table["loss"], [*TABLE["loss"], np.inf, np.inf])
+    sheet["E4"] = "lr"
+    book.save(tmp_path / "runs.xlsx")
+    with pytest.raises(TableError, match="table has two columns 'lr'"):
+        load_table(tmp_path / "runs.xlsx")
+    book["empty"]["A1"], book["empty"]["A2"] = "a", "b"
+    book["empty"]["B1"], book["empty"]["B2"] = "c", "d"
+    book.save(tmp_path / "runs.xlsx")
+    with pytest.raises(TableError, match=r"it has 2 sheets with rows \(Sheet, empty\), not one"):
+        read_file(tmp_path / "runs.xlsx")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(TableError, match="openpyxl.*; or save it as CSV"):
+        read_file(tmp_path / "runs.xlsx")
 
 
 @pytest.mark.parametrize(

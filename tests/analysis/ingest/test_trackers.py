@@ -79,7 +79,7 @@ def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_of_an_experiment_of_mlflow_by_its_name(tmp_path, monkeypatch):
+def test_runs_of_an_experiment_of_mlflow_by_its_name_and_by_its_database(tmp_path, monkeypatch):
     """In a database of its own, as on a laptop."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
@@ -101,6 +101,16 @@ def test_runs_of_an_experiment_of_mlflow_by_its_name(tmp_path, monkeypatch):
         assert any("1 KILLED runs left out" in note for note in notes_of(table))
         with pytest.raises(TableError, match="has no such experiment; there are Default, width sweep"):
             load_table("mlflow:depth sweep")
+        mlflow.set_tracking_uri(before)
+        assert found(load_table(tmp_path / "runs.db")) == found(table)
+        assert mlflow.get_tracking_uri() == before
+        mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+        with mlflow.start_run(experiment_id=mlflow.create_experiment("other")):
+            mlflow.log_metric("val_loss", 1.0)
+        with pytest.raises(
+            TableError, match=r"several experiments \(other, width sweep\): set MLFLOW_TRACKING"
+        ):
+            load_table(tmp_path / "runs.db")
     finally:
         mlflow.set_tracking_uri(before)
 
@@ -181,3 +191,11 @@ def test_a_tracker_whose_package_is_not_there_says_what_to_install(path, monkeyp
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TableError, match=rf"needs the package {name} .*: pip install '\.\[{name}\]'"):
         load_table(path)
+
+
+def test_a_name_with_options_of_sqlite_creates_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a?mode=rwc&cache=shared#x.db").write_bytes(b"SQLite format 3\0")
+    with pytest.raises(TableError):
+        load_table("a?mode=rwc&cache=shared#x.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["a?mode=rwc&cache=shared#x.db"]
