@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-SLOW = ["scipy.stats", "scipy.optimize", "matplotlib", "mup_tpu.analysis.surface", "typeguard"]
+SLOW = ["scipy.stats", "scipy.optimize", "matplotlib", "mup_tpu.analysis.surface"]
 CODE = f"""
 import sys
 from mup_tpu.cli import main

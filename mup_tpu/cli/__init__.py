@@ -91,22 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: Sequence[str]) -> None:
     import tyro  # a tenth of a second, which the overview and --version do without
 
-    from mup_tpu.internals.tyro import without_typeguard
-
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
         hint = f"the nearest is {near[0]!r}" if near else f"the commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {name!r}; {hint}")
-    if name in (
-        "analyze",
-        "plan",
-        "predict",
-    ):  # else collections take a sixth: each looks at all that was imported
-        gc.set_threshold(100_000)
+    if name in ("analyze", "plan", "predict"):
+        gc.set_threshold(100_000)  # otherwise collections take a sixth: each looks at all that was imported
     module = importlib.import_module(f"mup_tpu.cli.{COMMANDS[name][0]}")
-    without_typeguard()
     tyro.cli(
         getattr(module, name.split()[-1]),
         prog=f"mup-tpu {name}",
