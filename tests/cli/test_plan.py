@@ -60,6 +60,9 @@ def test_a_plan_is_swept_and_answers_for_its_target_as_it_is(tmp_path, outcome, 
     assert (rows["purchase"] == 1).sum() == int(first[1])
     code, out, err = outcome(*commands[1])
     assert code == 0 and "at the target (width 64)" in out, err
+    assert outcome("predict", "plan.toml")[1] == out, "its file stands for its folder"
+    code, _, err = outcome("predict", "model.toml")
+    assert code == 2 and "model.toml is no plan with a [target]" in err
     assert json.loads(outcome("predict", "results/tiny", "--json")[1])["sizes"] == {"width": 64.0}
     code, _, err = outcome("predict", "results/tiny", "--figures")
     assert code == 2 and "holds a plan, whose prediction takes no option but --at" in err
