@@ -183,5 +183,5 @@ def test_your_own_model_runs_top_to_bottom(tmp_path):
     outputs = executed(sys.executable, "", shorter(tmp_path, steps=12, seeds=2))
     assert kinds(outputs) == kinds(committed(TRAINS))
     assert "mup: no layer grows with width" in said(outputs)
-    assert "sp: the first layer that grows is model.layers.0.self_attn.q_proj (hidden)" in said(outputs)
+    assert "sp: model.layers.0.self_attn.q_proj.weight (hidden) grows" in said(outputs)
     assert "SP: DRIFTS" in said(outputs)
