@@ -255,7 +255,7 @@ def check_table(
 ) -> RunTable:
     """Check a table and bring it into standard form; arguments as for `load_table`, with a name for titles.
 
-    It has one row a run or a step of one, or a column for each width or learning rate. Columns that are not
+    It has one row per run or a step of one, or a column for each width or learning rate. Columns that are not
     named are told by their usual names.
 
     Raises:

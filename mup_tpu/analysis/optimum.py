@@ -159,7 +159,7 @@ def _centred(y_N: np.ndarray, cell_N: np.ndarray, weight_N: np.ndarray) -> np.nd
 def _ridge_effects(
     y_N: np.ndarray, cell_N: np.ndarray, seed_N: np.ndarray, seeds: int, weight_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return effects of loss = cell + seed + noise with a penalty of 1 on the seeds, nat; one a seed.
+    """Return effects of loss = cell + seed + noise with a penalty of 1 on the seeds, nat; one per seed.
 
     That is the mixed model of a seed variance equal to the noise's. Cells are eliminated, which leaves (D − L
     Lᵀ + 1) s = v, D the weight of each seed; Woodbury's identity solves it with matrices of cells × cells,

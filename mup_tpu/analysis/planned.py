@@ -60,7 +60,7 @@ class Assumed:
 
     @classmethod
     def measured(cls, analysis: TransferAnalysis, rule: str) -> Assumed:
-        """Return numbers of a table of one's own."""
+        """Return assumptions fitted to the user's own table."""
         result = next((r for r in analysis.results if r.compared == rule), analysis.results[0])
         priors = priors_of(analysis.scale, claims(rule, kind_of(analysis.scale)))
         trend = fit_trend(result.optima, priors, result.valleys)

@@ -46,7 +46,7 @@ class Target:
 def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
     """Read targets, NAME=VALUE each, or several with commas.
 
-    A name is the scale itself, or a column with one value a scale, such as params or flops.
+    A name is the scale itself, or a column with one value per scale, such as params or flops.
     """
     if not at:
         raise TableError(f"a prediction needs a target: give --at {table.columns.scale}=VALUE")

@@ -1,4 +1,4 @@
-"""A run table: one row a run, its hyperparameter on a log2 axis, lost runs as +inf; its rows and their costs.
+"""A run table: one row per run, its hyperparameter on a log2 axis, lost runs as +inf; rows and their costs.
 
 `load.py` names the columns of a results folder, `ingest/` of anybody's table; `standard_form.py` does the
 rest.
@@ -36,7 +36,7 @@ class RunTable:
     """A checked table, and notes on it."""
 
     runs: pd.DataFrame
-    """One row a run: compared (as a parametrization), scale, x (log2 of the hyperparameter), loss
+    """One row per run: compared (as a parametrization), scale, x (log2 of the hyperparameter), loss
     (+inf where diverged or stopped), stopped (early, for being behind, or refused by a condition), refused,
     seed, purchase (0 outside a sequence), and loss_error, params, tokens, cost (nan if unknown)."""
     notes: tuple[Reason, ...]

@@ -103,7 +103,7 @@ class Surface:
         return _bend(moved_RH, self.bend_RH) - self.vertex_RSH[:, target]
 
     def curves(self, h: int) -> tuple[LossCurve, ...]:
-        """Return the points along one hyperparameter, less what the others cost there, a curve a scale."""
+        """Return the points along one hyperparameter, less what the others cost there, a curve per scale."""
         points = self.points
         v_RN = _bend(points.u_NH[:, h] - self.reference_SH[points.number_N, h], self.bend_RH[:, [h]])
         alone_RN = self.profile_RH[:, [h]] / 2 * (v_RN - self.vertex_RSH[:, points.number_N, h]) ** 2
@@ -210,7 +210,7 @@ def analyze_jointly(
 ) -> JointAnalysis:
     """Estimate the optima of several hyperparameters at each scale, and whether they transfer.
 
-    The table has a row a run, of a grid or of a random search; a results folder knows its tuned columns (two
+    The table has a row per run, of a grid or a random search; a results folder knows its tuned columns (two
     to four, plain and not log2), the others, and its conditions. Limits and seed are as for `analyze`,
     chance, states, unit and conditions of runs as for `check_table`.
 

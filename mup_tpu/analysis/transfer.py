@@ -124,7 +124,7 @@ class TransferResult:
     learning_curves: tuple[LearningCurve, ...] = ()
     """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     next_batch: Batch | None = None  # Next runs; None after a settled verdict
-    at_zero: tuple[AtZero, ...] = ()  # Results with the hyperparameter at 0, one a scale
+    at_zero: tuple[AtZero, ...] = ()  # Results with the hyperparameter at 0, one per scale
     sequence: Sequenced | None = None  # Looks of the sequence; None for a single look
 
     @property

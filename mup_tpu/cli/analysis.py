@@ -110,7 +110,7 @@ def _show_folder(
 
 
 def _print_runs(console: Console, table: pd.DataFrame, varied: Sequence[str]) -> None:
-    """Print a table with a row a run; settings that all runs share stand in its title."""
+    """Print a table with a row per run; settings that all runs share stand in its title."""
     from mup_tpu.config.columns import Table, write
 
     shared = [c for c in varied if len(table) > 1 and table[c].nunique(dropna=False) == 1]

@@ -55,7 +55,7 @@ def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
         is_pattern = glob.has_magic(path) and not Path(path).exists()
         paths += (is_pattern and sorted(glob.glob(path))) or [path]
     path = paths[0]
-    # Results folders are compared; tables are read as one, as a tool may write a file a run.
+    # Results folders are compared; tables are read as one, as a tool may write a file per run.
     if len(paths) > 1:
         of_sweeps = all((Path(path) / STORE).exists() for path in paths)
         innermost = os.path.commonpath([os.path.abspath(path) for path in paths])

@@ -38,7 +38,7 @@ class StudyOptions:
     """Training in place of our networks: my_package.my_module:train, or a command line with {names} of the
     file, which prints the loss last; by default the file's trainer."""
     workers: int | None = None
-    """Trials of a --trainer at once on this machine; by default one a GPU, or one a core."""
+    """Trials of a --trainer at once on this machine; by default one per GPU, or one per core."""
     timeout: str | None = None
     """Longest time of a trial of a --trainer, as 90s, 30m or 2h; a longer one has failed."""
     resources: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def ask(
         count: Most trials to print.
         until_settled: Choose the runs that decide the verdict, in place of the grid's order.
         patience: Lease of a trial, as 90s, 30m or 24h; afterwards it may be printed again.
-        json: Print a JSON object a line, with the trial's id and values.
+        json: Print a JSON object per line, with the trial's id and values.
     """
     trials = _study(path).ask(
         count, until_settled=until_settled, patience=parse_seconds("patience", patience)

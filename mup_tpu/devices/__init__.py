@@ -1,6 +1,6 @@
 """Devices: placement of a pack, execution of its members, and waiting for results.
 
-One file a device; only that file imports the device's packages. TPUs are the room `mup_tpu.tpu`.
+One file per device; only that file imports the device's packages. TPUs are the room `mup_tpu.tpu`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -49,7 +49,7 @@ class TpuGeneration:
 
     peak_tflops: float  # Dense products in bfloat16, and in float32 by XLA's default precision, TFLOP/s
     hbm_gib: int  # High-bandwidth memory, GiB
-    devices: int = 1  # XLA devices: 2 of v2, v3 and v7, one a core, each with half of the memory
+    devices: int = 1  # XLA devices: 2 of v2, v3 and v7, one per core, each with half of the memory
 
     @property
     def device_flops(self) -> float:

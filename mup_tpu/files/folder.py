@@ -25,7 +25,7 @@ from mup_tpu.files.local import flush, open_own, partial, read_regular, remove_p
 
 NOTICE_S = 15.0  # time without an answer of a bucket after which a warning says so
 UNANSWERED_S = 60.0  # time limit of a request to a bucket, besides the time of its bytes at MIN_RATE
-MIN_RATE = 2**16  # bytes a second below which a transfer counts as failed
+MIN_RATE = 2**16  # bytes per second below which a transfer counts as failed
 PATIENCE_S = 300.0  # time limit for tries of an unreachable service: shorter than the heartbeat of a worker
 
 _BUCKETS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -141,7 +141,7 @@ class Folder:
         return self.path
 
     def __truediv__(self, name: str) -> Folder:
-        inner = copy.copy(self)  # a path is parsed in a hundredth of the time of a trial that does nothing
+        inner = copy.copy(self)  # parsing the path again takes a hundredth of a trial that does nothing
         inner._root, inner.path = f"{self._root}/{name}", f"{self.path}/{name}"
         return inner
 

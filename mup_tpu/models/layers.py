@@ -10,7 +10,7 @@ Blocks follow each other, or are one loop of XLA's compiler, in a third of the m
 `torch_xla.experimental.scan_layers` makes such a loop through AOTAutograd, which cannot see through
 `torch.func`, by which a pack's members are stacked and their gradients taken. Here the loop lies below both,
 in an autograd function of the members' stacked tensors. The backward pass keeps only each block's input and
-computes the rest anew, block by block: a third more arithmetic, and one vector a token and layer.
+computes the rest anew, block by block: a third more arithmetic, and one vector per token and layer.
 
 Shapes: B sequences, T tokens, N = B·T, R of them at a time, D width, V vocabulary, L blocks, K members; a
 layer's I inputs.

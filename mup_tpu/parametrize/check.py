@@ -90,7 +90,7 @@ class Report:
         return FactorTable(pd.DataFrame.from_dict(rows, orient="index").round(2))
 
     def table(self) -> FactorTable:
-        """Return a row a parameter: shapes, exponents of settings and effect, verdict and cause."""
+        """Return a row per parameter: shapes, exponents of settings and effect, verdict and cause."""
         verdicts = {f.name: f for f in reversed(self.findings)}
         rows = []
         for p in self.parameters:

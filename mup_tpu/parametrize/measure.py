@@ -30,7 +30,7 @@ Trained = tuple[nn.Module, Sequence[torch.optim.Optimizer]]  # A module as it is
 
 
 class TrainedModules(Subject):
-    """Modules of one width that train on one batch, one a seed.
+    """Modules of one width that train on one batch, one per seed.
 
     `required` has submodules that the forward pass must call, with the sentence for one that it does not.
     """

@@ -100,7 +100,7 @@ class _LossRange:
     is_tuned,
 )
 def transfer_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None) -> Figure:
-    """Draw loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
+    """Draw loss against log2 of the hyperparameter: a line per scale, a panel per rule, optima marked.
 
     Tooltips in reports list the table's `runs`.
     """

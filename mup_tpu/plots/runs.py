@@ -191,7 +191,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     "Sizes by step", "Sizes of layers at init and their updates after each step; no line should rise"
 )
 def module_check_figure(table: pd.DataFrame) -> Figure:
-    """Draw a module's check as Yang et al. 2022, figure 5: a row a block, a column a step, a line a layer.
+    """Draw a module's check as Yang et al. 2022, figure 5: a row per block, column per step, line per layer.
 
     The table has sizes of one rule, as `Report.sizes`. Of many blocks the first, the middle and the last are
     drawn; a row has eight lines at most.
@@ -236,7 +236,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
 def _draw_layers(
     ax: Axes, chosen: pd.DataFrame, scale: str, layers: Sequence[str], fits: dict[str, dict[Any, Any]]
 ) -> None:
-    """Draw a line a layer through the means over seeds; colour, marker and dashes together tell 72 apart."""
+    """Draw a line per layer through the means over seeds; colour, marker and dashes tell 72 apart."""
     for i, layer in enumerate(layers):
         of_layer = chosen[chosen["layer"] == layer]
         line = of_layer.groupby(scale)["rms"].mean()

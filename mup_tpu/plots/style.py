@@ -448,7 +448,7 @@ def loss_text(loss: float, error: float | None = None) -> str:
 
 
 def run_lines(runs: pd.DataFrame | None) -> list[str]:
-    """Write a line a run: seed, loss, and trial where known."""
+    """Write a line per run: seed, loss, and trial where known."""
     lines = []
     runs = pd.DataFrame() if runs is None else runs
     for run in runs.sort_values("seed").head(_MOST_RUNS).to_dict("records") if len(runs) else []:

@@ -122,7 +122,7 @@ def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
     lambda analysis: any(known_looks(result) for result in analysis.results),
 )
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
-    """Draw α with its interval against the cost until each look of a sequence, a panel a parametrization."""
+    """Draw α with its interval against the cost until each look of a sequence, a panel per rule."""
     shown = [result for result in names.results_of(analysis) if known_looks(result)]
     axes, color = style.panels(len(shown), 4.6, 3.6), style.categorical(0)
     for ax, result in zip(axes, shown, strict=True):

@@ -4,7 +4,7 @@ A results folder holds one experiment:
 
     results/lr_transfer/store.json   experiment, axes, format; planned scales of a sequence; columns of a
                                      study; conditions on rows (`header.py`)
-    results/lr_transfer/runs/*       one row a trial, in Parquet and Arrow files (`tables.py`)
+    results/lr_transfer/runs/*       one row per trial, in Parquet and Arrow files (`tables.py`)
     results/lr_transfer/curves/*     learning curves, keyed by trial_id
 
 Writers only add parts, and now and then merge those that are there, so any number of them may write at once,
@@ -205,7 +205,7 @@ def is_search(path: str | os.PathLike[str]) -> bool:
 
 
 def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None) -> pd.DataFrame:
-    """Load the run table of a results folder, one row a trial; all columns, or these and those of the order.
+    """Load the run table of a results folder, one row per trial: all columns, or these and the sorting ones.
 
     Examples:
         >>> runs = load_runs("results/quickstart")

@@ -172,7 +172,7 @@ class Study:
                 "my_package.my_module:train", or a command line with `{names}` in it.
             until_settled: buy runs where they decide, until each verdict is settled, in place of the grid.
             budget: longest time of this call, as 90s, 30m or 2h.
-            workers: trials at once on this machine; by default one a GPU, or one a core.
+            workers: trials at once on this machine; by default one per GPU, or one per core.
             timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.
             heartbeat: seconds without a report after which a trial that has reported counts as hung.
             ray: run on Ray; without an address on this machine.
@@ -505,7 +505,7 @@ def _versions() -> dict[str, str]:
 def _place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
     """Return the CPU threads of a trial on this machine, and the opener of its workers' pool.
 
-    By default one worker a GPU, which sees no other GPU; without GPUs one a core.
+    By default one worker per GPU, which sees no other GPU; without GPUs one per core.
     """
     if workers is not None:
         require_count("workers", workers)

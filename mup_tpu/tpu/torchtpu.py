@@ -1,4 +1,4 @@
-"""TPUs through TorchTPU (the package torch_tpu): one process a chip, and a chunk of steps as one program.
+"""TPUs through TorchTPU (the package torch_tpu): one process per chip, and a chunk of steps as one program.
 
 A pack's step is traced to plain operations (`devices/cuda.py`), so that torch's compiler meets neither vmap
 nor gradients, and repeated by `scan`, which TorchTPU writes as one loop of XLA. The number of steps is data:

@@ -1,4 +1,4 @@
-"""TPUs through torch_xla: one process a host drives all devices by SPMD over a mesh ('trial', 'data').
+"""TPUs through torch_xla: one process per host drives all devices by SPMD over a mesh ('trial', 'data').
 
 The trial axis gives each device its own members, and nothing passes between devices. The data axis splits
 every batch, for packs of fewer members than devices. With PJRT_DEVICE=CPU and CPU_NUM_DEVICES=4 the same

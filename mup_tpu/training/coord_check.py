@@ -44,7 +44,7 @@ Progress = Callable[[str, float], None]  # The present work, and the share of al
 
 
 class Subject(ABC):
-    """Models in training that a check measures: one a seed, at one point of the scale, under one rule."""
+    """Models in training that a check measures: one per seed, at one point of the scale, under one rule."""
 
     seeds: Sequence[int]
 

@@ -260,7 +260,7 @@ def plan(
         base: a trial or sweep of our networks, whose other fields stay; a `Study` of one's own training,
             under its names; None for one's own transformer, whose missing sizes are derived by laws.
         table: runs of one's own, as for `analyze`; their drift, valleys and optimum replace priors.
-        flops_per_second: FLOP a second that training reaches, all devices together; or a machine.
+        flops_per_second: FLOP per second that training reaches, all devices together; or a machine.
         rule: rule that the runs follow, such as "mup"; by default the base's, else none.
         fix: exponents that are known, by size: {"width": 0}.
         tune: values to start from of further hyperparameters, without a base: {"weight_decay": [0.03, 0.1,

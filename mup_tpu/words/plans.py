@@ -229,7 +229,7 @@ class Program:
 
 PROGRAMS = {
     "toml": Program({}, "{name} = {value}"),
-    # transformers 5: TrainingArguments; its batch is sequences a device.
+    # transformers 5: TrainingArguments; its batch is sequences per device.
     "transformers": Program(
         {
             "learning_rate": "learning_rate", "weight_decay": "weight_decay", "beta1": "adam_beta1",

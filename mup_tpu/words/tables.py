@@ -92,7 +92,7 @@ def slopes_table(
     quantities: Collection[str] = (*SIZES, LINEARIZATION),
     title: str = "Slopes",
 ) -> Table:
-    """Return exponents of layers' sizes, a row a layer, a column a rule and quantity."""
+    """Return exponents of layers' sizes, a row per layer, a column per rule and quantity."""
     fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
     fitted = {
         (f["layer"], f["parametrization"], f["quantity"]): "-"

@@ -1,6 +1,6 @@
 """Readers of other tools' runs, from their files or with their packages: one entry each in `READERS`.
 
-A reader returns a row a run, or a row a step of a run, under the tool's names of columns; settings become
+A reader returns a row per run, or a row per step of a run, under the tool's names of columns; settings become
 columns `config/NAME`. `table_columns.find_columns` says what the names mean. Settings that a tool keeps in
 names of folders are found by `tables`, from the column `run`.
 """
@@ -104,7 +104,7 @@ def trainer(file: Path) -> pd.DataFrame:
 
 
 def training_log(file: Path) -> pd.DataFrame:
-    """Read a log of training, a line a step; held-out losses if it has any."""
+    """Read a log of training, a line per step; held-out losses if it has any."""
     rows = []
     for line in _text(file).splitlines():
         if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
@@ -207,7 +207,7 @@ _EVENTS = "events.out.tfevents"
 
 
 def read_project(path: str | Path) -> pd.DataFrame:
-    """Read the runs of a tracker, a row a run.
+    """Read the runs of a tracker, a row per run.
 
     The path is `wandb:ENTITY/PROJECT`, or `mlflow:EXPERIMENT` of the server or database MLFLOW_TRACKING_URI.
     """
@@ -445,7 +445,7 @@ class Reader:
     """Reader of the runs that one tool writes."""
 
     tool: str  # Name of the tool, for messages
-    files: str  # Pattern of the names of its files, as `trainer_state.json` or `*.db`
+    files: str  # Pattern of its files' names, such as `trainer_state.json` or `*.db`
     read: Callable[[Path], pd.DataFrame]  # Reads one file; with `of_folder`, all files of a folder
     probe: Callable[[bytes], bool] | None = None
     """Whether a file's first line is of this tool; None if its name is enough."""

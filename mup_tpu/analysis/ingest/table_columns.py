@@ -29,7 +29,7 @@ class Columns:
     seed: str = "seed"  # Replicate; optional
     parametrization: str = "parametrization"  # Axis that is compared; optional
     status: str = "status"  # State of a run, such as finished; optional
-    step: str = "step"  # Step, in a table with a row a step; the last row is the run's result. Optional.
+    step: str = "step"  # Step, in a table with a row per step; the last row is the run's result. Optional.
     params: str = "params_non_embedding"  # Parameters without embeddings; optional
     tokens: str = "tokens"  # Tokens a run was trained on; optional
     cost: str = ""  # Cost of a run; optional. By default wall_time_s (s), or else flops (FLOP).
@@ -190,7 +190,7 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
         return None
     if part == "scale":
         candidates = [(rank, name) for rank, name in candidates if distinct(table[name]) > 1] or candidates
-        # A column with a value a run was logged, not set.
+        # A column with a value per run was logged, not set.
         values = {name: distinct(table[name]) for _, name in candidates}
         candidates.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
     (first, column), others = candidates[0], candidates[1:]
@@ -223,7 +223,7 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     }
     names = [name for name in ranks if distinct(table[name]) > 1] or [*ranks]
     if len(names) > 1:
-        # A column with a value a run was logged, not set.
+        # A column with a value per run was logged, not set.
         values = {name: distinct(table[name]) for name in names}
         names = [name for name in names if values[name] <= 2 * min(values.values())]
     configured = [name for name in names if ranks[name][0] == _CONFIGURED]
