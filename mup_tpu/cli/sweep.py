@@ -246,8 +246,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         machine,
         how.dry.mfu,
         how.where,
-        how.run.micro_batches,
-        how.run.split_over,
+        run,
     )
     rows, hint = [], "" if machine.kind == "tpu" else " (--split-over takes more GPUs)"
     if machine.kind == "xla":

@@ -95,6 +95,12 @@ class RunOptions:
         require_valid(self)
         if self.execution == "loop" and self.device in ("tpu", "xla"):
             raise ConfigError(f"execution 'loop' is for CPUs and GPUs: device {self.device!r} stacks members")
+        in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
+        if self.split_over > 1 and self.device != "xla" and not in_turns:
+            raise ConfigError(
+                "split_over needs device cpu, cuda or xla, and of the first two members in turns "
+                "(--execution loop) and no --compile"
+            )
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
         """Refuse more parts of a batch than it has sequences on each device."""

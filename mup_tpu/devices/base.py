@@ -73,6 +73,22 @@ def choose_mesh(devices: int, members: int, batch_size: int) -> MeshShape:
     return MeshShape(devices, 1)
 
 
+def mesh_of(
+    devices: int, members: int, batch_size: int, mesh: str = "auto", split_over: int = 1
+) -> MeshShape:
+    """Return the mesh of a pack over XLA devices; refuse one that does not fit them or the batch."""
+    if split_over > 1:
+        mesh = f"trial=1,data={split_over}"
+    shape = choose_mesh(devices, members, batch_size) if mesh == "auto" else MeshShape.parse(mesh)
+    if shape.trial * shape.data != devices:
+        raise ConfigError(
+            f"mesh {mesh!r} has {shape.trial * shape.data} places, but there are {devices} devices"
+        )
+    if batch_size % shape.data:
+        raise ConfigError(f"batch_size {batch_size} does not split over data={shape.data} of mesh {mesh!r}")
+    return shape
+
+
 _CHUNK, _CHUNK_BYTES = 100, 64 * 2**20
 
 

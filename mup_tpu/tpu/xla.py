@@ -38,7 +38,7 @@ from mup_tpu.devices.base import (
     MeshShape,
     Repeated,
     Step,
-    choose_mesh,
+    mesh_of,
     padded,
 )  # fmt: skip
 from mup_tpu.devices.cpu import CpuDevice
@@ -219,17 +219,7 @@ class XlaDevice(Device):
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto", split_over: int = 1) -> XlaDevice:
         """Return this device with a mesh for a pack."""
-        if split_over > 1:
-            mesh = f"trial=1,data={split_over}"
-        shape = choose_mesh(self.count, members, batch_size) if mesh == "auto" else MeshShape.parse(mesh)
-        if shape.trial * shape.data != self.count:
-            raise ConfigError(
-                f"mesh {mesh!r} has {shape.trial * shape.data} places, but there are {self.count} devices"
-            )
-        if batch_size % shape.data:
-            raise ConfigError(
-                f"batch_size {batch_size} does not split over data={shape.data} of mesh {mesh!r}"
-            )
+        shape = mesh_of(self.count, members, batch_size, mesh, split_over)
         if self.count == 1:
             return replace(self, mesh=shape)
         from torch_xla.distributed import spmd

@@ -227,11 +227,6 @@ class Processes:
             )
         if trial.model.architecture == "moe":  # hooks of `fully_shard` copy the list of terms of the loss
             raise ConfigError("split_over is not allowed with architecture 'moe': it must be a dense one")
-        if options.device == "tpu" or options.execution == "vmap" or options.compile:
-            raise ConfigError(
-                "split_over needs device cpu, cuda or xla, and of the first two members in turns "
-                "(--execution loop) and no --compile"
-            )
         if 0 < gpus < shards:
             raise ConfigError(f"split_over {shards} is not allowed: it must be at most the GPUs here, {gpus}")
         self._rank, self._others = int(os.environ.get(_RANK, 0)), list[BaseProcess]()

@@ -142,7 +142,7 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     kind, execution, memory = device.torch_device.type, here.execution(run), device.free_memory_bytes()
     packs, threads = here.room(len(trials), run)
     name, devices = device.name, 1
-    if run.split_over > 1:
+    if run.split_over > 1 and kind != "xla":
         devices, packs, execution = run.split_over, 1, "loop"
         if kind == "cpu":  # processes share the cores and the memory
             peak, memory = peak_flops(device, precision), memory // devices
@@ -154,7 +154,7 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
         name = f"{packs * threads} cores here"
     else:
         members = len(make_packs(trials, 1, execution, gpu=here.gpu(run))[0])
-        mesh = device.arrange(members, trials[0].data.batch_size, run.mesh).mesh
+        mesh = device.arrange(members, trials[0].data.batch_size, run.mesh, run.split_over).mesh
         devices = mesh.trial * mesh.data
         peak = peak_flops(device, precision) * devices * packs
         name = name if packs == 1 else f"{packs} × {name}"
@@ -177,22 +177,23 @@ def forecast(
     machine: Machine,
     utilisation: float,
     where: SweepOptions,
-    micro_batches: int = 1,
-    shards: int = 1,
+    run: RunOptions = RunOptions(),
 ) -> list[SizeForecast]:
     """Predict the cost of each size of a sweep before it runs, the smallest first."""
-    from mup_tpu.devices.base import MeshShape, choose_mesh
+    from mup_tpu.devices.base import ONE_DEVICE, mesh_of
     from mup_tpu.training.memory import estimate_pack_bytes
 
     execution: Execution = "vmap" if machine.execution == "vmap" else "loop"
+    shards = run.split_over
 
     def memory_of(trial: Trial, members: int) -> int:
-        mesh = MeshShape(1, 1)
-        if machine.devices > 1 and shards == 1:
-            mesh = choose_mesh(machine.devices, members, trial.data.batch_size)
-        vocabulary = vocab_size(trial)
+        mesh, vocabulary = ONE_DEVICE, vocab_size(trial)
+        if machine.kind == "xla":
+            mesh = mesh_of(machine.devices, members, trial.data.batch_size, run.mesh, shards)
+        if shards > 1:  # the estimate divides by the shards
+            mesh = ONE_DEVICE
         return estimate_pack_bytes(
-            trial, vocabulary, members, execution, mesh, machine.kind, micro_batches, shards
+            trial, vocabulary, members, execution, mesh, machine.kind, run.micro_batches, shards
         )
 
     by_size: dict[str, list[list[Trial]]] = {}

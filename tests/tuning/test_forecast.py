@@ -74,8 +74,10 @@ def test_a_trial_alone_that_does_not_fit_is_told_from_a_pack_that_would_be_split
     assert sizes(4, alone)[-1].memory_bytes > alone, "the pack would be split"
     narrow = Machine("one", 1e12, 1, "loop", memory_bytes=2**20)
     four, one = (
-        forecast(TRIALS, ("width",), lambda trial: 256, narrow, 0.5, SweepOptions(), shards=shards)[1]
-        for shards in (4, 1)
+        forecast(
+            TRIALS, ("width",), lambda trial: 256, narrow, 0.5, SweepOptions(), RunOptions(split_over=n)
+        )[1]
+        for n in (4, 1)
     )
     assert four.packs == four.trials and four.memory_bytes < one.memory_bytes
 
