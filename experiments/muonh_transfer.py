@@ -2,8 +2,8 @@
 
 python experiments/muonh_transfer.py --until-settled
 
-2603.28743 (HyperP) trains all widths at one angle, without a factor; μP scales MuonH's learning rate by 1/√m.
-All else as in hyperball_transfer.py.
+2603.28743 (HyperP) trains all widths at one angle. Neither rule has a factor on it: they differ in the norms
+at init that the steps turn. All else as in hyperball_transfer.py.
 """
 
 import dataclasses

@@ -390,6 +390,9 @@ def without_sentences(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
+_NUMBER = re.compile(r"\d[\d.,]*(e[+-]?\d+)?")
+
+
 def _assert_close(value: Any, frozen: Any, where: str, rel: float, abs: float) -> None:
     if isinstance(frozen, dict):
         assert value.keys() == frozen.keys(), where
@@ -401,8 +404,10 @@ def _assert_close(value: Any, frozen: Any, where: str, rel: float, abs: float) -
             _assert_close(*pair, f"{where}[{i}]", rel, abs)
     elif isinstance(frozen, float):
         assert value == pytest.approx(frozen, rel=rel, abs=abs), where
-    elif where.endswith((".sentence", ".settle", ".why_not")):
+    elif where.endswith((".sentence", ".settle")):
         assert value.split()[:2] == frozen.split()[:2], where
+    elif where.endswith(".why_not") and isinstance(frozen, str):  # numbers may differ, words not
+        assert _NUMBER.sub("#", value) == _NUMBER.sub("#", frozen), where
     else:
         assert value == frozen, where
 

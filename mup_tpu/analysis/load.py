@@ -255,8 +255,8 @@ def check_table(
 ) -> RunTable:
     """Check a table and bring it into standard form; arguments as for `load_table`, with a name for titles.
 
-    It has one row per run or a step of one, or a column for each width or learning rate. Columns that are not
-    named are told by their usual names.
+    It has one row per run or per step of a run, or one column per width or learning rate. Columns that are
+    not named are recognised by common names.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.

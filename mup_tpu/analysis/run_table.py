@@ -1,4 +1,4 @@
-"""A run table: one row per run, its hyperparameter on a log2 axis, lost runs as +inf; rows and their costs.
+"""Run tables: one row per run, the hyperparameter as its log2, lost runs as +inf; and what runs cost.
 
 `load.py` names the columns of a results folder, `ingest/` of anybody's table; `standard_form.py` does the
 rest.

@@ -38,7 +38,7 @@ class StudyOptions:
     """Training in place of our networks: my_package.my_module:train, or a command line with {names} of the
     file, which prints the loss last; by default the file's trainer."""
     workers: int | None = None
-    """Trials of a --trainer at once on this machine; by default one per GPU, or one per core."""
+    """Trials of a --trainer that run at once on this machine; by default one per GPU, or one per core."""
     timeout: str | None = None
     """Longest time of a trial of a --trainer, as 90s, 30m or 2h; a longer one has failed."""
     resources: tuple[str, ...] = ()

@@ -76,7 +76,7 @@ def choose_mesh(devices: int, members: int, batch_size: int) -> MeshShape:
 def mesh_of(
     devices: int, members: int, batch_size: int, mesh: str = "auto", split_over: int = 1
 ) -> MeshShape:
-    """Return the mesh of a pack over XLA devices; refuse one that does not fit them or the batch."""
+    """Return the mesh of a pack over XLA devices; raise ConfigError if it does not fit them or the batch."""
     if split_over > 1:
         mesh = f"trial=1,data={split_over}"
     shape = choose_mesh(devices, members, batch_size) if mesh == "auto" else MeshShape.parse(mesh)

@@ -123,7 +123,7 @@ def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, 
 
 @figure_type("Predictions", "Optimum against scale, and its 50 and 95 % intervals out to the targets")
 def prediction_figure(predictions: Predictions) -> Figure:
-    """Draw optima, their line with its intervals out to the targets, and predictions; a panel per rule."""
+    """Draw optima, predictions, and the line with its intervals out to the targets; one panel per rule."""
     rules = names.ordered(predictions.trends, predictions.analysis.compares)
     axes = style.panels(len(rules), 4.6, 3.9)
     results = {result.compared: result for result in predictions.analysis.results}

@@ -236,7 +236,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
 def _draw_layers(
     ax: Axes, chosen: pd.DataFrame, scale: str, layers: Sequence[str], fits: dict[str, dict[Any, Any]]
 ) -> None:
-    """Draw a line per layer through the means over seeds; colour, marker and dashes tell 72 apart."""
+    """Draw each layer's mean over seeds as a line; colour, marker and dashes distinguish 72 layers."""
     for i, layer in enumerate(layers):
         of_layer = chosen[chosen["layer"] == layer]
         line = of_layer.groupby(scale)["rms"].mean()

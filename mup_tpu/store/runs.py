@@ -205,7 +205,9 @@ def is_search(path: str | os.PathLike[str]) -> bool:
 
 
 def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None) -> pd.DataFrame:
-    """Load the run table of a results folder, one row per trial: all columns, or these and the sorting ones.
+    """Load the run table of a results folder, one row per trial.
+
+    `columns` limits it to these and the columns that sort it.
 
     Examples:
         >>> runs = load_runs("results/quickstart")

@@ -187,13 +187,13 @@ def forecast(
     shards = run.split_over
 
     def memory_of(trial: Trial, members: int) -> int:
-        mesh, vocabulary = ONE_DEVICE, vocab_size(trial)
-        if machine.kind == "xla":
+        mesh = ONE_DEVICE
+        if machine.kind == "xla":  # refuses a split that does not fit the devices
             mesh = mesh_of(machine.devices, members, trial.data.batch_size, run.mesh, shards)
-        if shards > 1:  # the estimate divides by the shards
+        if shards > 1:  # the estimate divides by the shards instead
             mesh = ONE_DEVICE
         return estimate_pack_bytes(
-            trial, vocabulary, members, execution, mesh, machine.kind, run.micro_batches, shards
+            trial, vocab_size(trial), members, execution, mesh, machine.kind, run.micro_batches, shards
         )
 
     by_size: dict[str, list[list[Trial]]] = {}

@@ -104,7 +104,7 @@ def trainer(file: Path) -> pd.DataFrame:
 
 
 def training_log(file: Path) -> pd.DataFrame:
-    """Read a log of training, a line per step; held-out losses if it has any."""
+    """Read a training log with one line per step, and its held-out losses if it has any."""
     rows = []
     for line in _text(file).splitlines():
         if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
@@ -207,7 +207,7 @@ _EVENTS = "events.out.tfevents"
 
 
 def read_project(path: str | Path) -> pd.DataFrame:
-    """Read the runs of a tracker, a row per run.
+    """Read the runs of a tracker, one row per run.
 
     The path is `wandb:ENTITY/PROJECT`, or `mlflow:EXPERIMENT` of the server or database MLFLOW_TRACKING_URI.
     """

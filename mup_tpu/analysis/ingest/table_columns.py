@@ -190,7 +190,7 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
         return None
     if part == "scale":
         candidates = [(rank, name) for rank, name in candidates if distinct(table[name]) > 1] or candidates
-        # A column with a value per run was logged, not set.
+        # A column with a different value in every run was logged, not set.
         values = {name: distinct(table[name]) for _, name in candidates}
         candidates.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
     (first, column), others = candidates[0], candidates[1:]
@@ -223,7 +223,7 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     }
     names = [name for name in ranks if distinct(table[name]) > 1] or [*ranks]
     if len(names) > 1:
-        # A column with a value per run was logged, not set.
+        # A column with a different value in every run was logged, not set.
         values = {name: distinct(table[name]) for name in names}
         names = [name for name in names if values[name] <= 2 * min(values.values())]
     configured = [name for name in names if ranks[name][0] == _CONFIGURED]

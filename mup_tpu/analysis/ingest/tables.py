@@ -230,7 +230,7 @@ def _json(content: Any) -> pd.DataFrame:
 
 
 def _rows_by_group(content: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the rows of a mapping with a list of runs per size, itself or under one key; None otherwise."""
+    """Return the rows of a mapping of sizes to lists of runs, at the top or under one key, or None."""
 
     def holds_lists(value: Any) -> bool:
         is_filled = isinstance(value, dict) and len(value) > 1
