@@ -52,7 +52,7 @@ def analyze(
             spreadsheet would take for a formula.
         figures: Also draw the figures, as PNG and SVG, with the numbers behind them.
         report: Also write a page with verdict, figures, tables, origin of the runs and warnings: one
-            self-contained HTML file; of several sweeps a page of Markdown.
+            self-contained HTML file, or with --out NAME.md Markdown with its figures beside it.
         out: Folder for --figures, or file for --report; by default figures or report.html in the results
             folder, or beside a table's file.
         keep: Store --where in the results folder: every later command uses these rows. Without --where, use

@@ -205,13 +205,19 @@ class Results:
         return written
 
     def write_report(self, out: Path | None = None) -> str:
-        """Write the report, by default beside the results; returns its path."""
-        from mup_tpu.report import render
+        """Write the report, by default beside the results, and of Markdown its figures; return its path."""
+        from mup_tpu.report import Picture, render
 
         page = self.page()
         beside = f"{without_suffix(self._local_path)}.html"
         file = str(out or (f"{self.path.rstrip('/')}/report.html" if self.is_folder else beside))
-        write_file(f"report {file}", file, render(page))
+        if not file.endswith(".md"):
+            write_file(f"report {file}", file, render(page))
+            return file
+        write_file(f"report {file}", file, render(page, "md"))
+        blocks = [*page.lead, *(block for section in page.sections for block in section.blocks)]
+        pictures = {block.file: block.draw() for block in blocks if isinstance(block, Picture)}
+        write_figures(pictures, file.rpartition("/")[0] or ".")
         return file
 
     @property
@@ -322,15 +328,10 @@ class SeveralSweeps(Results):
         numbers = self.comparison.table(name).drop(columns="regret_status")
         return {"sweeps.csv": to_csv(numbers.round(4))}
 
-    def write_report(self, out: Path | None = None) -> str:
-        """Write the report, a page of Markdown with its figure beside it."""
-        out = out or Path(self.path) / "report.md"
-        if out.suffix != ".md":
-            raise ConfigError(f"out {str(out)!r}: the report of several sweeps is Markdown; give NAME.md")
-        inside = predictions_inside(Path(self.path))
-        write_file(f"page {out}", out, tables.referee_page(self.name, self.comparison, "sweeps.png", inside))
-        write_figures(self.figures(), out.parent)
-        return str(out)
+    def page(self) -> Page:
+        from mup_tpu.report import sweeps_page
+
+        return sweeps_page(self.name, self.comparison, predictions_inside(Path(self.path)))
 
 
 class SearchResults(Results):

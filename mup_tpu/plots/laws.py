@@ -82,15 +82,14 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
             losses = [points.law.loss(n) for n in along]
             handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=text)
     ax.set_xscale("log")
-    low, high = ax.get_xlim()
-    style.size_axis(ax.xaxis, low, high, is_compute=not grows)
+    style.size_axis(ax.xaxis, is_compute=not grows)
     ax.set_xlabel("parameters without embeddings, N" if grows else f"{_COMPUTE[:-1]}; N without embeddings)")
     lengths = {t for r in known for t in r.law.tokens}
     if grows and len(lengths) == 1:
         flop = 6 * lengths.pop()
         functions = (partial(np.multiply, flop), partial(np.multiply, 1 / flop))
         upper = ax.secondary_xaxis("top", functions=functions)
-        style.size_axis(upper.xaxis, low * flop, high * flop, is_compute=True)
+        style.size_axis(upper.xaxis, is_compute=True)
         upper.tick_params(labelsize=8)
         upper.set_xlabel(_COMPUTE, fontsize=8)
     return handles
@@ -114,7 +113,7 @@ def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, 
         look: dict[str, Any] = {"color": style.categorical(1), "ms": 13}
         handles += panel.plot(params[seen:], losses[seen:], "*", label="held out", **look)
     panel.set_xscale("log")
-    style.size_axis(panel.xaxis, *panel.get_xlim())
+    style.size_axis(panel.xaxis)
     panel.set_xlabel("parameters without embeddings, N")
     panel.set_ylabel(LOSS)
     panel.yaxis.set_major_formatter(style.PlainTicks())
@@ -200,8 +199,8 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         ax.clabel(lines, fmt=style.power, fontsize=9)
         ax.set_xscale("log")
         ax.set_yscale("log")
-        style.size_axis(ax.xaxis, *first_A[[0, -1]])
-        style.size_axis(ax.yaxis, *second_A[[0, -1]])
+        style.size_axis(ax.xaxis)
+        style.size_axis(ax.yaxis)
         ax.grid(False)
         places_N2, optima_N = _measured(law)
         look: dict[str, Any] = {"cmap": "viridis", "norm": colors, "edgecolors": INK, "linewidths": 0.9}

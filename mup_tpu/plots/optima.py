@@ -162,9 +162,8 @@ def _draw_valleys(
         shown_G = np.isfinite(curve.mean_G) & (curve.mean_G <= losses.top)
         x_G, mean_G, twice_G = curve.x_G[shown_G], curve.mean_G[shown_G], 2 * error_G[shown_G]
         (line,) = ax.plot(x_G, mean_G, "o-", color=color, ms=3.5, lw=1.4, label=entry)
-        style.describe(line, entry, tooltips_G[shown_G].tolist())
-        band = ax.fill_between(x_G, mean_G - twice_G, mean_G + twice_G, color=color, alpha=0.18, lw=0)
-        style.describe(band, entry)
+        style.describe(line, tooltips_G[shown_G].tolist())
+        ax.fill_between(x_G, mean_G - twice_G, mean_G + twice_G, color=color, alpha=0.18, lw=0)
 
         lost_G = curve.diverged_G + curve.stopped_G > 0
         fates = np.array([curve.fate([i]) if lost else "" for i, lost in enumerate(lost_G)])
@@ -174,7 +173,7 @@ def _draw_valleys(
             marker, _, look = _KEY[kind]
             at_rail, look = np.full(here_G.sum(), losses.rail), {"mfc": "none", **look, "color": color}
             (marks,) = ax.plot(curve.x_G[here_G] + offset, at_rail, marker, **look)
-            style.describe(marks, entry, tooltips_G[here_G].tolist())
+            style.describe(marks, tooltips_G[here_G].tolist())
             used |= {kind} if here_G.any() else set()
 
         zero = zeros.get(curve.scale)
@@ -183,9 +182,9 @@ def _draw_valleys(
             y, marker = (zero.loss, "D") if is_shown else (losses.rail, "^")
             (mark,) = ax.plot(zero_x + offset, y, marker, color=color, ms=5, mfc="none", mew=1.3)
             text = f"{head} 0\n{style.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
-            style.describe(mark, entry, [text])
+            style.describe(mark, [text])
             used |= {"zero"} if is_shown else {"zero", "above"}
-        used |= _draw_optimum(ax, curve, optimum, color, entry, f"{head} at its best")
+        used |= _draw_optimum(ax, curve, optimum, color, f"{head} at its best")
     if (first := names.smallest_known(result)) is not None:
         ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
         used.add("first")
@@ -198,7 +197,7 @@ def _draw_valleys(
 
 
 def _draw_optimum(
-    ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...], entry: str, head: str
+    ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...], head: str
 ) -> set[str]:
     """Draw a star below its interval, or an arrow where the best is at an edge."""
     if not optimum.is_bracketed and not np.isfinite(optimum.loss):
@@ -219,9 +218,7 @@ def _draw_optimum(
         look: dict[str, Any] = {"color": color, "ms": 10, "mec": "white", "mew": 0.7, "zorder": 5}
         drawn += ax.plot(optimum.best_x, optimum.loss, arrow, **look)
         text = status(optimum)
-    for line in drawn[:-1]:
-        style.describe(line, entry)
-    style.describe(drawn[-1], entry, [f"{head}: {text}\n{style.loss_text(optimum.loss)}"])
+    style.describe(drawn[-1], [f"{head}: {text}\n{style.loss_text(optimum.loss)}"])
     return {"edge"} if not optimum.is_bracketed else {"fitted"} if optimum.is_fitted else {"missed"}
 
 

@@ -28,7 +28,7 @@ CHECKED = {
     "update": ("update size", "rms of update"),
     "linearization": ("distance from linearization", "relative distance"),
 }
-_WIDTH, _HEIGHT = 5.2, 3.4  # size of a panel of a coordinate check without its key, inches
+_WIDTH, _HEIGHT = 5.2, 3.4  # size of a panel of a coordinate check with its key, inches
 
 
 @figure_type(
@@ -54,7 +54,7 @@ def learning_curves_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | N
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
     for panel, result in zip(axes, results, strict=True):
         for curve in result.learning_curves:
-            color, entry = style.sequential(scales, curve.scale), entries[scales.index(curve.scale)]
+            color = style.sequential(scales, curve.scale)
             (line,) = panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
             of_curve = None
             if runs is not None:
@@ -67,7 +67,7 @@ def learning_curves_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | N
                 "" if i % every else "\n".join([at, f"step {step:g}: {style.loss_text(loss)}", *after])
                 for i, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True))
             ]
-            style.describe(line, str(entry.get_label()), tooltips)
+            style.describe(line, tooltips)
         panel.set_title(style.label(result.compared, analysis.compares))
         panel.set_xlabel("step")
     shown = [loss for result in results for curve in result.learning_curves for loss in curve.losses]
@@ -111,10 +111,10 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
         tooltips[i] = "\n".join([name, loss, ended, *values])
     for ax, name in zip(axes, varied, strict=True):
         x = _places(ax, trials[name], name)
-        for some, marker, entry, look in marks:
+        for some, marker, _, look in marks:
             heights = np.full(len(some), rail) if marker == "x" else some["loss"]
             (line,) = ax.plot(x[some.index], heights, marker, **look)
-            style.describe(line, entry, [tooltips[i] for i in some.index])
+            style.describe(line, [tooltips[i] for i in some.index])
         if len(diverged):
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
         ax.set_xlabel(style.title(name))
@@ -158,7 +158,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     layers, points = list(dict.fromkeys(table["layer"])), sorted(last[scale].unique())
     measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
     rows, across = len(measured), len(parametrizations)
-    figure = style.blank(_WIDTH * across, _HEIGHT * rows)
+    figure = Figure(figsize=(_WIDTH * across, _HEIGHT * rows), layout="constrained")
     grid = figure.subplots(rows, across, sharex=True, sharey="row", squeeze=False)
     for row, quantity in zip(grid, measured, strict=True):
         title, size = CHECKED[quantity]
@@ -172,6 +172,8 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
             ax.set_xticks(points, written, **style.turned(written, _WIDTH))
             ax.minorticks_off()
             ax.set_title(f"{style.label(parametrization)}: {title}")
+            key = {"ncols": -(-len(ax.lines) // 20), "loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
+            ax.legend(fontsize=7.5, title="slope", **key)
             if ax in grid[:, 0]:
                 ax.set_ylabel(f"{size} after {last['step'].max()} steps")
             else:
@@ -180,10 +182,6 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
         row[0].set_ylim(low, max(high, 2 * low))  # an octave at least
     for ax in grid[-1]:
         ax.set_xlabel(style.title(scale))
-    for i, row in enumerate(grid):
-        below = 0.55 if i == rows - 1 else 0.15  # room for ticks and the name of the axis
-        keys = [style.panel_key(ax, _WIDTH - 0.6, below, "slope") for ax in row]
-        figure.set_figheight(figure.get_figheight() + max(keys))
     return figure
 
 
@@ -208,7 +206,7 @@ def module_check_figure(table: pd.DataFrame) -> Figure:
     rows = [(n, layers[i : i + 8]) for n, layers in blocks.items() for i in range(0, len(layers), 8)]
     means = table.groupby(["quantity", "step", "layer", scale])["rms"].mean()
     drawn = {key[:3] for key in means.index}
-    figure = style.blank(2.2 * len(steps) + 1.6, 2.4 * len(rows))
+    figure = Figure(figsize=(2.2 * len(steps) + 1.6, 2.4 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(steps), sharex=True, sharey="row", squeeze=False)
     points = sorted(table[scale].unique())
     for axes, (number, layers) in zip(grid, rows, strict=True):
@@ -258,4 +256,4 @@ def _draw_layers(
             runs = [f"seed {seed:g}: {rms:.4g}" for seed, rms in seeds.itertuples(index=False)]
             lines = (f"{layer}, {names.point(scale, point)}", f"rms {mean:.4g}", grows, *runs)
             tooltips.append("\n".join(filter(None, lines)))
-        style.describe(drawn, layer, tooltips)
+        style.describe(drawn, tooltips)

@@ -1,7 +1,7 @@
 """Style of all figures: colours, panels, keys, texts and ticks, and SVG with tooltips for a page.
 
-For a page matplotlib draws the same figure as for a PNG file. Then everything that `describe` has named gets
-an attribute for the page's script, and transparent shapes with a `<title>` lie over points and key.
+matplotlib's constrained layout places everything. In a page, transparent circles with a `<title>` lie over
+the points that `describe` has given tooltips.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -22,14 +23,12 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
-from matplotlib.ticker import EngFormatter, FixedLocator, Formatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, Formatter, LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
 from mup_tpu.analysis.ingest.table_columns import Columns
@@ -59,8 +58,7 @@ INK = "#333333"
 LOSS = "loss (nat per token)"
 BAR = 1.0  # width of a bar of colours with its numbers, inches
 _ACROSS = 3  # largest number of panels beside each other; further ones go below
-_TALL_KEY = 0.85  # height from which a single panel's key goes to its right, inches: more than four lines
-_WIDEST = 9.2  # most inches of a panel with its key at the right
+_LETTERS = 11  # letters of an inch of text
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def figure_type(
 ) -> Callable[[Callable[P, Figure]], Callable[P, Figure]]:
     """Register a function NAME_figure as the figure NAME, and draw it under this module's style.
 
-    Titles and names of axes are broken into lines that fit their panel.
+    Titles and names of axes are wrapped to the size of their panel.
     Control characters become escapes, because no SVG may hold them.
     """
 
@@ -96,7 +94,16 @@ def figure_type(
                 figure = draw(*args, **kwargs)
                 for text in figure.findobj(Text):
                     text.set_text(visible(text.get_text()))
-                _break_texts(figure)
+                for ax in figure.axes:
+                    if (spec := ax.get_subplotspec()) is not None:
+                        rows, across, *_ = spec.get_geometry()
+                        width, height = figure.get_size_inches() / (across, rows)
+                        for text, inches in (
+                            (ax.title, width),
+                            (ax.xaxis.label, width),
+                            (ax.yaxis.label, height),
+                        ):
+                            text.set_text(wrapped(text.get_text(), inches - 0.6))
                 return figure
 
         FIGURES[draw.__name__.removesuffix("_figure")] = FigureType(title, caption, drawn, has_data)
@@ -109,15 +116,9 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write name.png and name.svg, the same bytes for the same figure."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    canvas, dpi, file = figure.canvas, figure.dpi, io.BytesIO()
-    figure.set_dpi(150)
+    file = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        # Figure.savefig would draw twice, the first time for the layout alone.
-        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})  # type: ignore[no-untyped-call]
-        figure.set_canvas(canvas)
-        figure.set_dpi(dpi)
-        # The second file takes the first one's layout, which takes half of the time.
-        figure.set_layout_engine(None)
+        figure.savefig(file, dpi=150, metadata={"Software": None})
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     # 256 colours look the same and take a third of the bytes.
     Image.open(file).convert("RGB").quantize(256).save(paths[0], optimize=True)
@@ -156,17 +157,11 @@ VERDICTS = {
 }
 
 
-def blank(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # measures texts, whichever canvas saves the figure
-    return figure
-
-
 def panels(count: int, width: float, height: float, share_x: bool = True, share_y: bool = True) -> list[Axes]:
     """Return panels of a new figure, each of a width and height in inches."""
     across = min(count, 2 if count == 4 else _ACROSS)
     rows = -(-count // across)
-    figure = blank(width * across, height * rows)
+    figure = Figure(figsize=(width * across, height * rows), layout="constrained")
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.remove()
@@ -192,69 +187,18 @@ def figure_of(axes: Sequence[Axes]) -> Figure:
 
 
 def with_key(axes: Sequence[Axes], handles: Sequence[Artist], title: str | None = None) -> Figure:
-    """Add a key below the panels in as many columns as fit, or at the right of a single one.
-
-    The figure, which is returned, grows by what the key takes.
-    """
+    """Add a key below the panels, in as many columns as fit; return the figure, which grows by its height."""
     figure = figure_of(axes)
     if not handles:
         return figure
-    labels = [str(handle.get_label()) for handle in handles]
-
-    def key(place: Any, ncols: int = 1) -> Legend:
-        return figure.legend(handles=handles, loc=place, title=title, ncols=ncols, fontsize=9)
-
-    legend = _fitted(functools.partial(key, "outside lower center"), labels, 0.96 * figure.get_figwidth())
-    height = _inches(legend)[1]
-    if len(axes) == 1 and height > _TALL_KEY:  # it would take a third of the figure
-        beside = key("outside right upper")
-        width = figure.get_figwidth() + _inches(beside)[0]
-        if width <= _WIDEST:
-            legend.remove()
-            figure.set_figwidth(width)
-            beside.labels, beside.is_beside = labels, True  # type: ignore[attr-defined]
-            return figure
-        beside.remove()
-    figure.set_figheight(figure.get_figheight() + max(0.0, height - 0.3))
+    for handle in handles:
+        handle.set_label(wrapped(str(handle.get_label()), figure.get_figwidth() - 1))
+    lines = [line for handle in handles for line in str(handle.get_label()).split("\n")]
+    entry = max(map(len, lines)) / (1.2 * _LETTERS) + 0.7  # width of an entry with its mark, inches
+    ncols = max(1, min(len(handles), 7, int(figure.get_figwidth() / entry)))
+    figure.set_figheight(figure.get_figheight() + 0.17 * (-(-len(lines) // ncols) + (title is not None)))
+    figure.legend(handles=handles, loc="outside lower center", title=title, ncols=ncols, fontsize=9)
     return figure
-
-
-def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
-    """Draw a key of at most this width below one panel; return its height. All lengths are inches.
-
-    `below` leaves room for ticks and the axis' name.
-    """
-    figure = ax.figure
-    shift = matplotlib.transforms.ScaledTranslation(0, -below, figure.dpi_scale_trans)
-    labels = ax.get_legend_handles_labels()[1]
-    legend = _fitted(
-        lambda ncols: ax.legend(
-            fontsize=7.5, title=title, title_fontsize=7.5, ncols=ncols, loc="upper center",
-            bbox_to_anchor=(0.5, 0), bbox_transform=ax.transAxes + shift, borderaxespad=0, columnspacing=1.2,
-        ),
-        labels, width,
-    )  # fmt: skip
-    return _inches(legend)[1]
-
-
-def _fitted(make: Callable[[int], Legend], labels: Sequence[str], width: float) -> Legend:
-    """Return a legend with as many columns as fit the width; longer entries are broken into lines."""
-    for ncols in range(min(7, len(labels)), 0, -1):
-        legend = make(ncols)
-        legend.labels, legend.is_beside = labels, False  # type: ignore[attr-defined]
-        if _inches(legend)[0] <= width:
-            return legend
-        if ncols > 1:
-            legend.remove()
-    for text in (legend.get_title(), *legend.get_texts()):
-        _break(text, width - 0.6)
-    return legend
-
-
-def _inches(artist: Any) -> tuple[float, float]:
-    figure = artist.figure
-    box = artist.get_window_extent(figure.canvas.get_renderer())
-    return box.width / figure.dpi, box.height / figure.dpi
 
 
 def mark(marker: str, text: str, **look: Any) -> Line2D:
@@ -273,45 +217,8 @@ def at_edge(ax: Axes, optimum: Optimum, at: float, **look: Any) -> None:
         ax.plot(at, optimum.best_x, arrow, mfc="none", **look)
 
 
-def _break_texts(figure: Figure) -> None:
-    in_grid = [ax for ax in figure.axes if ax.get_subplotspec() is not None]
-    bars = len(figure.axes) - len(in_grid)
-    taken = BAR * bars + sum(_inches(key)[0] for key in figure.legends if getattr(key, "is_beside", False))
-    for ax in in_grid:
-        spec = ax.get_subplotspec()
-        assert spec is not None
-        width = (figure.get_figwidth() - taken) / spec.get_gridspec().ncols
-        height = figure.get_figheight() / spec.get_gridspec().nrows
-        for text, room in (
-            (ax.title, width - (1.3 if bars else 0.5)),  # room for a bar's numbers at the right
-            (ax.xaxis.label, width - 0.7),
-            (ax.yaxis.label, height - 0.9),
-        ):  # fmt: skip
-            _break(text, max(room, 1.0))
-
-
-def _break(text: Text, inches: float) -> None:
-    written = text.get_text()
-    rotated = text.get_rotation() == 90
-    most = max(len(line) for line in written.split("\n"))
-    while most > 6 and (size := _inches(text)[1 if rotated else 0]) > inches:
-        most = max(6, min(most - 1, int(most * inches / size)))
-        text.set_text("\n".join(part for line in written.split("\n") for part in broken(line, most)))
-
-
-def broken(written: str, most: int) -> list[str]:
-    """Split a text into lines of at most `most` letters; formulas stay whole."""
-    lines, line = [], ""
-    for piece in re.findall(r"(?:\\\$|\$[^$]*\$|[^ _\-$])+[ _\-]*|[ _\-]+", written):
-        while len(piece) > most and "$" not in piece:
-            room = most - len(line)
-            lines.append(line + piece[:room])
-            line, piece = "", piece[room:]
-        if line and len(line) + len(piece.rstrip()) > most:
-            lines.append(line.rstrip())
-            line = ""
-        line += piece
-    return [*lines, line.rstrip()]
+def wrapped(text: str, inches: float) -> str:
+    return textwrap.fill(text, max(8, int(inches * _LETTERS)), break_on_hyphens=False)
 
 
 def label(compared: str, column: str = "parametrization") -> str:
@@ -373,28 +280,16 @@ def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
     known = np.array([value for value in losses if np.isfinite(value)])
     if len(known) and known.min() > 0 and known.max() > 3 * known.min():
         ax.set_yscale("log")
-        low, high = ax.get_ylim()
-        ax.yaxis.set_major_locator(FixedLocator(log_ticks(low, high, least=5)))
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         ax.yaxis.set_major_formatter(lambda value, _: _tidied(f"{value:g}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
         ax.minorticks_off()
     else:
         ax.yaxis.set_major_formatter(PlainTicks())
 
 
-def log_ticks(low: float, high: float, least: int) -> list[float]:
-    """Return round values on a logarithmic axis: at least `least`, or all."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
-        ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
-        if len(ticks) >= least:
-            break
-    return ticks
-
-
-def size_axis(axis: Axis, low: float, high: float, is_compute: bool = False) -> None:
+def size_axis(axis: Axis, is_compute: bool = False) -> None:
     """Format a logarithmic axis of parameters or tokens (50k, 2M, 1B), or of FLOP (2M, 1G)."""
-    axis.set_major_locator(FixedLocator(log_ticks(low, high, least=3)))
+    axis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.set_major_formatter(lambda value, _: write_size(value, is_compute))
     axis.set_minor_locator(NullLocator())
 
@@ -433,13 +328,12 @@ def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
         ax.tick_params(axis="x", which="minor", length=3.5)
 
 
-# Least and largest reach of a tooltip around its point, in points of type: a marker alone is hard to hit
-_RADIUS = (2.0, 5.0)
 _MOST_RUNS = 6  # most runs that a tooltip lists one by one
 
 
-def describe(artist: Artist, entry: str, texts: Sequence[str] = ()) -> None:
-    artist.entry, artist.texts = entry, texts  # type: ignore[attr-defined]
+def describe(line: Line2D, tooltips: Sequence[str]) -> None:
+    """Give each point of a line a tooltip; "" is none."""
+    line.tooltips = tooltips  # type: ignore[attr-defined]
 
 
 def loss_text(loss: float, error: float | None = None) -> str:
@@ -460,77 +354,28 @@ def run_lines(runs: pd.DataFrame | None) -> list[str]:
 
 
 def svg(figure: Figure, prefix: str) -> str:
-    """Return a figure as an `<svg>` element; `prefix` keeps its ids apart from those of other figures."""
-    described = [artist for artist in figure.findobj() if hasattr(artist, "entry")]
-    entries = {name: i for i, name in enumerate(dict.fromkeys(artist.entry for artist in described))}
-    for artist in described:
-        artist.set_gid(f"entry-{entries[artist.entry]}")
+    """Return a figure as an `<svg>` element with tooltips; all ids in it begin with a prefix."""
     with matplotlib.rc_context(STYLE):
         if (layout := figure.get_layout_engine()) is not None:
             layout.execute(figure)
         figure.set_layout_engine(None)  # places of points stay those of the file
         file = io.StringIO()
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            file, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     text = file.getvalue()
     text = text[text.index("<svg") :].rstrip().removesuffix("</svg>")
-    text = re.sub(r'<g id="entry-(\d+)">', r'<g data-entry="\1">', text)
     # Hundredths of a point are enough; without comments, ids of groups and indents half of the bytes is left.
     text = re.sub(r"(?<!scale\(0)(\.\d\d)\d+", r"\1", text)
     text = re.sub(r"\s+", " ", re.sub(r'<!--.*?-->|(?<=<g) id="[^"]*"', "", text))
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    overlay = [*_tooltips(figure, described, entries), *_buttons(figure, described, entries)]
-    return "\n".join([text, *overlay, "</svg>"]) if overlay else f"{text}</svg>"
-
-
-def _tooltips(figure: Figure, described: Sequence[Any], entries: dict[str, int]) -> Iterator[str]:
-    """Return a transparent circle a point that its panel shows."""
-    points: list[tuple[float, float, int, str]] = []
-    for artist in described:
-        if len(artist.texts):
-            places = artist.get_transform().transform(np.asarray(artist.get_xydata(), float))
-            for place, text in zip(places, artist.texts, strict=True):
-                if text and artist.axes.bbox.contains(*place):
-                    points.append((*_on_page(figure, *place), entries[artist.entry], text))
-    if not points:
-        return
-    from scipy.spatial import cKDTree  # pages alone need it, and it takes as long as a figure
-
-    places = np.array([point[:2] for point in points])
-    nearest = cKDTree(places).query(places, k=2)[0][:, 1]
-    # Of close points the pointer finds the nearest, so their circles may not overlap.
-    for (left, top, entry, text), radius in zip(points, np.clip(nearest / 2, *_RADIUS), strict=True):
-        yield (
-            f'<circle class="point" data-entry="{entry}" cx="{left:.1f}" cy="{top:.1f}" r="{radius:.1f}">'
-            f"{_title(text)}</circle>"
-        )
-
-
-def _buttons(figure: Figure, described: Sequence[Any], entries: dict[str, int]) -> Iterator[str]:
-    """Return a transparent button an entry of a key that hides something."""
-    of_label = {name: name for name in entries} | {a.get_label(): a.entry for a in described}
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    # Keys made here: their `labels` are the entries before line breaks.
-    legends: list[Any] = [*figure.legends, *(ax.get_legend() for ax in figure.axes)]
-    for key in (legend for legend in legends if hasattr(legend, "labels")):
-        for label, handle, text in zip(key.labels, key.legend_handles, key.get_texts(), strict=True):
-            if label not in of_label:
-                continue
-            entry = of_label[label]
-            plain = entry.replace(r"\$", "$")
-            box = matplotlib.transforms.Bbox.union(
-                [handle.get_window_extent(renderer), text.get_window_extent(renderer)]
-            ).padded(3)
-            (left, top), scale = _on_page(figure, box.x0, box.y1), 72 / figure.dpi
-            yield (
-                f'<rect class="button" data-key="{entries[entry]}" role="button" tabindex="0" '
-                f'aria-pressed="true" x="{left:.1f}" y="{top:.1f}" width="{box.width * scale:.1f}" '
-                f'height="{box.height * scale:.1f}">{_title(f"hide or show {plain}")}</rect>'
-            )
-
-
-def _on_page(figure: Figure, x: float, y: float) -> tuple[float, float]:
-    return x * 72 / figure.dpi, (figure.bbox.height - y) * 72 / figure.dpi
-
-
-def _title(text: str) -> str:
-    return f"<title>{html.escape(visible(text))}</title>"
+    circles, scale = [], 72 / figure.dpi
+    lines: list[Any] = figure.findobj(lambda artist: hasattr(artist, "tooltips"))
+    for line in lines:
+        places = line.get_transform().transform(line.get_xydata())
+        for (x, y), tooltip in zip(places, line.tooltips, strict=True):
+            if tooltip and line.axes.bbox.contains(x, y):
+                at = f'cx="{x * scale:.1f}" cy="{(figure.bbox.height - y) * scale:.1f}" r="4"'
+                title = f"<title>{html.escape(visible(tooltip))}</title>"
+                circles.append(f'<circle class="point" {at}>{title}</circle>')
+    return "\n".join([text, *circles, "</svg>"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -181,11 +182,11 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
             text = f"{rule}: {span(entry)}, {style.plain(entry.sweep)}"
         else:
             text = style.plain(entry)
-        written.append("\n".join(style.broken(text, 60)))
+        written.append(textwrap.fill(text, 60))
     lines = [text.count("\n") + 1 for text in written]
     rows = np.cumsum(lines[::-1])[::-1] - np.array(lines) / 2 - 0.5
     longest = 0.072 * max(len(line) for text in written for line in text.split("\n"))
-    figure = style.blank(longest + 6.2, 0.2 * sum(lines) + 1.3)
+    figure = Figure(figsize=(longest + 6.2, 0.2 * sum(lines) + 1.3), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for row, entry, height in zip(rows, entries, lines, strict=True):
         for ax in axes:

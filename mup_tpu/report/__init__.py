@@ -1,13 +1,16 @@
-"""One self-contained HTML file about results: verdicts, figures, tables, and how runs were made."""
+"""Pages about results, as one HTML file or as Markdown: verdicts, figures, tables, and how runs were made."""
 
 from __future__ import annotations
 
+import html
+import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
+from urllib.parse import quote
 
 import jinja2
 import numpy as np
@@ -18,6 +21,7 @@ from matplotlib.figure import Figure
 from mup_tpu import plots
 from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
 from mup_tpu.analysis.prediction import Score
+from mup_tpu.analysis.referee import Comparison
 from mup_tpu.analysis.run_table import RunTable, of_status, ranked, varied
 from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
@@ -27,10 +31,14 @@ from mup_tpu.words.names import listed, name, ordered, powers_in_html, results_o
 from mup_tpu.words.reasons import notes
 from mup_tpu.words.surfaces import together
 from mup_tpu.words.tables import (
+    ON_A_PAGE,
+    common_setting,
     conclusion,
     how_made,
+    left_out,
     optima_table,
     regret_table,
+    ruling_tables,
     slopes_table,
     trials_table,
 )
@@ -58,30 +66,24 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Values:
-    """Names and values."""
-
-    kind: ClassVar[str] = "values"
-    pairs: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Picture:
-    """A figure."""
+    """A figure of `plots.FIGURES`; `file` is its name beside a page of Markdown."""
 
     kind: ClassVar[str] = "picture"
     title: str
     caption: str
-    svg: str  # SVG element
+    draw: Callable[[], Figure]
+    file: str
 
     @classmethod
     def of(cls, name: str, draw: Callable[[], Figure], number: int = 0) -> Picture:
-        """Draw a figure of `plots.FIGURES`; `number` tells figures of one name apart."""
-        kind = plots.FIGURES[name]
-        return cls(kind.title, kind.caption, plots.svg(draw(), f"{name}-{number}"))
+        """Make the block of a figure; `number` tells figures of one name apart."""
+        return cls(
+            plots.FIGURES[name].title, plots.FIGURES[name].caption, draw, name + f"-{number}" * bool(number)
+        )
 
 
-Block = Box | Text | Table | Values | Picture
+Block = Box | Text | Table | Picture
 
 
 @dataclass(frozen=True)
@@ -102,17 +104,40 @@ class Page:
     foot: str  # guide to the page
 
 
-def render(page: Page) -> str:
-    """Return a page as HTML with everything in it: no link, no file beside it."""
+def render(page: Page, template: str = "html") -> str:
+    """Return a page as HTML with everything in it, or as Markdown ("md") with its pictures beside it."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mup_tpu.report", "."),
-        autoescape=True,
+        autoescape=template == "html",
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["anchor"] = lambda title: re.sub(r"\W+", "-", title.lower()).strip("-")
-    environment.filters["powers"] = lambda text: Markup(powers_in_html(text))
-    return visible(environment.get_template("page.html.j2").render(page=page, version=version("mup_tpu")))
+    environment.filters["powers"] = _in_html if template == "html" else _in_markdown
+    environment.filters["svg"] = lambda picture: Markup(plots.svg(picture.draw(), picture.file))
+    return visible(
+        environment.get_template(f"page.{template}.j2").render(page=page, version=version("mup_tpu"))
+    )
+
+
+class Link(str):
+    """A cell with the name of a sweep, which leads to its page."""
+
+    @property
+    def address(self) -> str:
+        return f"{quote(self)}/README.md"
+
+
+def _in_html(text: str) -> Markup:
+    written = Markup(powers_in_html(text))
+    return Markup(f'<a href="{text.address}">{written}</a>') if isinstance(text, Link) else written
+
+
+def _in_markdown(text: str) -> str:
+    """Escape a text from somebody's rows, which may end a cell or begin a link or HTML."""
+    one_line = html.escape(visible(" ".join(text.split())), quote=False)
+    escaped = re.sub(r"[`|\[\]\\]", lambda mark: f"&#{ord(mark[0])};", one_line)
+    return f"[{escaped}]({text.address})" if isinstance(text, Link) else escaped
 
 
 __all__ = [
@@ -122,6 +147,7 @@ __all__ = [
     "render",
     "search_page",
     "sweep_page",
+    "sweeps_page",
 ]
 
 _RULE = (
@@ -157,7 +183,7 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
         texts = [Text(f"{score(one)}.") for one in scores]
         sections.append(Section("Predictions", texts))
     if table.stored is not None:
-        sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
+        sections.append(Section("How the runs were made", [how_made(table.stored)]))
     title = f"{analysis.name}: does {tuned} transfer across {scale}?"
     return Page(
         title,
@@ -189,7 +215,7 @@ def joint_page(joint: JointAnalysis, stored: pd.DataFrame | None = None) -> Page
             Section(f"{label(part.hyperparameter)}, the others at their best", [*pictures, *tables])
         )
     if stored is not None:
-        sections.append(Section("How the runs were made", [Values(how_made(stored))]))
+        sections.append(Section("How the runs were made", [how_made(stored)]))
     tuned, first = listed([*map(label, joint.tuned)]), joint.parts[0]
     return Page(
         f"{first.name}: do {tuned} transfer across {label(first.scale)}?",
@@ -218,10 +244,47 @@ def search_page(title: str, runs: pd.DataFrame) -> Page:
         [
             Section("Figure", figures),
             Section(f"The best of {len(finished)} finished trials", [trials_table(runs)]),
-            Section("How the runs were made", [Values(how_made(runs))]),
+            Section("How the runs were made", [how_made(runs)]),
         ],
         "A trial stopped early has the loss of its last step; do not compare it with a finished one.",
     )
+
+
+def sweeps_page(
+    title: str, comparison: Comparison, predictions: Mapping[str, Sequence[bool]] | None = None
+) -> Page:
+    """Return the report of several sweeps; `predictions` has which intervals were right, by folder."""
+    fitted = [r for r in comparison.rulings if not math.isnan(r.parabola)]
+    parts = sum(r.parts_from_parabola for r in fitted)
+    model, update_rule, tuned = common_setting(comparison)
+    meanings = [
+        ("α", "exponent of the best value over the scale (95 %), 0 where it stays"),
+        ("by hand", "the same by a parabola through each scale's five lowest points, and a straight line"),
+        ("≠", f"by hand, α lies outside its interval ({parts} of {len(fitted)})"),
+        (
+            "regret",
+            "cost of the smallest scale's best value at the largest, nat; intervals are on the sweep's page",
+        ),
+        ("hours", "training time on one device; on CPUs, of one thread"),
+    ]
+    question = "Which hyperparameters stay as a model or its training grows, under which rule?"
+    default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned."
+    tables = ruling_tables(comparison, ON_A_PAGE)
+    sections = [Section(one.title[:1].upper() + one.title[1:], [_with_links(one)]) for one in tables]
+    foot = []
+    if predictions:
+        inside = [one for of_folder in predictions.values() for one in of_folder]
+        counts = f"{sum(inside)} of {len(inside)} ({', '.join(predictions)})"
+        foot.append(f"Predictions inside their 95 % interval: {counts}.")
+    if comparison.left_out:
+        foot.append(f"Not in the tables: {'; '.join(left_out(comparison))}.")
+    picture = Picture.of("sweeps", partial(plots.sweeps_figure, comparison.rulings))
+    lead: list[Block] = [Text(question), Table(("column", "meaning"), meanings), Text(default), picture]
+    return Page(title, lead, sections, " ".join(foot))
+
+
+def _with_links(table: Table) -> Table:
+    return replace(table, title="", rows=[(*cells, Link(sweep)) for *cells, sweep in table.rows])
 
 
 def coordinate_check_page(title: str, table: pd.DataFrame) -> Page:

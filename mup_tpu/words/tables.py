@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -23,7 +20,7 @@ from mup_tpu.analysis.transfer import TransferResult
 from mup_tpu.analysis.verdict import AT_LEAST
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
-from mup_tpu.config.values import counted, visible
+from mup_tpu.config.values import counted
 from mup_tpu.words.names import bound, exponent, name, number, power
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
@@ -123,8 +120,8 @@ def conclusion(outcome: Conclusion, scale: str, rule: str = "") -> list[str]:
     return lines
 
 
-def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the number of runs, and the settings that vary or are not the defaults."""
+def how_made(source: pd.DataFrame) -> Table:
+    """Return a table of the number of runs, and the settings that vary or are not the defaults."""
     made = [("runs", str(len(source)))]
     if "status" in source:
         made.append(("ended", counted(source["status"].value_counts().items())))
@@ -136,7 +133,7 @@ def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
             values = sorted(source[column].dropna().unique().tolist())
             if values and not (column in defaults and values == [defaults[column]]):
                 made.append((label(column), _written(column, values)))
-    return [*made, ("all other settings", "the defaults")]
+    return Table(("setting", "value"), [*made, ("all other settings", "the defaults")])
 
 
 def _written(column: str, values: list[Any]) -> str:
@@ -153,62 +150,14 @@ def _readable(column: str, value: Any) -> str:
     return name(value) if column == "parametrization" else write(column, value)
 
 
-_INTRODUCTION = """\
-Which hyperparameters stay as a model or its training grows, under which rule? A row is one rule of one sweep
-(`mup-tpu analyze {name} --report --out {name}/README.md`); the sweep's page has sizes, lengths and data,
-`docs/rules.md` the rules.
-
-- **α**: exponent of the best value over the scale (95 %), 0 where it stays.
-- **By hand**: the same by a parabola through each scale's five lowest points, and a straight line; ≠ where it
-  lies outside α's interval ({parts} of {fitted}).
-- **Regret**: cost of the smallest scale's best value at the largest, nat; intervals are on the sweep's page.
-- **Hours**: training time on one device; on CPUs, of one thread.
-
-{default}."""
-
-# Columns of the tables on a page of Markdown, where a link leads to the intervals of each sweep
-_ON_A_PAGE = ("stored rule", "from, to", "α", "by hand", "regret", "verdict", "hours", "sweep")
+# Columns of the tables on a page, where a link leads to the intervals of each sweep
+ON_A_PAGE = ("stored rule", "from, to", "α", "by hand", "regret", "verdict", "hours", "sweep")
 _IN_A_TERMINAL = ("sweep", "rule", "from, to", "α (95 %)", "regret (nat, 95 %)", "verdict")
-
-
-def referee_page(
-    name: str,
-    comparison: Comparison,
-    figure: str = "",
-    predictions: Mapping[str, Sequence[bool]] | None = None,
-) -> str:
-    """Return several sweeps beside each other as a page of Markdown.
-
-    `figure` is the file of `mup_tpu.plots.sweeps_figure`, relative to the page; `predictions` say by folder
-    whether each interval holds what came out.
-    """
-    model, update_rule, tuned = _common_setting(comparison)
-    default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned"
-    fitted = [r for r in comparison.rulings if not math.isnan(r.parabola)]
-    parts = sum(r.parts_from_parabola for r in fitted)
-    introduction = _INTRODUCTION.format(name=name, default=default, parts=parts, fitted=len(fitted))
-    lines = [f"# {name}", introduction]
-    if figure:
-        lines += ["", f"![Drift exponent and regret of each rule, by the way of growing]({figure})"]
-    for table in ruling_tables(comparison, _ON_A_PAGE):
-        rows = []
-        for rule, *middle, sweep in table.rows:
-            rule_name, comma, differs = rule.partition(", ")
-            rows.append((f"{_code(rule_name)}{comma}{_safe(differs)}", *middle, _link(sweep)))
-        heading = f"## {table.title[:1].upper()}{table.title[1:]}"
-        lines += ["", heading, *_markdown(("rule", *table.headings[1:]), rows)]
-    if predictions:
-        inside = [one for of_folder in predictions.values() for one in of_folder]
-        folders = ", ".join(map(_link, predictions))
-        lines += ["", f"Predictions inside their 95 % interval: {sum(inside)} of {len(inside)} ({folders})."]
-    if comparison.left_out:
-        lines += ["", f"Not in the tables: {'; '.join(left_out(comparison, _link))}."]
-    return "\n".join(lines) + "\n"
 
 
 def ruling_tables(comparison: Comparison, headings: Sequence[str] = _IN_A_TERMINAL) -> list[Table]:
     """Return a table for each way of growing, with a row for each rule of a sweep."""
-    common, tables = _common_setting(comparison), []
+    common, tables = common_setting(comparison), []
     for way, rulings in groupby(comparison.rulings, lambda r: label(r.columns.scale)):
         rows = [[_cells(r, common)[heading] for heading in headings] for r in rulings]
         tables.append(Table(headings, rows, way, left=("rule", "verdict", "sweep"), whole=("verdict",)))
@@ -243,11 +192,11 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
     }
 
 
-def left_out(comparison: Comparison, name_of: Callable[[str], str] = str) -> list[str]:
+def left_out(comparison: Comparison) -> list[str]:
     """Return the folders without a ruling, those of one reason together with it."""
     reasons = {folder: because(why).partition(";")[0] for folder, why in comparison.left_out.items()}
     return [
-        f"{', '.join(name_of(folder) for folder in reasons if reasons[folder] == why)} ({why})"
+        f"{', '.join(folder for folder in reasons if reasons[folder] == why)} ({why})"
         for why in dict.fromkeys(reasons.values())
     ]
 
@@ -257,27 +206,8 @@ def verdict_counts(comparison: Comparison) -> str:
     return ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
 
 
-def _common_setting(comparison: Comparison) -> tuple[str, str, str]:
+def common_setting(comparison: Comparison) -> tuple[str, str, str]:
     return Counter(r.setting for r in comparison.rulings).most_common(1)[0][0]
-
-
-def _link(sweep: str) -> str:
-    return f"[{_safe(sweep)}]({quote(sweep)}/README.md)"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if _safe(text) == text else f"<code>{_safe(text)}</code>"
-
-
-def _safe(text: str) -> str:
-    """Escape a text from somebody's rows, which may end a cell or a code span, or begin HTML."""
-    one_line = visible(" ".join(text.split()))
-    return re.sub(r"[`|\[\]\\]", lambda mark: f"&#{ord(mark[0])};", html.escape(one_line, quote=False))
-
-
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (headings, *rows)]
-    return [lines[0], "|" + "---|" * len(headings), *lines[1:]]
 
 
 def span(ruling: Ruling, to: str = " to ") -> str:

@@ -59,7 +59,7 @@ def test_stopped_refused_and_diverged_runs_are_on_the_rail_each_with_its_mark():
 
 
 def key_of(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+    return [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
 
 
 def in_panel(figure):
@@ -88,14 +88,6 @@ def test_one_far_run_leaves_the_axis_for_the_rail_and_the_valley_keeps_a_third_o
     assert high - low < 3.7 * 0.05, "the lower three quarters are 0.03 nat"
     (low, high), beyond, key = in_panel(plots.transfer_figure(valley()))
     assert beyond == [] and "above the axis" not in key and low < 2.508 and high > 2.56
-
-
-def test_a_single_panel_s_long_key_stands_beside_it():
-    figure = plots.transfer_figure(valley(x3=np.nan, x11=3.0))
-    figure.canvas.draw()
-    (key,), (ax,) = figure.legends, figure.axes
-    assert key.get_window_extent().x0 > ax.bbox.x1 and figure.get_figwidth() <= 9.2
-    assert ax.bbox.height > 0.7 * figure.bbox.height
 
 
 def test_runs_at_zero_stand_at_the_edge_of_the_log_axis_and_are_marked():
@@ -152,7 +144,7 @@ def test_a_numeric_compared_axis_is_named_and_its_panels_ascend():
 
 def test_an_interval_lies_clear_of_its_star_and_the_line_at_the_top_is_explained(analysis):
     figure = plots.transfer_figure(analysis)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     for ax, result in zip(figure.axes, analysis.results, strict=True):
         bars = [line for line in ax.lines if line.get_marker() == "|"]
         assert len(bars) == len(result.optima)

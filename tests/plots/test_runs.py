@@ -14,13 +14,13 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 def key_of(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+    return [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
 
 
 def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_the_best():
     runs = load_runs(RESULTS / "tune_small")
     figure = plots.search_figure(ranked(runs), varied(runs))
-    labels = [ax.get_xlabel() for ax in figure.axes]
+    labels = [ax.get_xlabel().replace("\n", " ") for ax in figure.axes]
     assert labels[:3] == ["learning rate", "warm-up (share of the steps, or steps)", "init σ"]
     assert len(labels) == 6
     drawn = {line.get_marker(): line.get_ydata() for line in figure.axes[0].get_lines()}
@@ -114,8 +114,8 @@ def test_panels_of_a_coordinate_check_have_one_range_a_quantity():
     figure = plots.coordinate_check_figure(table)
     titles = [ax.get_title() for ax in figure.axes]
     assert titles == ["μP: activation size", "SP: activation size", "μP: update size", "SP: update size"]
-    names = [ax.get_ylabel() for ax in figure.axes]
+    names = [ax.get_ylabel().replace("\n", " ") for ax in figure.axes]
     assert names == ["rms of activation after 1 steps", "", "rms of update after 1 steps", ""]
     first, second, *_ = (ax.get_ylim() for ax in figure.axes)
     assert first == second and first[1] > 16 * 128
-    assert [ax.get_xlabel() for ax in figure.axes] == ["", "", "width", "width"]
+    assert [ax.get_xlabel().replace("\n", " ") for ax in figure.axes] == ["", "", "width", "width"]

@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def text_of(page: str) -> str:
     """What a page says, without its links, with powers as 2^-6 and hyphens for minus signs."""
-    shown = re.sub(r"<(style|script|nav|svg).*?</\1>", "", page, flags=re.DOTALL)
+    shown = re.sub(r"<(style|nav|svg).*?</\1>", "", page, flags=re.DOTALL)
     shown = re.sub(r"<sup>(.*?)</sup>", r"^\1", shown)
     return html.unescape(re.sub(r"<[^>]*>", "", shown)).replace("−", "-")
 
@@ -46,7 +46,7 @@ def test_verdicts_come_first_and_in_full_and_how_the_runs_were_made_last(quickst
 
 
 def test_nothing_is_loaded_from_elsewhere(sweep_html):
-    assert not re.search(r"<script[^>]* src|<link|@import|<img", sweep_html)
+    assert not re.search(r"<script|<link|@import|<img", sweep_html)
     links = re.findall(r'(?:href|src)="([^"]*)', sweep_html)
     assert len(links) > 100 and all(link.startswith(("#", "data:")) for link in links)
     assert len(sweep_html) < 600_000
@@ -188,7 +188,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     folders = {
         RESULTS / "tune_small": ("a search of",),
         tmp_path / "check": ("as depth grows",),
-        sweeps: ("| `mup`", "| DRIFTS |", "-0.86 (-1.38 to -0.31)"),
+        sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.38 to -0.31)"),
     }
     for folder, sentences in folders.items():
         out = tmp_path / f"{folder.name}.{'md' if folder == sweeps else 'html'}"
@@ -199,13 +199,15 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
 
 
 def test_how_runs_were_made_leaves_out_what_is_the_default():
-    made = dict(how_made(load_runs(RESULTS / "quickstart")))
+    made = dict(how_made(load_runs(RESULTS / "quickstart")).rows)
     assert made["schedule"] == "cosine" and made["warm-up"] == "0.3" and made["optimizer"] == "adamw"
     assert made["parametrization"] == "μP, SP" and made["all other settings"] == "the defaults"
     assert not [name for name in made if "uon" in name or "newton" in name.lower()], "of an AdamW run"
     many = load_runs(RESULTS / "quickstart").assign(weight_decay=lambda rows: 0.1 * np.arange(len(rows)))
-    assert dict(how_made(many))["weight decay"] == f"{len(many)} values, 0 to {0.1 * (len(many) - 1):.3g}"
-    muon = dict(how_made(load_runs(RESULTS / "muon_transfer")))
+    assert (
+        dict(how_made(many).rows)["weight decay"] == f"{len(many)} values, 0 to {0.1 * (len(many) - 1):.3g}"
+    )
+    muon = dict(how_made(load_runs(RESULTS / "muon_transfer")).rows)
     assert muon["optimizer"] == "muon"
 
 
@@ -219,4 +221,4 @@ def test_control_characters_of_a_table_are_escapes_in_a_page():
 @pytest.mark.parametrize("versions", ["null", "[1]", '"x"', "no JSON"])
 def test_versions_that_this_program_did_not_write_are_shown_as_they_are(versions):
     rows = load_runs(RESULTS / "quickstart").head(2).assign(versions=versions)
-    assert dict(how_made(rows))["versions"] == versions
+    assert dict(how_made(rows).rows)["versions"] == versions
