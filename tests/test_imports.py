@@ -19,6 +19,7 @@ LIGHT_ROOMS = (
     "files",
     "rules",
     "config",
+    "logs",
     "optimizers",
     "store",
     "analysis",
@@ -41,6 +42,7 @@ MAY_IMPORT = {
     "models": CONFIGURATION | {"optimizers", "internals"},
     "data": CONFIGURATION | {"files", "internals"},
     "internals": {"files"},
+    "logs": {"errors", "config"},
     "devices": {"errors", "config", "files", "internals"},
     "training": TRAINING,
     "parametrize": TRAINING | {"analysis"},
@@ -48,9 +50,9 @@ MAY_IMPORT = {
     "tpu": TRAINING | {"jobs"},
     "tuning": TRAINING | {"jobs", "store", "analysis", "words"},
     "study": CONFIGURATION
-    | {"files", "internals", "training", "jobs", "tuning", "store", "analysis", "words", "plots"},
+    | {"files", "internals", "training", "jobs", "tuning", "store", "analysis", "words", "plots", "logs"},
     "store": CONFIGURATION | {"files"},
-    "analysis": CONFIGURATION | {"files", "internals", "store"},
+    "analysis": CONFIGURATION | {"files", "internals", "store", "logs"},
     "words": CONFIGURATION | {"store", "analysis"},
     "plots": CONFIGURATION | {"store", "analysis", "words"},
     "report": CONFIGURATION | {"store", "analysis", "words", "plots"},
@@ -262,9 +264,9 @@ def test_no_module_imports_itself_by_way_of_others():
     assert circles(arrows) == []
 
 
-def test_only_errors_lie_at_the_root():
+def test_only_errors_and_logs_lie_at_the_root():
     names = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    assert names == {"errors"}
+    assert names == {"errors", "logs"}
 
 
 def test_every_room_has_its_arrows():
