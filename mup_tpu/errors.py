@@ -5,6 +5,7 @@ catches them.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 
@@ -70,8 +71,22 @@ class TableError(MupTpuError):
     """A run table cannot be analysed as it is."""
 
 
+def extra_with(module: str) -> str | None:
+    """Return the extra that brings a module, "" for the base install; None if no requirement has its name."""
+    import importlib.metadata  # slow, and only an error needs it
+
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
+        for line in importlib.metadata.requires("mup_tpu") or ():
+            if re.split(r"\W", line)[0] == module:
+                extra = re.search(r"""extra == ['"](.+?)['"]""", line)
+                return extra[1] if extra else ""
+    return None
+
+
 def not_installed(package: str) -> str:
-    return f"needs {package}, which is not installed: pip install '.[train]'"
+    extra = extra_with(package)
+    install = "." if extra == "" else f"'.[{extra or 'train'}]'"
+    return f"needs {package}, which is not installed: pip install {install}"
 
 
 def reason(error: BaseException) -> str:

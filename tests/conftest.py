@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 RAYS = ("local_ray", "fake_cluster")
-IN_ONE_PROCESS = (*RAYS, "replay_python")
+ENVIRONMENTS = ("base_python", "notebook_python")
+IN_ONE_PROCESS = (*RAYS, *ENVIRONMENTS)
 """Expensive fixtures: all tests that share one run in one process of pytest-xdist."""
 MANY_EXAMPLES = bool(int(os.environ.get("MUP_TPU_EXAMPLES", "0")))
 """Whether tests of Hypothesis draw thousands of inputs: each then takes minutes."""
@@ -145,8 +146,8 @@ def seconds(item: pytest.Item) -> float:
 
 def group_of(item: pytest.Item) -> str:
     """Name of the group of tests that run one after another in one process."""
-    if "replay_python" in item.fixturenames:
-        return "replay_python"
+    if environment := next((name for name in ENVIRONMENTS if name in item.fixturenames), None):
+        return environment
     if ray := ray_of(item):
         return ray
     file = item.nodeid.partition("::")[0]
@@ -445,23 +446,31 @@ NO_NETWORK = re.compile(
 
 
 @pytest.fixture(scope="session")
-def replay_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Interpreter of a fresh environment with `pip install .` and nbclient, without torch."""
+def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of a fresh environment with `pip install .` and nothing else."""
+    return install_base(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def notebook_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_base(tmp_path_factory, "nbclient", "ipykernel")
+
+
+def install_base(tmp_path_factory: pytest.TempPathFactory, *beside: str) -> Path:
     root = Path(__file__).parents[1]
     # A copy is built: setuptools builds in the source folder and takes stale files from there.
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, source)
     shutil.copytree(root / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
-    environment = tmp_path_factory.mktemp("replay")
+    environment = tmp_path_factory.mktemp("base")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
     if importlib.util.find_spec("uv"):
         install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
     else:
         install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    wanted = [source, "nbclient", "ipykernel"]
-    result = subprocess.run([*install, *wanted], cwd=source, capture_output=True, text=True)
+    result = subprocess.run([*install, source, *beside], cwd=source, capture_output=True, text=True)
     if result.returncode and NO_NETWORK.search(result.stderr):
         pytest.skip("the package registry cannot be reached")
     assert result.returncode == 0, result.stderr

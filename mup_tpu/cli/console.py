@@ -27,7 +27,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mup_tpu.config.values import VisibleFormatter, visible
-from mup_tpu.errors import ConfigError, MupTpuError, TableError, not_installed, reason
+from mup_tpu.errors import ConfigError, MupTpuError, TableError, extra_with, not_installed, reason
 from mup_tpu.files import Folder
 
 if TYPE_CHECKING:
@@ -172,13 +172,8 @@ def guard(call: Callable[[], Any]) -> None:
     except MupTpuError as error:
         _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
-        import importlib.metadata
-
-        missing, requirements = (error.name or "").partition(".")[0], []
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
-            requirements = importlib.metadata.requires("mup_tpu") or []
-        of_training = [line for line in requirements if "extra == 'train'" in line.replace('"', "'")]
-        if missing == "mup_tpu" or missing not in {re.split(r"\W", line)[0] for line in of_training}:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "mup_tpu" or extra_with(missing) is None:
             raise
         _fail(f"this command {not_installed(missing)}", 2)
     except KeyboardInterrupt as interrupt:

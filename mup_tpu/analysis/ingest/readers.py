@@ -27,6 +27,7 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.tables import is_file, read_file, settings
+from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import read_regular
 from mup_tpu.store.header import FILE as STORE
@@ -181,18 +182,7 @@ def _text(file: Path) -> str:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    import yaml
-
-    def plain(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
-        if isinstance(node, yaml.ScalarNode):
-            return loader.construct_scalar(node)
-        is_list = isinstance(node, yaml.SequenceNode)
-        return loader.construct_sequence(node) if is_list else loader.construct_mapping(node)
-
-    # Lightning writes tuples and objects under tags of Python: their contents are read, nothing is called.
-    tolerant = type("Tolerant", (yaml.SafeLoader,), {})
-    tolerant.add_multi_constructor("", plain)  # type: ignore[attr-defined]
-    content = yaml.load(_text(file), tolerant) if file.exists() else None
+    content = read_yaml(_text(file)) if file.exists() else None
     return content if isinstance(content, dict) else {}
 
 
