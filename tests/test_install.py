@@ -227,7 +227,7 @@ def test_what_pages_show_for_the_base_install_runs_in_it(base_python, tmp_path):
         (run / "wandb-summary.json").write_text(
             json.dumps({"val/loss": 3 + (octave - 1.1) ** 2 - width / 640})
         )
-    shown = (*SHOWN, ("docs/your_own_table.md", "mup-tpu analyze wandb", "W&B's local runs"))
+    shown = (*SHOWN, ("docs/your_own_table.md", "mup-tpu analyze wandb", "best learning rate by n embd"))
     for page, command, _ in SHOWN:
         assert command in (ROOT / page).read_text(encoding="utf-8"), f"{page} does not show {command}"
     for (_, command, part), (_, code, output) in zip(
