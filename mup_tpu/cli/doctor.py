@@ -45,7 +45,7 @@ def doctor(results: FolderName | None = None, tpu: str | None = None) -> None:
     Args:
         results: Results folder (or fsspec URL) to write to; by default results.
         tpu: Type of TPU (such as v4-8, or all): instead, compile packs for it with the TPU's own compiler on
-            this machine, and report memory, collectives and estimated cycles of each.
+            this machine, and report memory and collectives of each.
     """
     if results is not None and tpu is not None:
         raise ConfigError("results and tpu were both given: a compilation for TPUs writes no results")
@@ -113,14 +113,10 @@ def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
 
     for tpu in TPU_TYPES.values() if accelerator_type == "all" else [tpu_type(accelerator_type)]:
         for case, compiled, faults in check(tpu):
-            cycles = (
-                f"about {sum(compiled.cycles.values()) / 1e6:.2f} million cycles a step by the compiler's "
-                f"estimate; exchanged: {listed(compiled.collectives)}"
-            )
             state = (
                 f"{case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
                 f"{compiled.argument_bytes / 2**20:.1f} MiB and takes {compiled.temp_bytes / 2**20:.1f} MiB "
-                f"more, {cycles if compiled.text else 'cycles unknown: jax cannot read the program back'}"
+                f"more; exchanged: {listed(compiled.collectives) if compiled.text else 'unknown'}"
             )
             problem = "; ".join(f"{case.name} on {tpu.accelerator_type} {fault}" for fault in faults)
             yield Finding(tpu.accelerator_type, state, problem)

@@ -106,7 +106,6 @@ class Device(ABC):
     mesh: MeshShape = ONE_DEVICE
     reads_cheaply: bool = True  # Whether losses are read at every log point; otherwise, at evaluations
     compiles: bool  # Whether `repeated` compiles steps; otherwise, torch.compile may around their parts
-    scan: Callable[..., Any] | None = None  # Loop of the device's compiler, for `Forms.scan`
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto", split_over: int = 1) -> Device:
         """Return this device ready for packs of this many members; they are padded to fill `mesh.trial`.

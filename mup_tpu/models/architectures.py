@@ -10,29 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Architecture, Parameter, Slice
+from mup_tpu.models.base import Architecture, Parameter, Slice
 from mup_tpu.rules.parametrization import ForwardScaling
-
-ACTIVATIONS = ActivationMemory(
-    # 18 vectors are kept: inputs and outputs of both norms (4); queries, keys, values and products of
-    # attention (5); a residual sum (1); the MLP's hidden layer after GELU, and before it or as GELU's slope
-    # (8). The rest was measured at depths 2 and 8: gradients in the backward pass, and the allocator's share.
-    # Under vmap 34 are alive at once, and malloc holds half as much again.
-    vectors={"loop": 34, "vmap": 57},
-    passing=16,
-    # Under vmap logits, masked logits and softmax are alive at once (measured); in turns attention is fused.
-    scores={"loop": 0, "vmap": 4},
-    logits=4,  # logits, log-softmax, and the gradients of both
-    # Fused attention, and an allocator that reuses all (benchmarks/gpu_memory.csv).
-    cuda_vectors={"bf16": 11, "float32": 18},
-    cuda_evaluation=10,  # without gradients, sums with biases are float32, in pieces that no step has
-    # XLA frees and fuses. Least largest error over the needs of TPU v4's and v5e's compilers
-    # (benchmarks/tpu_memory.csv): 18 %. Whole matrices of scores fit into room that others leave.
-    xla_vectors={"matmul": 15.6, "recomputed": 11.5},
-    xla_scores={"matmul": 0.0, "recomputed": 0.26},
-    xla_logits=2.3,
-    xla_bf16=0.6,
-)
 
 
 class GPT2(Architecture):
@@ -72,9 +51,6 @@ class GPT2(Architecture):
 
     def query(self, config: ModelConfig) -> str:
         return "attn.c_attn"
-
-    def activations(self, config: ModelConfig) -> ActivationMemory:
-        return ACTIVATIONS
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -159,21 +135,6 @@ class Llama(Architecture):
         # The queries' norm would undo a factor on their weights.
         return "self_attn.q_norm" if config.qk_norm else "self_attn.q_proj"
 
-    def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Return the numbers measured with Llama's layers."""
-        # In turns: inputs of norms and matrices; queries, keys and values by head and side by side; the MLP's
-        # product and both slopes, 26; measured as GPT-2's. Under vmap, elementary operations
-        # of norms and rotations add temporary tensors. XLA's numbers are GPT-2's except for the vectors of QK
-        # norms: within 13 % of TPU v4's and v5e's compilers (benchmarks/tpu_memory_llama*.csv).
-        measured = replace(ACTIVATIONS, cuda_vectors={"bf16": 11.7, "float32": 19}, cuda_evaluation=0)
-        if not config.qk_norm:
-            return replace(measured, vectors={"loop": 40, "vmap": 78}, passing=14)
-        cuda_vectors = {"bf16": 14.6, "float32": 23.6}
-        vectors, xla_vectors = {"loop": 43, "vmap": 97}, {"matmul": 25, "recomputed": 20}
-        return replace(
-            measured, vectors=vectors, passing=14, xla_vectors=xla_vectors, cuda_vectors=cuda_vectors
-        )
-
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         name, between = "Qwen3" if config.qk_norm else "Llama", mlp_width(config.width)
         return stock(name, config, vocab_size, sequence_length, intermediate_size=between)
@@ -255,21 +216,6 @@ class MoE(Llama):
             parameters |= weights(gated(d, shared, branch, "mlp.shared_expert"))
             parameters["mlp.shared_expert_gate.weight"] = _router(d, 1)
         return parameters
-
-    def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Return the memory as measured: of a token's experts on a CPU in turns, otherwise of all."""
-        llama, size = super().activations(config), config.expert_width / config.width
-        of_token, of_all = (
-            (config.experts_per_token + config.shared_experts) * size,
-            config.num_experts * size,
-        )
-        vectors = {"loop": llama.vectors["loop"] + 8 * of_token, "vmap": llama.vectors["vmap"] + 14 * of_all}
-        cuda_vectors = {
-            "bf16": llama.cuda_vectors["bf16"] + 1.5 * of_all,
-            "float32": llama.cuda_vectors["float32"] + 3.3 * of_all,
-        }
-        passing = llama.passing + 8 * of_token
-        return replace(llama, vectors=vectors, passing=passing, cuda_vectors=cuda_vectors)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """Build a Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 READOUT = "lm_head.weight"
-
-
-@dataclass(frozen=True)
-class ActivationMemory:
-    """Numbers kept for the backward pass, as measured; a vector has the model's width."""
-
-    vectors: Mapping[str, float]  # Vectors per token and layer, by execution: "loop" or "vmap"
-    passing: float  # Vectors of "loop" alive in two layers at most: those of the backward pass itself
-    scores: Mapping[str, float]  # Numbers per pair of tokens, head and layer, by execution
-    logits: float  # Numbers per token and vocabulary entry
-    cuda_vectors: Mapping[str, float]  # `vectors` of a step on CUDA, float32 numbers, by precision
-    cuda_evaluation: float  # Vectors per token that an evaluation in bf16 takes beside training steps
-    xla_vectors: Mapping[str, float]  # `vectors` of a step that XLA compiles, by the form of attention
-    xla_scores: Mapping[str, float]  # `scores` of a step that XLA compiles, by the form of attention
-    xla_logits: float  # `logits` of a step that XLA compiles
-    xla_bf16: float  # Factor on a layer's numbers if XLA multiplies in bf16
 
 
 @dataclass(frozen=True)
@@ -49,7 +33,6 @@ class Declaration:
     """Label -> submodule whose output the coordinate check measures, from input to output, without logits. A
     block's labels end in its number."""
     blocks: tuple[str, ...]  # Submodules; a block's first argument and output are the residual stream
-    activations: ActivationMemory
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -108,9 +91,6 @@ class Forms:
     vmapped: bool = False
     """Layers for members under vmap, which keep as little as possible for backward. Not under torch.compile:
     it takes no autograd function under vmap, and keeps little by itself."""
-    scan: Callable[..., Any] | None = None
-    """Loop of the device's compiler (`Device.scan`) that has all blocks as one, under vmap; None calls one
-    block after another."""
 
 
 class Architecture(ABC):
@@ -151,9 +131,6 @@ class Architecture(ABC):
         """Name the module of a block whose parameters scale the queries."""
 
     @abstractmethod
-    def activations(self, config: ModelConfig) -> ActivationMemory: ...
-
-    @abstractmethod
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any: ...
 
     def network(
@@ -190,7 +167,6 @@ class Architecture(ABC):
             head_size=config.actual_head_size,
             probes=probes | {"final norm": self.final_norm},
             blocks=blocks,
-            activations=self.activations(config),
         )
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:

@@ -12,7 +12,6 @@ h = d/2, X = 3·D, I width between an MLP's layers, J = 2·I, E experts, K of th
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +32,6 @@ from mup_tpu.models.layers import (
     Scale,
     ScaledNetwork,
     embedding,
-    through_blocks,
 )
 
 
@@ -88,7 +86,6 @@ class _Transformer(nn.Module):
         self.drop = Scale()  # in place of GPT-2's (unused) embedding dropout
         self.h = nn.ModuleList(_GPT2Block(width, config.heads, forms) for _ in range(config.depth))
         self.ln_f = _layer_norm(width, forms)
-        self._scan = forms.scan
 
     def forward(
         self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: list[Tensor]
@@ -97,7 +94,9 @@ class _Transformer(nn.Module):
         # Rows of one matrix from here on, except in attention: TPUs copy between the layouts of products,
         # norms and sums that differ in shape.
         x_ND = self.drop(self.wte(tokens_BT) + self.wpe.weight[:t]).flatten(0, 1)
-        return self.ln_f(through_blocks(self._scan, self.h, x_ND, t, attention_factor, residual_factor))
+        for block in self.h:
+            x_ND = block(x_ND, t, attention_factor, residual_factor)
+        return self.ln_f(x_ND)
 
 
 def _layer_norm(width: int, forms: Forms) -> nn.LayerNorm:
@@ -253,7 +252,7 @@ class _Model(nn.Module):
         self.embed_scale = Scale()
         self.layers = nn.ModuleList(_Layer(config, forms, mlp) for _ in range(config.depth))
         self.norm = _rms_norm(config.width, forms)
-        self._head_size, self._scan = config.actual_head_size, forms.scan
+        self._head_size = config.actual_head_size
 
     def forward(
         self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: list[Tensor]
@@ -261,8 +260,9 @@ class _Model(nn.Module):
         # Rows of one matrix from here on, except in attention, as in GPT-2.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
         turns = rotary(tokens_BT.shape[-1], self._head_size, x_ND)
-        rest = (turns, attention_factor, residual_factor, added)
-        return self.norm(through_blocks(self._scan, self.layers, x_ND, *rest))
+        for layer in self.layers:
+            x_ND = layer(x_ND, turns, attention_factor, residual_factor, added)
+        return self.norm(x_ND)
 
 
 def _rms_norm(width: int, forms: Forms) -> RMSNorm:
@@ -344,6 +344,4 @@ class _Mixture(nn.Module):
 
 
 def moe(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledNetwork:
-    # One loop of XLA's compiler over all blocks would lose the terms that they add to the loss.
-    unscanned = dataclasses.replace(forms, scan=None)
-    return llama(config, vocab_size, sequence_length, unscanned, _Mixture)
+    return llama(config, vocab_size, sequence_length, forms, _Mixture)

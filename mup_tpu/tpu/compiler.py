@@ -1,4 +1,4 @@
-"""Compile packs by a TPU's compiler on a machine without TPUs: memory, cycles, and whether they fit.
+"""Compile packs by a TPU's compiler on a machine without TPUs: memory, collectives, and whether they fit.
 
 One process, this module's `main`, has the installed stack write the program: TorchTPU, with a chip a pack,
 or torch_xla. Another (`libtpu.py`) compiles it: torch and jax do not meet in one process.
@@ -39,17 +39,11 @@ _LARGEST_LOSS = 64 * 2**10
 _COLLECTIVE = re.compile(
     r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 )
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
-_BODY = re.compile(r" while\(.*?body=%([\w.-]+)")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_CALLED = re.compile(r"calls=%([\w.-]+)")
-_OPERATIONS = re.compile(r"^\s+(?:ROOT )?%[\w.-]+ = .*?[\]})] ([a-z-]+)\(", re.M)
-_MOVING = {"copy", "transpose", "bitcast", "parameter", "reshape", "slice", "concatenate", "tuple", "pad"}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program compiled for a TPU; memory and cycles are of one chip."""
+    """A program compiled for a TPU; memory is of one chip."""
 
     seconds: float  # Time of compilation on this machine
     argument_bytes: int  # Parameters, optimizer state and batches
@@ -65,30 +59,6 @@ class Compiled:
     @property
     def collectives(self) -> Counter[str]:
         return Counter(_COLLECTIVE.findall(self.text))
-
-    @property
-    def cycles(self) -> Counter[str]:
-        """Sum the compiler's estimates of a step's cycles, by kind: products, reductions, copies, other.
-
-        They are those of the loop's body; without a loop, of the program. Operations without an estimate
-        count nothing.
-        """
-        computations = dict(_COMPUTATION.findall(self.text))
-        bodies = [computations[name] for name in _BODY.findall(self.text)] or computations.values()
-        cycles = Counter(products=0, reductions=0, copies=0, other=0)
-        for line in "\n".join(bodies).splitlines():
-            if estimate := _CYCLES.search(line):
-                called = _CALLED.search(line)
-                operations = _OPERATIONS.findall((computations.get(called[1], "") if called else line) + "\n")
-                kinds = set(operations)
-                if kinds & {"convolution", "dot"}:
-                    kind = "products"
-                elif kinds & {"reduce", "reduce-window"}:
-                    kind = "reductions"
-                else:
-                    kind = "copies" if kinds <= _MOVING else "other"
-                cycles[kind] += int(estimate[1])
-        return cycles
 
 
 @dataclass(frozen=True)
@@ -146,12 +116,10 @@ def stack() -> Literal["tpu", "xla"]:
     return "tpu" if importlib.util.find_spec("torch_tpu") else "xla"
 
 
-def trace_pack(
-    trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", scan: bool | None = None
-) -> str:
+def trace_pack(trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto") -> str:
     """Return the program of a chunk of a pack's training, as torch_xla or TorchTPU hands it over to XLA.
 
-    `mesh` is as in `RunOptions`; `scan` makes the blocks one loop, by default if they are many.
+    `mesh` is as in `RunOptions`.
 
     Raises:
         ConfigError: a package is missing, or the stack refuses the pack.
@@ -160,7 +128,7 @@ def trace_pack(
     _check_installed(device)
     with scratch_folder() as folder:
         pack = {
-            "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "scan": scan,
+            "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh,
             "device": device, "folder": str(folder / "programs"),
         }  # fmt: skip
         environment = os.environ | _module_path()
@@ -260,7 +228,6 @@ def main() -> None:
 
         dump_programs(order["folder"])
     device = get_device(order["device"]).arrange(len(trials), data.batch_size, order["mesh"])
-    forms = {} if order["scan"] is None else {"scan": device.scan if order["scan"] else None}
-    pack = Pack(trials, order["vocab_size"], device, forms=forms)
+    pack = Pack(trials, order["vocab_size"], device)
     tokens_SBT1 = torch.zeros(STEPS, data.batch_size, data.sequence_length + 1, dtype=torch.int64)
     pack.train(device.place_stack(tokens_SBT1, "data", STEPS), STEPS)

@@ -81,13 +81,6 @@ class PlacedBytes:
 _PLACED = PlacedBytes()
 
 
-def scan_flat(step: Callable[..., Any], carry: list[Tensor], stacks: list[Tensor], reverse: bool) -> Any:
-    # The public `scan` needs AOTAutograd, which fails under vmap.
-    from torch_xla.experimental.scan import _scan_impl_flat
-
-    return _scan_impl_flat(step, carry, stacks, reverse=reverse)
-
-
 class XlaLoop:
     """A step that one program makes any number of times.
 
@@ -213,7 +206,6 @@ class XlaDevice(Device):
     execution: Execution = "vmap"
     reads_cheaply: bool = False
     compiles: bool = True
-    scan: Callable[..., Any] = scan_flat
     cuts: bool = False  # Whether matrices, and their state, are cut over the mesh's data axis
     _mesh: Any = field(default=None, repr=False, compare=False)
 

@@ -1,9 +1,7 @@
 """Memory of a pack, estimated beforehand: a pack that does not fit is split.
 
-The estimate counts numbers that autograd keeps for the backward pass, per token and layer, by the
-architecture's declaration, after Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout.
-Tests compare it with measured peaks on CPUs and CUDA (`benchmarks/gpu_memory.csv`), and for XLA with the TPU
-compilers' needs (`benchmarks/tpu_memory.csv`).
+The estimate is the state, the logits, and vectors that a layer keeps for the backward pass. Most packs need
+half to twice as much (`tests/training/measured`): a pack that fails for want of memory is halved.
 """
 
 from __future__ import annotations
@@ -15,27 +13,16 @@ from collections.abc import Iterator
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.devices import Device, Execution
-from mup_tpu.devices.base import BY_XLA, ONE_DEVICE, MeshShape
+from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import declare
-from mup_tpu.models.attention import choose_form, has_kernel
-from mup_tpu.models.layers import SCANNED_FROM, rows_at_once
+from mup_tpu.models.layers import rows_at_once
 from mup_tpu.training.members import state_slots
 
-_IN_PIECES = 1.1  # Malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)
-_TORCHTPU = 0.77  # Activations of TorchTPU's programs over torch_xla's, of newer libtpus (two packs, v5e)
-_SCANNED_VECTORS = 3.5  # Vectors of the model's width that a block of XLA's loop keeps per token
-_FROM_CUDA = 1.15  # Memory that torch's allocator takes from CUDA over what it hands out (1.01 to 1.6)
-_CUDA_GRADIENTS = {"bf16": 1.8, "float32": 1.0}
-"""Float32 numbers for a parameter's gradient, by precision; bf16 has copies of weights and gradients."""
-_CUDA_WEIGHTS = {"bf16": 1.5, "float32": 1.0}
-"""Float32 numbers kept for a weight of attention where no fused kernel takes the heads."""
-_CUDA_AT_ONCE = 3  # Numbers for each logit of a token, or each score of one layer, at the peak
-_GATHERED_BLOCKS, _GATHERED_REST = 4.0, 3.0
-"""Copies of a block's parameters, and of those outside of blocks, that a process of a sharded trial has
-whole: parameters, their gradients, and buffers of the exchange."""
-_CUDA_BYTES = 64 * 2**20  # Workspaces of CUDA's libraries (measured)
-
+# Vectors of the model's width that a layer keeps per token, by the kind of the torch device, as measured
+_KEPT = {"cpu": 40.0, "cuda": 22.0, "xla": 12.0, "tpu": 10.0}
+_LOGITS = 3.0  # numbers per token and vocabulary entry: logits, log-softmax, and a gradient
+_GATHERED = 4.0  # copies of the largest part of a split trial that one process has whole
 
 # A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say
 # that an allocation failed (CUBLAS_STATUS_ALLOC_FAILED).
@@ -60,67 +47,23 @@ def estimate_pack_bytes(
     `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda", "xla" or "tpu".
     `shards` are the processes that a single trial is split over.
     """
-    data, precision = trial.data, trial.train.precision
+    data = trial.data
     declaration = declare(trial.model, vocab_size, data.sequence_length)
-    kept, total = declaration.activations, declaration.total
-    width, layers = declaration.width, declaration.layers
+    total, width, layers = declaration.total, declaration.width, declaration.layers
     members = math.ceil(members / mesh.trial)  # on each device
-    # Of a micro-batch
-    tokens = math.ceil(data.batch_size / mesh.data / shards / micro_batches) * data.sequence_length
-    pairs = declaration.heads * data.sequence_length  # times tokens: attention's scores
-    slots = state_slots(trial, declaration.parameters).values()
-    numbers_of_slots = sum(declaration.parameters[name].size for names in slots for name in names)
-    gradients, gathered = total / shards, 0.0
-    if shards > 1:
-        block = sum(
-            p.size for name, p in declaration.parameters.items() if name.startswith(declaration.blocks[0])
-        )
-        gathered = _GATHERED_BLOCKS * block + _GATHERED_REST * (total - layers * block)
-    state = (total + numbers_of_slots) / shards + gathered
-    sums = gradients if micro_batches > 1 else 0  # gradients summed over micro-batches, beside those of one
     training = members if execution == "vmap" else 1  # members with gradients and activations at a time
-    if kind == "cuda":
-        dtype = "bf16" if precision == "bf16" else "float32"
-        # In turns, torch pads the heads to a size that a kernel takes.
-        takes_heads = execution == "loop" or has_kernel(declaration.head_size)
-        pairs = 0 if takes_heads and precision != "float64" else pairs
-        a_layer = kept.cuda_vectors[dtype] * width + _CUDA_WEIGHTS[dtype] * pairs
-        at_once = _CUDA_AT_ONCE * max(vocab_size, pairs)
-        evaluation = kept.cuda_evaluation * width if dtype == "bf16" else 0.0
-        activations = tokens * (layers * a_layer + at_once + evaluation)
-        kept_gradients = sums + _CUDA_GRADIENTS[dtype] * gradients
-        numbers = _FROM_CUDA * (members * state + training * (kept_gradients + activations))
-    elif kind in BY_XLA and execution == "vmap":
-        # XLA allocates gradients as it frees activations.
-        form = choose_form(True, data.sequence_length)
-        if layers >= SCANNED_FROM and kind == "xla":  # TorchTPU loops over no blocks
-            # A block keeps its input, and the loop has all blocks' parameters stacked.
-            activations = tokens * (layers * _SCANNED_VECTORS * width + kept.xla_logits * vocab_size) + total
-        else:
-            a_layer = kept.xla_vectors[form] * width + kept.xla_scores[form] * pairs
-            share = kept.xla_bf16 if precision == "bf16" else 1.0
-            if kind == "tpu" and form == "matmul":
-                share *= _TORCHTPU  # attention by rows needs as much (1 154 MiB, estimated 1 195)
-            activations = tokens * (share * layers * a_layer + kept.xla_logits * vocab_size)
-        numbers = members * (state + sums + max(activations, total))
-    else:
-        # In turns, scores count with torch.compile too. bf16 counts as float32: norms, softmax and loss are
-        # float32, and both copies of a cast are alive for a while.
-        a_layer = kept.vectors[execution] * width + kept.scores[execution] * pairs
-        # A split trial's are gone where its gathered parameters are most.
-        alive_in = 2 if shards == 1 else 0
-        passing = kept.passing * width * max(0, layers - alive_in) if execution == "loop" else 0.0
-        # Of a large vocabulary only some tokens' logits are in memory at once. (On GPUs too, but what is left
-        # there was measured with all of them.)
-        logits = kept.logits * vocab_size * min(tokens, rows_at_once(vocab_size))
-        activations = tokens * (layers * a_layer - passing) + logits
-        if shards == 1:  # else malloc keeps nothing
-            activations *= _IN_PIECES
-        if micro_batches > 1:  # which fragment malloc's memory
-            activations *= 1.3 if execution == "loop" else 1.1
-        numbers = members * state + training * (sums + gradients + activations)
-    size = 8 if precision == "float64" else 4
-    return int(size * numbers) + (_CUDA_BYTES if kind == "cuda" else 0)
+    tokens = math.ceil(data.batch_size / mesh.data / shards / micro_batches) * data.sequence_length
+    slots = state_slots(trial, declaration.parameters).values()
+    state = (total + sum(declaration.parameters[name].size for names in slots for name in names)) / shards
+    if shards > 1:
+        first = declaration.blocks[0]
+        block = sum(p.size for name, p in declaration.parameters.items() if name.startswith(first))
+        state += _GATHERED * max(block, total - layers * block)
+    gradients = total / shards * (2 if micro_batches > 1 else 1)  # of micro-batches also their sum
+    rows = min(tokens, rows_at_once(vocab_size)) if kind == "cpu" else tokens  # tokens with logits in memory
+    activations = tokens * layers * _KEPT[kind] * width + _LOGITS * vocab_size * rows
+    numbers = members * state + training * (gradients + activations)
+    return int(numbers * (8 if trial.train.precision == "float64" else 4))
 
 
 def check_fits(

@@ -26,7 +26,6 @@ from mup_tpu.devices.base import BY_XLA
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import Declaration, Forms, architecture_of, declare, forward_factors, parameter_scalings
 from mup_tpu.models.attention import choose_form
-from mup_tpu.models.layers import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.members import InTurns, Members, Stacked, State, member_loss, state_slots
 from mup_tpu.training.trials import pack_key
@@ -222,11 +221,10 @@ class Pack:
 def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compile: bool) -> dict[str, Any]:
     # torch.compile fuses torch's own forms by itself.
     kind, length = device.torch_device.type, trials[0].data.sequence_length
-    is_folded, is_deep = is_stacked and kind == "cuda", trials[0].model.depth >= SCANNED_FROM
+    is_folded = is_stacked and kind == "cuda"
     return {
         "attention": "folded" if is_folded else choose_form(is_stacked, length),
         "one_pass_norms": kind in BY_XLA,
         "gathered": kind == "cpu" and not is_stacked and not compile,
         "vmapped": is_stacked and (device.compiles or not compile),
-        "scan": device.scan if is_stacked and is_deep else None,
     }

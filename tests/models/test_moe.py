@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
-from mup_tpu.models import Forms, architecture_of, declare, forward_factors, sizes
+from mup_tpu.models import Forms, architecture_of, declare, sizes
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.trials import pack_key
 
@@ -105,17 +105,6 @@ def test_members_of_a_pack_may_differ_in_the_weight_of_the_balance_loss(executio
         found, expected = together.step(tokens), torch.cat([pack.step(tokens) for pack in alone])
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     assert abs(found[0] - found[1]) > 1e-6, "the weight does something"
-
-
-def test_blocks_are_never_one_loop_which_would_lose_the_balance_loss():
-    network = architecture_of(TRIAL.model).network(TRIAL.model, VOCAB, T, Forms(scan=abs))
-    factors = forward_factors(TRIAL)
-    buffers = {n: torch.tensor(factor, dtype=torch.float64) for n, factor in factors.items()}
-    parameters = Pack([TRIAL], VOCAB, get_device("cpu")).member_parameters(0)
-    added: list[torch.Tensor] = []
-    tokens = torch.zeros(1, T, dtype=torch.long)
-    functional_call(network, parameters | buffers, (tokens, added), tie_weights=True)
-    assert len(added) == TRIAL.model.depth
 
 
 def test_fields_of_experts_do_not_change_the_name_of_other_trials():

@@ -80,8 +80,6 @@ def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(
     assert state <= compiled.alias_bytes <= 1.2 * state
     assert compiled.output_bytes - compiled.alias_bytes < 2**16
     assert list(faults(case, compiled, chips)) == []
-    assert compiled.cycles["products"] > 10_000
-    assert sum(compiled.cycles.values()) < 1e8
 
 
 def test_what_is_not_as_promised_is_said():
@@ -107,30 +105,6 @@ def test_memory_that_is_updated_in_place_counts_once_and_one_device_passes_nothi
     compiled = Compiled(1.0, 10 * gib, 10 * gib, 3 * gib, 10 * gib, "")
     assert compiled.needed_bytes == 13 * gib
     assert list(faults(SPLIT, compiled, tpu_type("v5litepod-1"))) == []
-
-
-def test_cycles_are_those_of_the_loop_s_body_by_kind():
-    text = """
-%fused_dot (p: f32[8,8]) -> f32[8,8] {
-  %p = f32[8,8]{1,0} parameter(0)
-  ROOT %c = f32[8,8]{1,0} convolution(%p, %p), dim_labels=bf_io->bf
-}
-
-%body (q: f32[8,8]) -> f32[8,8] {
-  %f = f32[8,8]{1,0} fusion(%q), kind=kOutput, calls=%fused_dot, backend_config={"estimated_cycles":"70"}
-  %sum = f32[8]{0} reduce(%f), backend_config={"estimated_cycles":"3"}
-  %exp = f32[8,8]{1,0} exponential(%f), backend_config={"estimated_cycles":"5"}
-  ROOT %copy.1 = f32[8,8]{0,1} copy(%f), backend_config={"estimated_cycles":"20"}
-}
-
-ENTRY %main (a: f32[8,8]) -> f32[8,8] {
-  %b = f32[8,8]{0,1} copy(%a), backend_config={"estimated_cycles":"1000"}
-  ROOT %w = f32[8,8]{1,0} while(%b), condition=%unused, body=%body
-}
-"""
-    assert Compiled(1.0, 0, 0, 0, 0, text).cycles == Counter(
-        {"products": 70, "reductions": 3, "copies": 20, "other": 5}
-    )
 
 
 def test_donated_parameters_are_read_from_the_header():

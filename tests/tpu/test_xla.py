@@ -31,8 +31,7 @@ PROGRAMS = [
     for mesh in MESHES
     for name in ARCHITECTURES
 ]
-"""GPT-2's on devices that share trials run daily, and so do its micro-batches on devices that share batches
-and blocks of a Llama as one loop with Muon."""
+"""GPT-2's on devices that share trials run daily; so do its micro-batches on devices that share batches."""
 
 
 @pytest.fixture(scope="module")  # in one process of pytest-xdist, which starts one server
@@ -71,14 +70,13 @@ def run(corpus, run_program, tmp_path_factory):
         precision: str = "float32",
         architecture: str = "gpt2",
         optimizer: str = "adamw",
-        blocks: str = "in turn",
     ):
-        key = (mesh, precision, architecture, optimizer, blocks)
+        key = (mesh, precision, architecture, optimizer)
         if key not in done:
             devices, shape = MESHES[mesh]
             folder = tmp_path_factory.mktemp("xla")
             flags = f"{QUICK_TO_COMPILE} --xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
-            arguments = (shape, precision, corpus, folder / "checkpoints", architecture, optimizer, blocks)
+            arguments = (shape, precision, corpus, folder / "checkpoints", architecture, optimizer)
             found = run_program(*arguments, devices=devices, XLA_FLAGS=flags)
             programs = [path.read_text() for path in (folder / "hlo").glob("*after_optimizations.txt")]
             done[key] = found, programs, folder
@@ -92,11 +90,9 @@ def precision_of(architecture: str) -> str:
     return "float64" if architecture == "moe" else "float32"
 
 
-def run_on_cpu(
-    corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw", blocks: str = "in turn"
-) -> PackResult:
+def run_on_cpu(corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw") -> PackResult:
     """The same pack on the CPU device, members in turns, by one thread: by two, sums have another order."""
-    members = trials(str(corpus), precision_of(architecture), architecture, optimizer, blocks)
+    members = trials(str(corpus), precision_of(architecture), architecture, optimizer)
     return PackRun(members, data.load(members[0].data), RunOptions(threads=1)).finish()
 
 
@@ -213,30 +209,6 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
     expected = [row["loss"] for row in run_on_cpu(corpus, architecture).rows]
     for evaluation in found["evaluations"]:
         assert evaluation == pytest.approx(expected, abs=5e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "architecture", "optimizer"),
-    [
-        pytest.param("data", "gpt2", "adamw", marks=pytest.mark.nightly),
-        pytest.param("trials", "llama", "adamw", marks=pytest.mark.nightly),
-        pytest.param("trials", "llama", "muon", marks=pytest.mark.nightly),
-    ],
-)
-def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture, optimizer):
-    """As deep models have them, here two blocks under CompleteP: losses, counts, collectives; nightly, with
-    AdamW, resuming too."""
-    found, programs, _ = run(mesh, architecture=architecture, optimizer=optimizer, blocks="scanned")
-    expected = [row["loss"] for row in run_on_cpu(corpus, architecture, optimizer, "scanned").rows]
-    # Of another order of sums alone, as two threads have, steps make 1e-4 in the third member's loss.
-    for losses in (*found["evaluations"], *([] if optimizer == "muon" else [found["rows"]])):
-        assert losses == pytest.approx(expected, abs=2e-4)
-    assert found["first chunk"]["compilations"] == 1
-    assert found["chunks"]["compilations"] == found["fallbacks"] == 0
-    assert found["backward_threads"] == ["MainThread"]
-    assert collectives(programs) == {"trials": [], "data": ["all-reduce"]}[mesh]
-    assert max(programs, key=len).count(" while(") == 3  # steps; and in each blocks, forward and backward
 
 
 @pytest.mark.slow

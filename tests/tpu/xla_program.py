@@ -31,7 +31,6 @@ from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.models.layers import OnePassLayerNorm, OnePassRMSNorm
 from mup_tpu.tpu import xla
-from mup_tpu.training import pack as pack_module
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
 
@@ -119,16 +118,9 @@ def split(corpus: str, checkpoints: str) -> dict[str, Any]:
     return {"losses": run.records.losses_SK[:, 0].tolist(), "share": placed / whole}
 
 
-def main(
-    mesh: str, precision: str, corpus: str, checkpoints: str, architecture: str, optimizer: str, blocks: str
-) -> None:
-    """Count over bare steps; then train through the loop, stop half-way and go on.
-
-    The loop is left out in bf16, and under Muon with scanned blocks, whose programs take long to compile.
-    """
-    if blocks == "scanned":
-        pack_module.SCANNED_FROM = 2
-    members = trials(corpus, precision, architecture, optimizer, blocks)
+def main(mesh: str, precision: str, corpus: str, checkpoints: str, architecture: str, optimizer: str) -> None:
+    """Count over bare steps; then train through the loop, stop half-way and go on, but not in bf16."""
+    members = trials(corpus, precision, architecture, optimizer)
     dataset = data.load(members[0].data, progress=False)
     device = get_device("xla").arrange(len(members), members[0].data.batch_size, mesh)
     pack = Pack(members, dataset.vocab_size, device)
@@ -149,7 +141,7 @@ def main(
 
     options = RunOptions(device="xla", mesh=mesh, eval_every=STEPS // 2, checkpoint_every=STEPS // 2)
     rows: list[dict[str, Any]] = []
-    if precision != "bf16" and (optimizer, blocks) != ("muon", "scanned"):
+    if precision != "bf16":
         stopped = PackRun(members, dataset, options, Path(checkpoints))
         for event in stopped.steps():
             if event.step == STEPS // 2:

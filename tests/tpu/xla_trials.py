@@ -10,15 +10,11 @@ STEPS = 26
 CHUNK = 12
 
 
-def trials(
-    corpus: str, precision: str, architecture: str = "gpt2", optimizer: str = "adamw", blocks: str = "in turn"
-) -> list[Trial]:
-    """Three members, which no mesh of four devices divides; warm-up, decay and clipping included. What is
-    "scanned" has two blocks, whose branches have a factor.
+def trials(corpus: str, precision: str, architecture: str = "gpt2", optimizer: str = "adamw") -> list[Trial]:
+    """Three members, which no mesh of four devices divides; warm-up, decay and clipping included.
 
     Llama has norms of queries and keys, and shared key-value heads; experts have a shared one beside them.
     """
-    deep = {"depth": 2, "parametrization": "completep"} if blocks == "scanned" else {"depth": 1}
     own = {
         "gpt2": {},
         "llama": {"qk_norm": True, "query_group_size": 2, "head_size": 8},
@@ -27,8 +23,8 @@ def trials(
     base = Trial().replace(
         corpus=corpus, width=32, base_width=16, head_size=16, base_depth=1, sequence_length=16, batch_size=4,
         steps=STEPS, warmup=0.2, schedule="linear", init_std=0.08, eval_batches=2, precision=precision,
-        optimizer=optimizer,
-    ).replace(architecture=architecture, **own, **deep)  # fmt: skip
+        optimizer=optimizer, depth=1,
+    ).replace(architecture=architecture, **own)  # fmt: skip
     return [base.replace(learning_rate=lr, weight_decay=0.1) for lr in (0.003, 0.01, 0.03)]
 
 

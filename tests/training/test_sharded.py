@@ -1,9 +1,6 @@
 """A trial split over two processes is the trial in one: losses, weights, checkpoints."""
 
 import dataclasses
-import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -63,34 +60,3 @@ def test_shards_divide_all_but_one_block_and_the_embeddings(tiny):
     one, four = (estimate_pack_bytes(trial, 256, 1, "loop", shards=shards) for shards in (1, 4))
     block = 4 * declare(trial.model, 256, 32).total / 24
     assert one / 4 < four < one / 4 + 6 * block
-
-
-PEAK = """
-import json, sys
-from mup_tpu import data
-from mup_tpu.config import RunOptions, Trial
-from mup_tpu.training.loop import PackRun
-from mup_tpu.training.memory import estimate_pack_bytes
-
-def resident(kind):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
-
-fields = json.loads(sys.argv[1])
-small = {"width": 64, "depth": 1, "sequence_length": 16, "batch_size": 2}
-for more in (small, {}):
-    trial = Trial().replace(**fields | more)
-    before = resident("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
-    PackRun([trial], data.load(trial.data, False), RunOptions(split_over=2, threads=1)).finish()
-print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, 1, "loop", shards=2))
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("tokens", "sequences"), [(64, 8), (1024, 4)])
-def test_each_process_takes_the_memory_that_is_estimated(tokens, sequences, corpus):
-    fields = {"width": 512, "depth": 4, "sequence_length": tokens, "batch_size": sequences, "steps": 2}
-    command = [sys.executable, "-c", PEAK, json.dumps(fields | {"corpus": str(corpus), "eval_batches": 1})]
-    measured, estimated = map(int, subprocess.run(command, capture_output=True, check=True).stdout.split())
-    assert 0.8 * estimated < measured < 1.2 * estimated, f"{measured / 1e6:.0f}, {estimated / 1e6:.0f} MB"
