@@ -41,27 +41,40 @@ _TRAIN = 2  # index in _SPLITS; the loss of the first is taken
 _NAMED, _UNSURE = -1, 2  # ranks of the loss that the option names, and of a split alone: "val 0.91"
 _AVERAGES = _words("avg average mean running smooth smoothed ema macro micro step")
 _FILLERS = _AVERAGES | _words(  # They make no other loss of a loss.
-    "after are at by current dataset epoch final for in info is metric metrics now of on per reached result "
-    "results score set the token value was with"
+    "after are at by current dataset epoch final for in info initial is metric metrics now of on per reached "
+    "result results score set the token value was with"
 )
 _OLD = _words("best min minimum lowest from improved improvement previous prev old decreased")
 _NO_LOSS = _OLD | _words(
-    "acc accuracy aux auxiliary balance balancing coef delta diff grad imbalance limit lr max memory mem "
-    "norm patience percent perplexity ppl rate ratio router samples scale scaler std stderr target threshold "
-    "time tol var weight weights z zloss"
+    "acc accuracy aux auxiliary balance balancing coef coeff delta diff expected grad imbalance limit lr max "
+    "mem memory norm patience percent perplexity ppl py rate ratio router samples scale scaler std stderr "
+    "target threshold time tol var weight weights z zloss"
 )
 _MEASURES = {"loss": 0, "ce": 1, "nll": 1, "xent": 1, "entropy": 1, "bpb": 2, "bpc": 2, "bits": 2}
 _MEASURES |= {"mse": 3, "rmse": 3, "mae": 3, "cost": 3}
-_STEPS = {"step": 0, "iter": 1, "iteration": 1, "itr": 1, "update": 1, "updates": 1, "steps": 1, "batch": 2}
+_STEPS = {
+    "step": 0,
+    "iter": 1,
+    "iteration": 1,
+    "itr": 1,
+    "it": 1,
+    "update": 1,
+    "updates": 1,
+    "steps": 1,
+    "batch": 2,
+}
 _OF_BATCHES, _BARE = 2, 3  # ranks of "10/200", and of a number that begins a line
 _NO_STEP = _words(
-    "acc accum accumulation decay every gradient inner interval log micro mini number per save skipped warmup"
+    "acc accum accumulation decay every gradient inner interval log micro mini number per save skipped time "
+    "warmup"
 )
 
 _DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?![\d.,])|\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d+)?(?![.,]?\d)"
 _NUMBER = re.compile(rf"(?<![\w.,])(?:[+-]?(?:nan|inf|infinity)(?!\w)|{_DIGITS})", re.I)
 _OF = re.compile(r"(?:it)?\s*/\s*(\d[\d,]*)(?:it\b)?(?![\w.]*/)")  # the second half of "10/200"
-_COUNTED = re.compile(r"\s+(?:steps?|iter\w*|epochs?|batch(?:es)?|updates|tokens|samples)\b(?!\s*\d)", re.I)
+_COUNTED = re.compile(
+    r"\s+(?:steps?|iter\w*|epochs?|batch(?:es)?|updates|tokens|samples)\b(?!\s*[\d/])", re.I
+)
 _UNIT = re.compile(r"\s?%|[A-Za-z_µ]\w*|\.(?=\S)|\]\s*[:=]")
 _COLOURS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0e-\x1f\x7f]"
@@ -69,14 +82,14 @@ _COLOURS = re.compile(
 _DATE, _TIME = r"\d{2,4}([-/])\d{2}\1\d{2,4}[T ]?", r"(?:\d+:)?\d{1,2}:\d{2}(?:[.,]\d+)?Z?(?![\w:])"
 _TIMES = re.compile(rf"(?<![\w.,])(?:{_DATE}|(?=\d+:))(?:{_TIME})?")
 _WRAPPER = re.compile(r"(?:(?:torch|np|numpy|jnp|jax)\.)?(?:tensor|[Aa]rray|DeviceArray|b?float\d*)\(\s*$")
-_IN_BRACKETS = re.compile(r"\([^()]{0,40}\)\s*$")
-_BETWEEN = " \t:=~≈\"'[>-–"  # between a name and its number
+_IN_BRACKETS = re.compile(r"[(\[]([^()\[\]]{0,40})[)\]]$")  # a unit, or the split: "loss (val)"
+_BETWEEN = " \t:=~≈\"'[>-–."  # between a name and its number
 _CUTS = re.compile(r"[|,;:={}\[\]()\t│┃•·<>\"'`!]+|\s+[-–—]+\s+|\s{2,}|\.\s|\.{3,}")  # between names
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
 _EDGES = " \t|│┃"  # of a table's row
 _CELLS = tuple(map(re.compile, (r"\s*[|│┃]\s*", r"\s*,\s*", r"\s*;\s*", r"\t+", r"\s{2,}", r"\s+")))
 _CELL = re.compile(r"\d|^\W*$|^(nan|none|null|inf)$", re.I)
-_HEADING = re.compile(r"\s*[*=#-]{3,}|.*(?::|\.\.\.|…)\s*$")
+_HEADING = re.compile(r"\s*[*=#-]{3,}|.*(?:[:{]|\.\.\.|…)\s*$")
 
 
 class LossUnknown(ConfigError):
@@ -112,7 +125,7 @@ class _Name(NamedTuple):
 
 @functools.lru_cache(4096)
 def _name(text: str) -> _Name:
-    text = text.strip(" -*#/\\_.")
+    text = re.sub("(?i)(val|valid|test|eval|train)loss", r"\1_loss", text.strip(" -*#/\\_."))
     in_order = _plain(text)
     if not in_order:
         return _Name()
@@ -155,6 +168,7 @@ class _Pair(NamedTuple):
     of: int | None = None  # 200 in "10/200"
     unit: str = ""
     is_first: bool = False  # on the line
+    is_set: bool = True  # by a colon, an equals sign or a table
 
     @property
     def whole(self) -> int | None:
@@ -167,12 +181,18 @@ class _Pair(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _before(text: str) -> tuple[_Name, list[_Name], bool]:
-    """Return the name at the end of a text, the words before it, and whether a bracket opens between."""
-    text = _IN_BRACKETS.sub("", _WRAPPER.sub("", text).rstrip(_BETWEEN)).rstrip(_BETWEEN)
+def _before(text: str) -> tuple[_Name, list[_Name], bool, bool]:
+    """Return the name at the end of a text, the words before it, whether a bracket opens between, and whether
+    a colon or an equals sign follows.
+    """
+    is_set = bool(re.search("[:=]", text[len(text.rstrip(_BETWEEN)) :]))
+    if text.rstrip()[-1:] in [*"/*+^"]:  # "learning_rate / 10"
+        return _Name(), [], False, False
+    text = _WRAPPER.sub("", text.rstrip(_BETWEEN)).rstrip(_BETWEEN)
+    text = _IN_BRACKETS.sub(lambda unit: unit[1] if _name(unit[1]).split else "", text).rstrip(_BETWEEN)
     *others, name = _CUTS.split(text)
     opens = bool(name) and text[: -len(name)].endswith("(")
-    return _name(name), [_name(other) for other in others if other.strip()], opens
+    return _name(name), [_name(other) for other in others if other.strip()], opens, is_set
 
 
 def _pairs(line: str) -> Iterator[_Pair]:
@@ -182,16 +202,10 @@ def _pairs(line: str) -> Iterator[_Pair]:
         if start < end:  # the second half of "10/200"
             continue
         before, is_first = line[max(end, start - _LONGEST_NAME) : start], end == 0
-        name, others, opens = _before(before)
+        name, others, opens, is_set = _before(before)
         for other in others:
             context = other if other.split or other.is_old else context
-        if (
-            is_first
-            and others
-            and not name.text
-            and line.lstrip()[0] in _EDGES
-            and before.rstrip()[-1] in _EDGES
-        ):
+        if is_first and others and not name.text and {line.lstrip()[0], before.rstrip()[-1]} <= {*_EDGES}:
             name = others[-1]  # a row of two cells
         if name.is_blank and not name.split:  # "loss at step 100 is 2.3", "'val_loss' reached 2.3"
             name = pending if pending.kind else others[-1] if name.text and others else name
@@ -208,7 +222,7 @@ def _pairs(line: str) -> Iterator[_Pair]:
         if unit and unit[0][0] == "]":
             pending = name  # "loss[100] = 2.3"
         total = int(of[1].replace(",", "")) if of else None
-        yield _Pair(name, context, number, total, unit[0] if unit else "", is_first)
+        yield _Pair(name, context, number, total, unit[0] if unit else "", is_first, is_set)
         end = of.end() if of else unit.end() if unit and unit[0][0] not in ".]" else end
 
 
@@ -226,7 +240,7 @@ class _Series:
     every: int = 1  # readings between two points
 
     def add(self, logged: Logged, number: str) -> None:
-        self.last, self.digits = logged, len("".join(re.split("[.,]", number)[1:]))
+        self.last, self.digits = logged, len(re.split("[.,]", re.split("[eE]", number)[0])[-1])
         self.not_finite = 0 if math.isfinite(logged.loss) else self.not_finite + 1
         step = self.readings if logged.step is None else logged.step
         self.readings += 1
@@ -299,7 +313,10 @@ class TrainingLog:
 
     def _chosen(self) -> _Series:
         is_named = self._option is not None
-        meant = _meant(one for one in self._series.values() if not is_named or one.rank[0] == _NAMED)
+        known = [one for one in self._series.values() if not is_named or one.rank[0] == _NAMED]
+        # An evaluation before the first step says nothing of the training.
+        trained = [one for one in known if one.rank[0] in (_NAMED, _TRAIN) or (one.last.step or 0) > 0]
+        meant = _meant(trained if trained and (self.steps_done or 0) > 0 else known)
         if len(meant) == 1:
             return meant[0]
         if meant:
@@ -356,7 +373,7 @@ class TrainingLog:
         if losses and not line[0].isspace():
             self._heading = _Name()
         elif not losses and _HEADING.match(line):
-            heading = _name(line.strip(" *=#-:.…>[]"))
+            heading = _name(line.strip(" *=#-:.…>[]{\"'"))
             self._heading = heading if heading.split else _Name()
         if not pairs:
             self._read_header(line)
@@ -371,8 +388,8 @@ class TrainingLog:
             if not name.split:
                 source = pair.context if pair.context.split else self._heading
             split = [*_SPLITS].index(source.split or "train")
-            if not pair.is_value or pair.context.is_old:
-                continue
+            if not pair.is_value or pair.context.is_old or not (pair.is_set or pair.whole is None):
+                continue  # "the loss of 12 men" is a sample of a model's text
             if name.kind == "loss":
                 rank = split, 0, name.rank, int(name.is_average or (is_summary and source.split == "train"))
                 has_split_loss = bool(name.split)
@@ -398,6 +415,9 @@ class TrainingLog:
                 yield (_NAMED, 1), frozenset(), number[0], self._option
 
     def _add(self, rank: tuple[int, ...], words: frozenset[str], number: str, logged: Logged) -> Logged:
+        if rank[1] == 0 and not any(one.rank[1] == 0 for one in self._series.values()):
+            # "train: 0.9, val: 0.1" of a configuration
+            self._series = {key: one for key, one in self._series.items() if one.rank[1] != _UNSURE}
         if len(self._series) < _MOST_SERIES:
             self._series.setdefault((rank, words), _Series(rank, words, logged))
         if series := self._series.get((rank, words)):

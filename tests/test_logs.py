@@ -535,11 +535,35 @@ def test_ambiguity_is_an_error_with_both_names(text: str, names: list[str]) -> N
         ("loss: inf\n", math.inf),
         ("loss: 2\n", 2.0),
         ("0.5\n1.5\n", 1.5),
+        ("train: 0.9, val: 0.1\nstep 1 loss 3.5\n", 3.5),
+        ("loss (val) 2.5, loss (train) 2.4\n", 2.5),
+        ("val loss [nats/token]: 2.5\ntrainloss=2.4 valloss=2.6\n", 2.6),
+        (
+            "step 1 lm loss 2.5\nThe loss of 12 men was felt.\n/lib/torch/nn/modules/loss.py:1213: UserWarning: reduction\n",
+            2.5,
+        ),
+        (
+            '{\n  "train": {\n    "loss": 2.3,\n    "acc": 0.1\n  },\n  "eval": {\n    "loss": 2.5\n  }\n}\n',
+            2.5,
+        ),
+        ("training done\nval_loss .......... 2.5\n", 2.5),
+        ("step 5 - train - loss: 2.3 - val - loss: 2.5 (best 2.4 @ 3), 100 steps/s\n", 2.5),
+        ("loss: tensor([2.5], device='cuda:0')\n", 2.5),
+        (
+            "TrainOutput(global_step=4, training_loss=3.5, metrics={'train_runtime': 2.5})\n{'loss': 3.1}\n",
+            3.1,
+        ),
+        (
+            "# learning_rate / 10\nstep 0: val loss 4.2\niter 0: loss 4.2\niter 9: loss 2.5\n",
+            2.5,
+        ),  # evaluated untrained
+        ("val loss 4.2\nval loss 2.5\n", 2.5),
         ("3 loss\nloss 4.5 of version 1.2.3 in 0.5 s\n", 4.5),
     ],
 )
 def test_loss_of_a_line(text: str, loss: float) -> None:
-    assert read(text).result().loss == pytest.approx(loss, nan_ok=True)
+    log = read(text)
+    assert (log.result().loss, log.learning_rate) == (pytest.approx(loss, nan_ok=True), None)
 
 
 @pytest.mark.parametrize(
