@@ -9,12 +9,14 @@ import contextlib
 import json
 import math
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import shown
+from mup_tpu.errors import reason
 from mup_tpu.files import Folder, short_hash
 
 _SEND_EVERY_S = 0.2
@@ -134,10 +136,26 @@ class Report:
         self.curve = Curve()
         self.step = 0
         with contextlib.suppress(FileNotFoundError):
-            saved = json.loads(self._folder.read(_RESUME))
-            points = [(int(step), float(loss)) for step, loss in saved["points"]]
-            self.curve = Curve(points, int(saved["stride"]), int(saved["seen"]))
-            self.resume_step = self.step = int(saved["step"])
+            content = self._folder.read(_RESUME)
+            try:
+                saved = json.loads(content)
+                points = [(_whole("step", step), float(loss)) for step, loss in saved["points"]]
+                curve = Curve(points, _whole("stride", saved["stride"]) or 1, _whole("seen", saved["seen"]))
+                self.resume_step = self.step = _whole("step", saved["step"])
+                self.curve = curve
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                print(f"{folder}/{_RESUME} cannot be read ({reason(error)}): the trial starts anew")
+
+    def resume_at(self, step: int) -> None:
+        """Go on from the step of a checkpoint that was found in `folder`, 0 to start anew."""
+        if step != self.resume_step:
+            newest = (
+                f"its newest whole checkpoint is of step {step}" if step else "no checkpoint in it is whole"
+            )
+            how = "goes on from there" if step else "starts anew"
+            print(f"{self.folder}: step {self.resume_step} was reported, and {newest}: the trial {how}")
+            self.resume_step = self.step = step
+            self.curve.points = [point for point in self.curve.points if point[0] <= step]
 
     def __call__(self, step: int, loss: float | None = None, *, steps: int = 0, saved: bool = False) -> None:
         """Report that a step is done.
@@ -163,6 +181,37 @@ class Report:
         if self.ending and (saved or self._was_ending):
             raise Ending
         self._was_ending = self.ending
+
+
+def damaged(checkpoint: Path) -> Path | None:
+    """Return a file of a checkpoint that was cut short, as its format says; None if there is none.
+
+    JSON, safetensors, and the archives of torch and numpy are recognized.
+    """
+    files = [checkpoint] if checkpoint.is_file() else sorted(f for f in checkpoint.rglob("*") if f.is_file())
+    return next((file for file in files if not _is_whole(file)), None)
+
+
+def _is_whole(file: Path) -> bool:
+    with file.open("rb") as opened:
+        head, size = opened.read(8), file.stat().st_size
+        match file.suffix:
+            case ".json":
+                try:
+                    json.loads(file.read_bytes())
+                except (ValueError, RecursionError):
+                    return False
+            case ".safetensors":  # bytes of a header of JSON, the header, the numbers
+                begin = 8 + int.from_bytes(head, "little")
+                try:
+                    header = json.loads(opened.read(begin - 8)) if begin <= size else None
+                    ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+                except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+                    return False
+                return size == begin + max(ends, default=0)
+            case ".pt" | ".pth" | ".ckpt" | ".npz" if not head:
+                return False
+        return not head.startswith(b"PK\x03\x04") or zipfile.is_zipfile(file)
 
 
 def number(what: str, value: Any) -> float:
