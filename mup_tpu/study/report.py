@@ -204,7 +204,7 @@ def _is_whole(file: Path) -> bool:
             case ".safetensors":  # bytes of a header of JSON, the header, the numbers
                 begin = 8 + int.from_bytes(head, "little")
                 try:
-                    header = json.loads(opened.read(begin - 8)) if begin <= size else None
+                    header: Any = json.loads(opened.read(begin - 8)) if begin <= size else None
                     ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
                 except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
                     return False
