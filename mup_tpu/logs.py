@@ -252,6 +252,10 @@ class _Series:
         if len(self.points) >= _MOST_POINTS:
             self.points, self.every = self.points[::2], 2 * self.every
 
+    def curve(self) -> list[tuple[int, float]]:
+        last = (self.readings - 1 if self.last.step is None else self.last.step), self.last.loss
+        return self.points if self.points[-1][0] == last[0] else [*self.points, last]
+
 
 class TrainingLog:
     """Reader of a log that grows.
@@ -299,9 +303,11 @@ class TrainingLog:
 
     def curve(self) -> list[tuple[int, float]]:
         """Return steps and values of the loss to take; readings are counted where no line names a step."""
-        chosen = self._chosen()
-        last = (chosen.readings - 1 if chosen.last.step is None else chosen.last.step), chosen.last.loss
-        return chosen.points if chosen.points[-1][0] == last[0] else [*chosen.points, last]
+        return self._chosen().curve()
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Return the curves of all losses that could be meant, by name."""
+        return {series.last.name: series.curve() for series in self._candidates()}
 
     @property
     def is_diverged(self) -> bool:
@@ -311,27 +317,31 @@ class TrainingLog:
             watched = [*watched, self._chosen()]
         return any(series.not_finite >= (1 if self._has_ended else _DIVERGED_AFTER) for series in watched)
 
-    def _chosen(self) -> _Series:
+    def _candidates(self) -> list[_Series]:
         is_named = self._option is not None
         known = [one for one in self._series.values() if not is_named or one.rank[0] == _NAMED]
         # An evaluation before the first step says nothing of the training.
         trained = [one for one in known if one.rank[0] in (_NAMED, _TRAIN) or (one.last.step or 0) > 0]
         meant = _meant(trained if trained and (self.steps_done or 0) > 0 else known)
+        if meant or is_named or self._alone is None:
+            return meant
+        alone = _Series((), frozenset(), self._alone)
+        alone.add(self._alone, "")
+        return [alone]
+
+    def _chosen(self) -> _Series:
+        meant = self._candidates()
         if len(meant) == 1:
             return meant[0]
         if meant:
             one, two = (f"{series.last.name!r} ({series.last.loss:g})" for series in meant[:2])
             raise LossUnknown(f"two losses could be meant, {one} and {two}: name one with the option loss")
-        if is_named:
+        if self._option is not None:
             raise LossUnknown(f"no line of the output has a number after loss {shown(self._option)}")
-        if self._alone is None:
-            raise LossUnknown(
-                "no line of the output has a loss that is recognised: name the text before its number with "
-                "the option loss"
-            )
-        alone = _Series((), frozenset(), self._alone)
-        alone.add(self._alone, "")
-        return alone
+        raise LossUnknown(
+            "no line of the output has a loss that is recognised: name the text before its number with the "
+            "option loss"
+        )
 
     def _lines(self, part: bytes, final: bool = False) -> Iterator[str]:
         if self._decoder is None:

@@ -26,10 +26,11 @@ from urllib.parse import quote
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import means
-from mup_tpu.analysis.ingest.tables import is_file, read_file, settings
+from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
 from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import read_regular
+from mup_tpu.logs import TrainingLog
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.runs import LOG_FILE
 
@@ -40,14 +41,7 @@ _BOOKKEEPING = (
     "should_checkpoint",
 )  # fmt: skip
 _MOST_BYTES = 2**30
-# Lines of training logs, as train.py of nanoGPT, modded-nanogpt and build-nanogpt write them
-_LINES = (
-    re.compile(r"step (?P<step>\d+): train loss (?P<train_loss>\S+), val loss (?P<val_loss>\S+)"),
-    re.compile(r"step[: ](?P<step>\d+)(?:/\d+)?,? val[_ ]loss[: ](?P<val_loss>\S+)"),
-    re.compile(r"(?P<step>\d+) val (?P<val_loss>\S+)"),
-    re.compile(r"iter (?P<step>\d+): loss (?P<train_loss>[^\s,]+)"),
-    re.compile(r"(?P<step>\d+) train (?P<train_loss>\S+)"),
-)
+_PROBED = 2**16  # bytes at the beginning of a file
 
 
 def tune_result(file: Path) -> pd.DataFrame:
@@ -105,13 +99,34 @@ def trainer(file: Path) -> pd.DataFrame:
 
 
 def training_log(file: Path) -> pd.DataFrame:
-    """Read a training log with one line per step, and its held-out losses if it has any."""
-    rows = []
-    for line in _text(file).splitlines():
-        if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
-            rows.append({name: float(value) for name, value in match.groupdict().items()})
-    table = pd.DataFrame(rows)
-    return table.dropna(subset=["val_loss"]) if "val_loss" in table else table
+    """Read the output of a training program; settings are in the names of files and folders."""
+    log = TrainingLog()
+    log.read(_bytes(file))
+    log.close()
+    table = pd.DataFrame({_column(name): pd.Series(dict(curve)) for name, curve in log.curves().items()})
+    if log.is_diverged:
+        table = table.where(table.index != table.index.max(), math.inf)
+    if log.learning_rate and "lr" not in settings(f"{file.parent.name}/{file.stem}"):
+        table = table.assign(learning_rate=log.learning_rate)
+    return table.rename_axis("step").reset_index()
+
+
+def _column(name: str) -> str:
+    if means(name) == "loss":
+        return name
+    return "val_bpb" if re.search(r"bpb|bits", name, re.I) else "loss"
+
+
+def is_log(head: bytes) -> bool:
+    """Return whether text is a training's output, and not a table with a row per run."""
+    log = TrainingLog()
+    log.read(head)
+    log.close()
+    lines = [
+        line for line in head.decode(errors="replace").splitlines()[:50] if not re.search("[:=0-9]", line)
+    ]
+    heads = [{means(cell) for cell in re.split(r"[,;|\s]+", line)} for line in lines]
+    return bool(log.curves()) and not any("loss" in known and known & {*AXES} for known in heads)
 
 
 def wandb_dump(file: Path) -> pd.DataFrame:
@@ -131,11 +146,12 @@ def wandb_dump(file: Path) -> pd.DataFrame:
 
 def is_tune_result(head: bytes) -> bool:
     """Return whether result.json begins with a line of Tune, whole or torn, or is empty as after a kill."""
-    return not head.strip() or (head.startswith(b"{") and head.strip() != b"{")
+    first = head.partition(b"\n")[0].strip()
+    return not first or (first.startswith(b"{") and first != b"{")
 
 
 def is_optuna_journal(head: bytes) -> bool:
-    return head.startswith(b"{") and b'"op_code"' in head
+    return head.startswith(b"{") and b'"op_code"' in head.partition(b"\n")[0]
 
 
 def wandb_run(file: Path) -> pd.DataFrame:
@@ -174,9 +190,13 @@ def mlflow_run(file: Path) -> pd.DataFrame:
 
 
 def _text(file: Path) -> str:
+    return _bytes(file).decode(errors="replace")
+
+
+def _bytes(file: Path) -> bytes:
     """Read a file of a run, or one beside it: a named pipe would make us wait, a device would never end."""
     try:
-        return read_regular(file, _MOST_BYTES).decode(errors="replace")
+        return read_regular(file, _MOST_BYTES)
     except OSError as error:
         raise TableError(f"{file} cannot be read: {reason(error)}") from None
 
@@ -274,9 +294,7 @@ def tensorboard(folder: Path) -> pd.DataFrame:
     runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
     with errors_in_a_sentence(path):
         for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
-            events = accumulators.EventAccumulator(os.fspath(inside), size_guidance={"scalars": 0})
-            if all(file.is_file() for file in inside.glob(f"*{_EVENTS}*")):  # a pipe would never end
-                events.Reload()
+            events = _events(accumulators, inside)
             hyperparameters = _settings(events, hparams)
             scalars = []
             for tag in events.Tags()[
@@ -307,6 +325,13 @@ def tensorboard(folder: Path) -> pd.DataFrame:
     if not tables:
         raise TableError(f"{path} holds no runs")
     return pd.concat(tables, ignore_index=True)
+
+
+def _events(accumulators: Any, folder: Path) -> Any:
+    events = accumulators.EventAccumulator(os.fspath(folder), size_guidance={"scalars": 0})
+    if all(file.is_file() for file in folder.glob(f"*{_EVENTS}*")):  # a pipe would never end
+        events.Reload()
+    return events
 
 
 def offline_wandb(folder: Path) -> pd.DataFrame:
@@ -438,7 +463,7 @@ class Reader:
     files: str  # Pattern of its files' names, such as `trainer_state.json` or `*.db`
     read: Callable[[Path], pd.DataFrame]  # Reads one file; with `of_folder`, all files of a folder
     probe: Callable[[bytes], bool] | None = None
-    """Whether a file's first line is of this tool; None if its name is enough."""
+    """Whether the beginning of a file is of this tool; None if its name is enough."""
     of_folder: bool = False  # Whether `read` takes the folder that holds the files
     of_file: bool = True  # Whether a file that is given by its path is read; else only those in a folder
 
@@ -449,7 +474,7 @@ class Reader:
             if self.probe is None or not file.is_file():
                 return self.probe is None
             with file.open("rb") as opened:
-                return self.probe(opened.readline(2**20))
+                return self.probe(opened.read(_PROBED))
         except OSError:  # the reader of tables says why
             return False
 
@@ -465,14 +490,15 @@ READERS = (
     Reader("Hydra", "metrics.json", hydra_run, of_file=False),
     # An experiment's meta.yaml begins with its artifact_location.
     Reader("MLflow", "meta.yaml", mlflow_run, lambda head: head.startswith(b"artifact_uri"), of_file=False),
-    Reader("nanoGPT", "log.txt", training_log),
-    Reader("nanoGPT", "*.out", training_log),
     Reader("W&B", "*.json", wandb_dump, of_file=False),
     Reader("TensorBoard", "*events.out.tfevents*", tensorboard, of_folder=True, of_file=False),
     Reader("W&B", "run-*.wandb", offline_wandb, of_folder=True, of_file=False),
-    Reader("Aim", "*.csv", aim_export, lambda head: b"run.hash" in head),
+    Reader("Aim", "*.csv", aim_export, lambda head: b"run.hash" in head.partition(b"\n")[0]),
     *(Reader("Optuna or MLflow", pattern, database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
     Reader("Optuna", "*", optuna_journal, is_optuna_journal),
+    *(Reader("training logs", pattern, training_log) for pattern in ("log.txt", "*.log", "*.out")),
+    Reader("training logs", "*.txt", training_log, is_log),
+    Reader("training logs", "*.jsonl", training_log, is_log, of_file=False),
 )
 
 
@@ -523,7 +549,9 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         rows = []
         for file in matching:
             folder = file.parent.relative_to(place).as_posix()
-            name = file.stem if "*" in reader.files else place.name if folder == "." else folder
+            name = place.name if folder == "." else folder
+            if "*" in reader.files:
+                name = file.stem if folder == "." else f"{folder}/{file.stem}"
             with errors_in_a_sentence(str(file)):
                 rows.append(reader.read(file).assign(run=name))
         table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
@@ -531,6 +559,57 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         raise TableError(f"{path} holds {len(matching)} files {matching[0].name}, and none has a loss")
     return table
 
+
+def metrics_of(folder: str | Path, loss: str | None = None) -> TrainingLog | None:
+    """Read the metrics in the folder of one run, such as a trial's, as if the run had printed them.
+
+    Args:
+        folder: searched for `trainer_state.json`, metrics as JSON lines or CSV (Lightning's), TensorBoard's
+            events, and a summary as JSON. The newest file of the first kind that holds a loss is read.
+        loss: name of the loss, as in `TrainingLog`; by default it is recognised.
+
+    Raises:
+        TableError: a file cannot be read, and no other has a loss.
+    """
+    error: TableError | None = None
+    for pattern, read in _METRICS.items():
+        files = sorted(Path(folder).rglob(pattern), key=lambda file: file.lstat().st_mtime, reverse=True)
+        for file in files[:_MOST_FILES]:
+            log = TrainingLog(loss)
+            try:
+                with errors_in_a_sentence(str(file)):
+                    log.read(read(file))
+            except TableError as caught:
+                error = error or caught
+                continue
+            log.close()
+            if log.curves():
+                return log
+    if error is not None:
+        raise error
+    return None
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def _scalars(file: Path) -> bytes:
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    events = _events(package(str(file.parent), "tensorboard", module), file.parent)
+    scalars = [(event, tag) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    scalars.sort(key=lambda scalar: (scalar[0].wall_time, scalar[0].step))
+    return _lines({"step": event.step, tag: event.value} for event, tag in scalars)
+
+
+_MOST_FILES = 20  # of a kind in the folder of a run, the newest
+_METRICS: dict[str, Callable[[Path], bytes]] = {
+    "trainer_state.json": lambda file: _lines(json.loads(_text(file))["log_history"]),
+    "*.jsonl": _bytes,
+    "*.csv": _bytes,
+    f"*{_EVENTS}*": _scalars,
+    **dict.fromkeys(("wandb-summary.json", "*metrics*.json", "*results*.json"), _bytes),
+}
 
 # Names of all tools, for messages
 TOOLS = ", ".join(dict.fromkeys(reader.tool for reader in READERS if reader.tool != "Optuna or MLflow"))

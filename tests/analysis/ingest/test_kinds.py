@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from mup_tpu.analysis import load_table
-from mup_tpu.analysis.ingest.readers import find_reader
+from mup_tpu.analysis.ingest.readers import find_reader, metrics_of
 from mup_tpu.analysis.ingest.tables import read_file
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.errors import MupTpuError, TableError
@@ -363,24 +363,50 @@ def lightning(folder):
     return folder / "lightning_logs"
 
 
-@kind("nanoGPT's log")
-def nanogpt(folder, name="w{w}_lr{lr:.6e}/log.txt"):
-    """Lines that nanoGPT's train.py prints."""
-    for _, (width, lr, loss) in each_run():
-        file = folder / "out" / name.format(w=width, lr=lr)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lines = [
-            f"step {s}: train loss {loss + 0.2:.6f}, val loss {loss + 0.01 * (100 - s):.6f}\n"
-            f"iter {s}: loss {loss + 0.1:.6f}, time 12.34ms, mfu 1.00%\n"
-            for s in (0, 100)
-        ]
-        file.write_text("number of parameters: 0.80M\n" + "".join(lines))
-    return folder / "out"
+LOGS = {
+    "nanoGPT": (
+        "w{w}_lr{lr:.6e}/log.txt",
+        "number of parameters: 0.80M\n",
+        "step {s}: train loss 9.1, val loss {loss}\niter {s}: loss 9.2, time 12.34ms, mfu 1.00%\n",
+    ),
+    "Megatron": (
+        "w{w}_lr{lr:.6e}.out",
+        " iteration 50/ 100 | learning rate: 1.0E-06 | lm loss: 9.1E+00 | loss scale: 1.0 |\n",
+        " validation loss at iteration {s} on validation set | lm loss value: {loss} | lm loss PPL: 9.9E+01 |\n",
+    ),
+    "torchtitan": (
+        "width={w},lr={lr:.6e}/train.log",
+        "[rank0]:2026-11-01 10:00:00,001 - root - INFO - Starting job\n",
+        "[rank0]:2026-11-01 10:00:01,101 - root - INFO - \x1b[31mstep: {s}  \x1b[32mloss:  {loss}  \x1b[33mmemory:  9.02GiB(1.29%)\x1b[0m\n",
+    ),
+    "a Trainer": (
+        "d{w}-lr{lr:.6e}-s0/stdout.txt",
+        "Running with n_embd = 64\n{{'loss': 9.1, 'grad_norm': 1.2, 'learning_rate': 1e-06, 'epoch': 0.5}}\n",
+        "{{'eval_loss': {loss}, 'eval_runtime': 1.83, 'epoch': 1.0}}\n",
+    ),
+    "JSON lines": (
+        "w{w}_lr{lr:.6e}_s0/metrics.jsonl",
+        '{{"step": 1, "train/loss": 9.1, "lr": 1e-06}}\n',
+        '{{"step": {s}, "val": {{"loss": {loss}, "ppl": 9.9}}}}\n',
+    ),
+}
 
 
-@kind("nanoGPT's output")
-def nanogpt_output(folder):
-    return nanogpt(folder, "w{w}_lr{lr:.6e}.out")
+def logs(program):
+    def write(folder):
+        """Output of a program; its last line has the loss."""
+        name, head, line = LOGS[program]
+        for _, (width, lr, loss) in each_run():
+            file = folder / "out" / name.format(w=width, lr=lr)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lines = [line.format(s=s, loss=f"{loss + 0.01 * (100 - s):.6f}") for s in (0, 50, 100)]
+            file.write_text(head.format() + "".join(lines))
+        return folder / "out"
+
+    return write
+
+
+KINDS |= {f"logs of {program}": Kind(logs(program)) for program in LOGS}
 
 
 @kind("JSON files of config and summary")
@@ -730,3 +756,55 @@ def main():
 
 if __name__ == "__main__":
     main()
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("Lightning", "version_0"),
+        ("Trainer, default names", "tmp_trainer0"),
+        ("logs of JSON lines", f"w64_lr{2**-10:.6e}_s0"),
+        ("a summary", "sweep"),
+    ],
+)
+def test_metrics_in_the_folder_of_a_run_have_its_loss(tmp_path, name, run):
+    if name in KINDS:
+        KINDS[name].write(tmp_path)
+    else:
+        (tmp_path / "sweep").mkdir()
+        (tmp_path / "sweep" / "eval_results.json").write_text(
+            f'{{\n  "eval_loss": {RUNS["loss"][0]},\n  "acc": 0.1\n}}'
+        )
+    (folder,) = tmp_path.rglob(run)
+    log = metrics_of(folder)
+    assert log is not None
+    assert log.result().loss == RUNS["loss"][0]
+    assert metrics_of(folder, "paloma") is None
+
+
+def test_metrics_of_tensorboard_and_of_nothing(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    (tmp_path / "data.csv").write_text("text,label\nloss,1\n")
+    assert metrics_of(tmp_path) is None
+    with tensorboard.SummaryWriter(str(tmp_path / "runs" / "a")) as writer:
+        for step, loss in ((10, 3.5), (20, 3.25), (30, float("nan"))):
+            writer.add_scalar("Loss/train", loss + 1, step)
+            writer.add_scalar("Loss/val", loss, step)
+    log = metrics_of(tmp_path)
+    assert log is not None
+    assert (log.result().name, log.is_diverged, log.curve()[:2]) == (
+        "Loss/val",
+        True,
+        [(10, 3.5), (20, 3.25)],
+    )
+    assert log.steps_done == 30
+
+
+def test_a_file_that_cannot_be_read_is_named_where_no_other_has_a_loss(tmp_path):
+    (tmp_path / "trainer_state.json").write_text("{}")
+    with pytest.raises(TableError, match="trainer_state.json cannot be read: 'log_history'"):
+        metrics_of(tmp_path)
+    (tmp_path / "metrics.csv").write_text("step,val_loss\n1,\n2,2.5\n")
+    log = metrics_of(tmp_path)
+    assert log is not None
+    assert log.result().loss == 2.5
