@@ -36,7 +36,10 @@ class StudyOptions:
 
     trainer: str | None = None
     """Training in place of our networks: my_package.my_module:train, or a command line with {names} of the
-    file, which prints the loss last; by default the file's trainer."""
+    file, whose output tells the loss; by default the file's trainer."""
+    loss: str | None = None
+    """Loss in the output of a --trainer: the text before the number, or a regular expression with one group;
+    by default it is recognised."""
     workers: int | None = None
     """Trials of a --trainer that run at once on this machine; by default one per GPU, or one per core."""
     timeout: str | None = None

@@ -112,7 +112,7 @@ def sweep(
         run_study(file, study, how)
         return
     if study != StudyOptions():
-        raise ConfigError("workers, timeout and resources need a study or --trainer")
+        raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
     loaded = load_sweep(file)
     if target is not None and not how.dry.dry_run:
         from mup_tpu.store import StoredAxes
@@ -130,6 +130,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     refuse_options_of_networks(how.run, how.where)
     study, trainer = load_study(file, how.results)
     trainer = options.trainer or trainer
+    study.loss = options.loss or study.loss
     if trainer is None:
         raise ConfigError("trainer is missing: give --trainer, or set it in the file")
     if how.dry.dry_run:

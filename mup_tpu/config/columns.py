@@ -73,12 +73,14 @@ CONFIGURED = {
     )
     for part, cls in PARTS.items() for f, hint in typed_fields(cls)
 }  # fmt: skip
+_OF_FIELD = {column.field: column for column in CONFIGURED.values()}
 # All columns of a run table that this package writes, by name
 COLUMNS = CONFIGURED | {column.name: column for column in _OUTCOME}
 
 
 def _column(name: str) -> Column:
-    return COLUMNS.get(name) or Column(name, str, name.replace("_", " "))
+    # A study may call its hyperparameter as a field of our trials, whose column has another name.
+    return COLUMNS.get(name) or _OF_FIELD.get(name) or Column(name, str, name)
 
 
 def title(name: str) -> str:

@@ -56,7 +56,7 @@ def kind_of(values: Collection[str]) -> str:
     return "sweep" if "experiment" in values else "trial"
 
 
-_STUDY_KEYS = {"trainer", "settings"}
+_STUDY_KEYS = {"trainer", "settings", "loss", "config"}
 
 
 def _read_kind(path: str | Path, kind: str) -> dict[str, Any]:

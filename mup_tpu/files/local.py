@@ -34,7 +34,6 @@ _SCRATCH, _MARK = "mup_tpu_", "of-mup_tpu"
 # Ray's sockets lie up to 70 characters below the temporary folder, and a socket's path has at most 107.
 _LONGEST_PLACE, _SHORT_PLACE = 20, "/tmp"  # noqa: S108 (folders are made there as tempfile does)
 _LONGEST_NAME = 255  # bytes of a file's or folder's name, on all of Linux's and macOS's usual file systems
-_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def short_hash(content: bytes | str) -> str:
@@ -221,20 +220,6 @@ def _remove(path: Path) -> None:
 
 
 # Python's path of modules: anybody may have put files into the working folder.
-
-
-@contextlib.contextmanager
-def safe_path() -> Iterator[None]:
-    """Have Python processes that start in the block leave the working folder off their path of modules."""
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
 
 
 def is_needed(folder: str) -> bool:

@@ -26,6 +26,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker, util
@@ -33,9 +34,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mup_tpu.files.local import for_sockets, mark, safe_path
+import psutil
+
+from mup_tpu.files.local import for_sockets, mark
 
 SELF = Path("/proc/self")
+
+_MOST_LOOKS = 1000  # for processes to end, 5 ms apart: one in the kernel may never
 
 # Type of file system -> files of limits, file of the memory in use, entries of `memory.stat` for the cache
 # of files. The cache counts as used, but Linux drops it when memory is needed.
@@ -128,16 +133,15 @@ def importing() -> Iterator[None]:
 def ensure_server(preload: Sequence[str]) -> None:
     """Start the server, unless it runs, without waiting for its imports of the modules `preload`."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
-    with safe_path():
-        resource_tracker.ensure_running()  # otherwise the server starts it; it unblocks SIGINT
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:  # Ctrl-C reaches the server too, and is ignored there only after the imports
-            with for_sockets():
-                mark(Path(util.get_temp_dir()))
-            with _without_main():
-                forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    resource_tracker.ensure_running()  # otherwise the server starts it; it unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:  # Ctrl-C reaches the server too, and is ignored there only after the imports
+        with for_sockets():
+            mark(Path(util.get_temp_dir()))
+        with _without_main():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
@@ -163,15 +167,41 @@ def _without_main() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Let this forked process end at once when its parent has ended."""
+    """Let this forked process end at once, with all that it has started, when its parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def end() -> None:
         parent.join()
+        end_descendants(os.getpid())
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
+
+
+def end_descendants(process: int) -> None:
+    """Kill all processes below one, which adopts their orphans."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(process)
+        for _ in range(_MOST_LOOKS):
+            living = [p for p in root.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+            for descendant in living:
+                with contextlib.suppress(psutil.Error):
+                    descendant.kill()
+            if not living:
+                return
+            time.sleep(0.005)
+
+
+def environment_of_shell() -> dict[str, str]:
+    """Return this process's environment, without a locale that Python has set at its start (PEP 538)."""
+    environment = dict(os.environ)
+    if environment.get("LC_CTYPE", "").lower() in ("c.utf-8", "c.utf8", "utf-8"):
+        with contextlib.suppress(OSError):  # no Linux
+            at_start = (SELF / "environ").read_bytes().split(b"\0")
+            if not any(entry.startswith(b"LC_CTYPE=") for entry in at_start):
+                del environment["LC_CTYPE"]
+    return environment
 
 
 def allow_children() -> None:

@@ -27,6 +27,7 @@ class Surroundings:
     in_driver: bool = False  # whether it is the driver's own process, with the user's terminal
     handles_sigterm: bool = False  # whether SIGTERM reaches the job; the job then checkpoints and ends
     writes: bool = True  # whether it writes checkpoints: of several processes with one job, one does
+    private: Sequence[int] = ()  # file descriptors that processes forked from it close
     _memory: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.internals.processes import end_with_parent
+from mup_tpu.internals.processes import end_descendants, end_with_parent, environment_of_shell
 from mup_tpu.jobs import this_machine
 from mup_tpu.jobs.driver import Ended, Failed, Job, Lost, Pool, Question, Surroundings, Worker, perform
 from mup_tpu.training.process import host_log
@@ -89,10 +89,12 @@ class _Process(Worker):
     def __init__(self, results: str | None, preload: Sequence[str], part: Mapping[str, str]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self.part = part
-        self.process = this_machine.start_process(_work, (theirs, results, {**os.environ, **part}), preload)
+        environment = {**environment_of_shell(), **part}
+        self.process = this_machine.start_process(_work, (theirs, results, environment, os.getcwd()), preload)
         theirs.close()  # otherwise the end of the process would not close the pipe
 
     def end(self) -> None:
+        end_descendants(self.process.pid or 0)
         self.process.kill()
         self.process.join()
         self.connection.close()
@@ -177,15 +179,18 @@ class Forked(Pool[_Process]):
         worker.process.terminate()
 
 
-def _work(connection: Connection, results: str | None, environment: dict[str, str]) -> None:
+def _work(connection: Connection, results: str | None, environment: dict[str, str], folder: str) -> None:
     """Run jobs that come in, and send their events."""
-    os.environ.update(environment)  # the server's is older
+    os.environ.clear()  # the server's is older
+    os.environ.update(environment)
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
     # Ctrl-C reaches the driver too, and the driver ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     with contextlib.suppress(OSError):  # where memory is short, Linux kills a worker, not its driver
         Path("/proc/self/oom_score_adj").write_text("500")
-    here = Surroundings(handles_sigterm=True)
+    here = Surroundings(handles_sigterm=True, private=(connection.fileno(),))
     with host_log(results, capture_warnings=True):
         while True:
             try:

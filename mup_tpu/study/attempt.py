@@ -1,23 +1,20 @@
-"""One attempt at a trial: a training function in a process of its own, and the end of all that it started.
+"""One attempt at a trial: the process of a training function or program, and the end of all that it started.
 
-    worker ── keeper ── function ── its own processes
+    driver ── worker ── function or program ── its own processes
 
-The keeper is forked once a worker, after the function's modules were imported, and forks the function for
-each trial: a trial finds memory, seeds and devices as the first one did. The keeper adopts orphans of its
-descendants, so it can end what a trial leaves behind in whatever process group or session. It ends with its
-worker.
+The worker forks the process of each trial after it has imported the function's modules, so that a trial
+finds memory, seeds and devices as the first one did. The worker adopts orphans of its descendants: it can end
+what a trial leaves behind in whatever process group or session.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import importlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import select
 import signal
@@ -25,34 +22,34 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import psutil
 
 from mup_tpu.config.values import on_one_line
-from mup_tpu.errors import StoreError, first_line, raised_as
+from mup_tpu.errors import ConfigError, StoreError, first_line, raised_as, reason
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import allow_children
 from mup_tpu.jobs.driver import Preparing, WorkerLost
-from mup_tpu.study.report import Ending, Report, Reported, number
+from mup_tpu.logs import Logged, TrainingLog
+from mup_tpu.study.report import Ending, Report, Reported, Trial, number
 
 Function = Callable[[Any, Report], Any]
 
-_ALIVE_EVERY_S = 1.0
+_ALIVE_EVERY_S, _REPORT_EVERY_S = 1.0, 0.2
 _LOOK_EVERY_S = 0.1
-_GRACE_S = 10.0  # seconds from SIGTERM in which a function may report once more, and so keep its checkpoint
+_GRACE_S = 10.0  # seconds from SIGTERM in which a trial may save once more
 _SIGTERM_APART_S = 2.0
-"""Seconds between the SIGTERM of a function and of its worker, where a batch system sends it to both."""
-_END_WITHIN_S = 60.0  # seconds in which a keeper ends a trial's processes; then it counts as lost
+"""Seconds between the SIGTERM of a trial and of its worker, where a batch system sends it to both."""
+_REST_S = 3.0  # seconds for the output of a program that has ended, which its children may keep open
 _MOST_OUTPUT = 2**20
 """Bytes of a trial's output that are kept: its end. While the trial runs there may be twice as many."""
 _LONGEST_MESSAGE, _READ_AT_ONCE = 2**22, 2**16
 _LAST_LINES, _LONGEST_LINE = 3, 200  # of the output, in the reason of a failure
-_TERMINATE, _END, _ENDED = "terminate", "end", "ended"
 
 
 @dataclass(frozen=True)
@@ -66,106 +63,327 @@ class Outcome:
     step: int = 0  # last step that was reported
     seconds: float = math.nan  # time that the attempt took
     modules: tuple[str, ...] = ()  # modules that the function imported
+    logged: Logged | None = None  # line of a program's output that holds the loss
+    lacks_loss: bool = False  # whether a program ended well, and its output tells no loss
 
     @classmethod
-    def of(cls, loss: float) -> Outcome:
-        return cls("finished", loss) if math.isfinite(loss) else cls("diverged", math.inf)
+    def of(cls, loss: float, **more: Any) -> Outcome:
+        is_finite = math.isfinite(loss)
+        return cls("finished" if is_finite else "diverged", loss if is_finite else math.inf, **more)
 
 
-@dataclass(frozen=True)
-class Call:
-    """Arguments of one attempt, sent to a keeper."""
+class Output:
+    """Printed output of a trial, of which the last MiB is kept as a file or object of the results folder."""
 
-    trial: Any
-    make_report: Callable[[Callable[[Reported], None]], Report]
-    """Maker of the function's second argument, from a function that takes reports."""
-    results: str  # folder with the study's results
-    output: str | None  # file in it for the printed output; None drops that
+    def __init__(self, results: str, name: str, title: str = "") -> None:
+        self._folder, self._name = Folder(results), name
+        # An object of a bucket cannot grow: it is written once, at the end.
+        self._keeps = _LAST_LINES * _LONGEST_LINE if self._folder.is_local else _MOST_OUTPUT
+        self._tail, self._title = b"", title.encode(errors="replace")
+        self._file: TextIOWrapper | None = None
+        self._append(self._title)
+
+    def write(self, part: bytes) -> None:
+        self._tail = (self._tail + part)[-self._keeps :]
+        self._append(part)
+
+    def _append(self, part: bytes) -> None:
+        if not part or not self._folder.is_local:
+            return
+        if self._file is None:
+            with raised_as(StoreError, f"{self._folder}/{self._name} cannot be opened"):
+                self._file = self._folder.append_to(self._name)
+        with contextlib.suppress(OSError):  # a full disk ends no trial
+            os.write(self._file.fileno(), part)
+            self._cut(2 * _MOST_OUTPUT)
+
+    def _cut(self, most: int) -> None:
+        assert self._file is not None
+        descriptor = self._file.fileno()
+        with contextlib.suppress(OSError):
+            if (size := os.fstat(descriptor).st_size) > most:
+                end = os.pread(descriptor, _MOST_OUTPUT, size - _MOST_OUTPUT)
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, b"[...]\n" + end)
+
+    def explain(self, failure: str) -> str:
+        """Add the last lines of the output, and its place, to the reason of a failure."""
+        text = self._tail[-_LAST_LINES * _LONGEST_LINE :].decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines()]
+        last = [line for line in lines if line and line not in failure][-_LAST_LINES:]
+        text = f"{failure}; output: {' | '.join(map(on_one_line, last))}" if last else failure
+        return f"{text} ({self._name})" if self._tail or self._title else text
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._cut(_MOST_OUTPUT)
+            self._file.close()
+        elif (self._title or self._tail) and not self._folder.is_local:
+            with contextlib.suppress(OSError):
+                self._folder.write(self._name, self._title + self._tail)
 
 
-class ProgramFailed(RuntimeError):
-    """A trainer's program failed: a traceback of ours would say nothing about it."""
+class Attempt(ABC):
+    """A trial's process, as its worker sees it.
 
+    The process may close, tear or flood any of its pipes, so nothing here waits for it.
+    """
 
-class Keeper:
-    """Process that calls a training function, each time in a new process forked from it."""
+    doing = ""  # work of a process that has not reported yet
+    is_alive_without_reports = False  # whether silence after a report is no sign of a process that hangs
 
-    def __init__(self, function: Function) -> None:
-        self._connection, theirs = multiprocessing.Pipe()
-        ours = self._connection
-        self._pid = _fork(lambda: _keep(theirs, ours, function))
-        theirs.close()
-        self.is_lost = False
+    def __init__(self, output: Output, private: Sequence[int]) -> None:
+        self.output, self._private = output, private  # descriptors of the worker that the process closes
+        # What the process sends through each open pipe, and the reader of it
+        self._readers: dict[int, Callable[[bytes], Iterable[Reported | Outcome]]] = {}
+        self._pid = 0
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start the process in a new process group."""
+
+    @abstractmethod
+    def _ended(self, code: int, is_terminated: bool) -> Outcome:
+        """Return the outcome of a process that has exited, perhaps as it got SIGTERM."""
+
+    def _terminate(self) -> None:
+        os.kill(self._pid, signal.SIGTERM)
+
+    def _printed(self, part: bytes) -> Iterable[Reported | Outcome]:
+        self.output.write(part)
+        return ()
+
+    def _pipe(self, reader: Callable[[bytes], Iterable[Reported | Outcome]]) -> int:
+        """Open a pipe that `reader` reads; return its other end."""
+        ours, theirs = os.pipe()
+        self._readers[ours] = reader
+        return theirs
 
     def run(
-        self, call: Call, timeout: float, is_ending: Callable[[], bool]
-    ) -> Generator[Reported | Preparing, None, Outcome]:
-        """Call the function, yield its reports, and return the outcome; its processes have ended then.
-
-        The function is ended after `timeout` seconds; `is_ending` says whether the machine is taken away.
-        """
-        began = time.monotonic()
-        try:
-            self._connection.send(call)
-            outcome = yield from self._events(timeout, is_ending)
-        except (EOFError, OSError):
-            raise WorkerLost("the process that its function was forked from was killed") from None
-        finally:
-            self._end()
-        return replace(outcome, seconds=time.monotonic() - began)
-
-    def _events(
         self, timeout: float, is_ending: Callable[[], bool]
     ) -> Generator[Reported | Preparing, None, Outcome]:
-        began = spoke = time.monotonic()
-        has_reported, terminated_at = False, math.inf
-        while True:
-            event = self._connection.recv() if self._connection.poll(_LOOK_EVERY_S) else None
+        """Run the process to its end, and yield its reports; all its processes have ended then.
+
+        It is ended after `timeout` seconds; `is_ending` says whether the machine is taken away.
+        """
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        began = time.monotonic()
+        pipes: tuple[int, ...] = ()
+        try:
+            self._start()
+            pipes = (*self._readers,)
+            outcome = yield from self._events(began, timeout, is_ending)
+            if outcome.status == "failed":
+                self._read_rest()
+                outcome = replace(outcome, reason=self.output.explain(outcome.reason or ""))
+        finally:
+            self._end_processes()
+            self._read_rest()
+            for pipe in pipes:
+                os.close(pipe)
+            self.output.close()
+        # The next trial finds them imported: torch's compiler takes seconds.
+        for name in outcome.modules:
+            with contextlib.suppress(BaseException):
+                importlib.import_module(name)
+        return replace(outcome, seconds=time.monotonic() - began, modules=())
+
+    def _events(
+        self, began: float, timeout: float, is_ending: Callable[[], bool]
+    ) -> Generator[Reported | Preparing, None, Outcome]:
+        reported, yielded_at, terminated_at, exited_at = None, began, math.inf, math.inf
+        outcome: Outcome | None = None
+        while outcome is None:
+            look_s = _LOOK_EVERY_S if self._readers else _LOOK_EVERY_S / 10
+            ready = select.select([*self._readers], [], [], look_s)[0]
+            latest = None
+            for event in itertools.chain.from_iterable(map(self._read, ready)):
+                if isinstance(event, Outcome):
+                    outcome = event
+                else:
+                    latest = reported = event
             now = time.monotonic()
-            match event:
-                case Exception():
-                    raise event
-                case Outcome(status="preempted") if terminated_at == math.inf:
-                    while not is_ending() and time.monotonic() < now + _SIGTERM_APART_S:
-                        time.sleep(_LOOK_EVERY_S)
-                    if not is_ending():
-                        raise WorkerLost("its process got a SIGTERM of its own")
-                    return event
-                case Outcome():
-                    return event
-                case Reported():
-                    has_reported = True
-                    yield event
-            if now - began > timeout:
+            if latest is not None and (
+                now - yielded_at >= _REPORT_EVERY_S or not self.is_alive_without_reports
+            ):
+                yielded_at = now
+                yield latest
+            elif now - yielded_at > _ALIVE_EVERY_S and (reported is None or self.is_alive_without_reports):
+                yielded_at = now
+                yield reported or Preparing(self.doing)
+            if outcome is None and (ended := _exited(self._pid)) is not None:
+                exited_at = min(exited_at, now)
+                if not ready or now - exited_at > _REST_S:
+                    outcome = self._outcome_of(ended, terminated_at < math.inf or is_ending())
+            if outcome is None and now - began > timeout:
                 return Outcome("failed", math.nan, f"no result within the time-out of {timeout:g} s")
             if terminated_at == math.inf and is_ending():
                 terminated_at = now
-                self._connection.send(_TERMINATE)
-            if now - terminated_at > _GRACE_S:
+                self._terminate()
+            if outcome is None and now - terminated_at > _GRACE_S:
                 return Outcome("preempted", math.nan)
-            if not has_reported and now - spoke > _ALIVE_EVERY_S:
-                spoke = now
-                yield Preparing("running, without a report yet")
+        if outcome.status == "preempted" and terminated_at == math.inf:
+            deadline = time.monotonic() + _SIGTERM_APART_S
+            while not is_ending() and time.monotonic() < deadline:
+                time.sleep(_LOOK_EVERY_S)
+            if not is_ending():
+                raise WorkerLost("its process got a SIGTERM of its own")
+        return outcome
 
-    def _end(self) -> None:
-        """End the trial's processes; afterwards the keeper waits for the next call, or is lost."""
+    def _outcome_of(self, ended: os.waitid_result, is_terminated: bool) -> Outcome:
+        if ended.si_code == os.CLD_EXITED:
+            return self._ended(ended.si_status, is_terminated)
+        if ended.si_status == signal.SIGTERM:
+            return Outcome("preempted", math.nan)
+        raise WorkerLost(f"its process was killed by signal {ended.si_status}")
+
+    def _read(self, pipe: int) -> Iterable[Reported | Outcome]:
+        part = os.read(pipe, _READ_AT_ONCE)
+        reader = self._readers[pipe] if part else self._readers.pop(pipe)
+        return reader(part)
+
+    def _read_rest(self) -> None:
+        # Processes that the trial has started may print without end.
+        for _ in range(_MOST_OUTPUT // _READ_AT_ONCE):
+            if not (ready := select.select([*self._readers], [], [], 0)[0]):
+                break
+            for pipe in ready:
+                _ = [*self._read(pipe)]
+
+    def _end_processes(self) -> None:
+        """Kill the trial's process, its group, and all other descendants of this worker."""
+        if self._pid == 0:
+            return
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(OSError):
+                kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while True:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    for child in psutil.Process().children():
+                        with contextlib.suppress(psutil.Error):
+                            child.kill()
+                    time.sleep(0.005)
+
+
+class FunctionAttempt(Attempt):
+    """A call of a training function, in a process forked from the worker."""
+
+    doing = "running, without a report yet"
+
+    def __init__(
+        self, output: Output, private: Sequence[int], function: Function, trial: Trial, folder: str
+    ) -> None:
+        super().__init__(output, private)
+        self._function, self._trial, self._folder = function, trial, folder
+        self._line = b""
+
+    def _start(self) -> None:
+        sends, prints = self._pipe(self._messages), self._pipe(self._printed)
+        ours = (*self._readers, *self._private)
+
+        def child() -> NoReturn:
+            for descriptor in ours:
+                os.close(descriptor)
+            _call(self._function, self._trial, self._folder, sends, prints)
+
+        self._pid = _fork(child)
+        os.close(sends)
+        os.close(prints)
+
+    def _messages(self, part: bytes) -> Iterator[Reported | Outcome]:
+        *lines, self._line = (self._line + part).split(b"\n")
+        if len(self._line) > _LONGEST_MESSAGE:
+            lines, self._line = [b"too long"], b""
+        for line in lines:
+            try:
+                match json.loads(line):
+                    case {"report": fields}:
+                        yield Reported(**fields)
+                        continue
+                    case {"outcome": fields}:
+                        points = tuple((step, loss) for step, loss in fields["points"])
+                        yield Outcome(**{**fields, "points": points, "modules": tuple(fields["modules"])})
+                        return
+            except (ValueError, TypeError, KeyError, RecursionError):
+                pass
+            yield Outcome(
+                "failed", math.nan, "its process wrote to a pipe of mup_tpu, which cannot be read now"
+            )
+            return
+
+    def _ended(self, code: int, is_terminated: bool) -> Outcome:
+        return Outcome("failed", math.nan, f"its process ended with exit code {code} and no result")
+
+
+class ProgramAttempt(Attempt):
+    """A run of a program, whose output tells the loss."""
+
+    doing = "running, without a loss in its output yet"
+    is_alive_without_reports = True
+
+    def __init__(
+        self, output: Output, words: list[str], added: Mapping[str, str], folder: str, loss: str | None
+    ) -> None:
+        super().__init__(output, ())  # none outlives exec
+        self._words, self._added, self._folder = words, added, folder
+        self._log = TrainingLog(loss)
+
+    def _start(self) -> None:
+        prints = self._pipe(self._printed)
+
+        def child() -> NoReturn:
+            _redirect(prints)
+            # Dispositions that are ignored here would be ignored there too.
+            for changed in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
+                signal.signal(changed, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            try:
+                os.execvpe(self._words[0], self._words, {**os.environ, **self._added})
+            except OSError as error:
+                os.write(2, f"{self._words[0]} cannot be started: {reason(error)}\n".encode())
+            os._exit(127)
+
+        self._pid = _fork(child)
+        os.close(prints)
+
+    def _terminate(self) -> None:
+        os.killpg(self._pid, signal.SIGTERM)  # a script does not pass the signal on
+
+    def _printed(self, part: bytes) -> Iterator[Reported | Outcome]:
+        self.output.write(part)
+        logged = self._log.read(part)
+        if self._log.is_diverged:
+            yield self._with_curve(Outcome("diverged", math.inf))
+        elif logged:
+            yield Reported(self._log.steps_done or 0, self._log.steps or 0, logged[-1].loss)
+
+    def _ended(self, code: int, is_terminated: bool) -> Outcome:
+        if is_terminated:  # its last loss is not the one of a whole training
+            return Outcome("preempted", math.nan)
+        self._log.close()
+        if self._log.is_diverged:
+            return self._with_curve(Outcome("diverged", math.inf))
+        if code:
+            return Outcome("failed", math.nan, f"{self._words[0]} ended with exit code {code}")
         try:
-            self._connection.send(_END)
-            deadline = time.monotonic() + _END_WITHIN_S
-            while self._connection.poll(max(0.0, deadline - time.monotonic())):
-                if self._connection.recv() == _ENDED:
-                    return
-        except (EOFError, OSError):
-            pass
-        self.is_lost = True
-        self._connection.close()
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            logged = self._log.result()
+        except ConfigError as error:
+            return Outcome("failed", math.nan, str(error), lacks_loss=True)
+        return self._with_curve(Outcome.of(logged.loss, logged=logged))
+
+    def _with_curve(self, outcome: Outcome) -> Outcome:
+        return replace(outcome, points=tuple(self._log.curve()), step=self._log.steps_done or 0)
+
+
+def _exited(pid: int) -> os.waitid_result | None:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def _fork(child: Callable[[], NoReturn]) -> int:
-    """Fork this process, which may have threads that wait; the child ends with the function.
+    """Fork this process, which may have threads that wait, into a new process group; it ends with this one.
 
     SIGTERM is blocked in the child until it sets a handler.
     """
@@ -177,9 +395,13 @@ def _fork(child: Callable[[], NoReturn]) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any thread
         pid = os.fork()
     if pid:
+        with contextlib.suppress(OSError):  # the child has done so, and has begun another program
+            os.setpgid(pid, pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
     try:
+        os.setpgid(0, 0)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         child()
     finally:
         os._exit(1)
@@ -190,198 +412,19 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # Linux's sys/prctl.h
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        _libc().prctl(option, value, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)  # a keeper loads it once for all of its functions
-
-
-def _keep(connection: Connection, of_worker: Connection, function: Function) -> NoReturn:
-    of_worker.close()
-    os.setpgid(0, 0)
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # the worker says when a trial ends
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        while True:
-            call = connection.recv()
-            if call != _END:  # a call that was given up before it came
-                try:
-                    modules = _Attempt(connection, function, call).run()
-                except StoreError as error:
-                    connection.send(error)
-                    while connection.recv() != _END:
-                        pass
-                    modules = ()
-                connection.send(_ENDED)
-                # The next trial finds them imported: torch's compiler takes seconds.
-                for name in modules:
-                    with contextlib.suppress(BaseException):
-                        importlib.import_module(name)
-    finally:  # the worker has ended
-        os._exit(0)
-
-
-class _Attempt:
-    """A function's process, as its keeper sees it.
-
-    The process may close, tear or flood any of its pipes, so nothing here waits for it.
-    """
-
-    def __init__(self, connection: Connection, function: Function, call: Call) -> None:
-        self._worker, self._modules, self._line = connection, tuple[str, ...](), b""
-        self._call, self._tail, self._file = call, b"", call.output
-        self._output: TextIOWrapper | None = None
-        self._messages, sends = os.pipe()
-        self._printed, prints = os.pipe()
-
-        def child() -> NoReturn:
-            os.setpgid(0, 0)
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            connection.close()
-            for descriptor in (self._messages, self._printed):
-                os.close(descriptor)
-            _run(function, call, sends, prints)
-
-        self._process = _fork(child)
-        os.close(sends)
-        os.close(prints)
-        self._open = {self._messages, self._printed}
-
-    def run(self) -> tuple[str, ...]:
-        """Pass messages on until the worker ends the attempt; return modules that the function imported."""
-        try:
-            has_ended = False
-            while True:
-                ready = select.select([self._worker.fileno(), *self._open], [], [], _LOOK_EVERY_S / 2)[0]
-                if self._printed in ready:
-                    self._print()
-                if self._messages in ready:
-                    has_ended |= self._pass_messages()
-                if self._worker.fileno() in ready:
-                    command = self._worker.recv()
-                    if command == _END:
-                        return self._modules
-                    os.kill(self._process, signal.SIGTERM)
-                if not has_ended and not self._open & {*ready} and (how := self._how_it_ended()) is not None:
-                    has_ended = True
-                    self._send(how)
-        finally:
-            self._end_processes()
-            self._print_rest()
-            for descriptor in (self._messages, self._printed):
-                os.close(descriptor)
-            if self._output is not None:
-                self._cut(_MOST_OUTPUT)
-                self._output.close()
-
-    def _read(self, pipe: int) -> bytes:
-        part = os.read(pipe, _READ_AT_ONCE)
-        if not part:
-            self._open.discard(pipe)
-        return part
-
-    def _print_rest(self) -> None:
-        # Processes that the function has started may print without end.
-        for _ in range(_MOST_OUTPUT // _READ_AT_ONCE):
-            if self._printed not in self._open or not select.select([self._printed], [], [], 0)[0]:
-                break
-            self._print()
-
-    def _print(self) -> None:
-        part = self._read(self._printed)
-        self._tail = (self._tail + part)[-_LAST_LINES * _LONGEST_LINE :]
-        if part and self._output is None and self._file is not None:
-            name, self._file = self._file, None
-            with raised_as(StoreError, f"{self._call.results}/{name} cannot be opened"):
-                self._output = Folder(self._call.results).append_to(name)
-        if self._output is not None:
-            with contextlib.suppress(OSError):  # a full disk ends no trial
-                os.write(self._output.fileno(), part)
-                self._cut(2 * _MOST_OUTPUT)
-
-    def _cut(self, most: int) -> None:
-        """Keep the end of an output that has more bytes than `most`."""
-        assert self._output is not None
-        output = self._output.fileno()
-        with contextlib.suppress(OSError):
-            if (size := os.fstat(output).st_size) > most:
-                end = os.pread(output, _MOST_OUTPUT, size - _MOST_OUTPUT)
-                os.ftruncate(output, 0)
-                os.write(output, b"[...]\n" + end)
-
-    def _pass_messages(self) -> bool:
-        """Pass whole messages on; return whether the outcome is among them."""
-        *lines, self._line = (self._line + self._read(self._messages)).split(b"\n")
-        if len(self._line) > _LONGEST_MESSAGE:
-            lines, self._line = [b"too long"], b""
-        for line in lines:
-            event = _parse(line)
-            self._send(event)
-            if isinstance(event, Outcome):
-                self._modules = event.modules
-                self._open.discard(self._messages)
-                return True
-        return False
-
-    def _send(self, event: Reported | Outcome | WorkerLost) -> None:
-        """Send an event to the worker; the reason of a failure ends in the last lines of the output."""
-        if isinstance(event, Outcome) and event.status == "failed":
-            self._print_rest()
-            lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines()]
-            last = [line for line in lines if line and line not in str(event.reason)][-_LAST_LINES:]
-            reason = f"{event.reason}; output: {' | '.join(map(on_one_line, last))}" if last else event.reason
-            if self._output is not None:
-                reason = f"{reason} ({self._call.output})"
-            event = replace(event, reason=reason)
-        self._worker.send(event)
-
-    def _how_it_ended(self) -> Outcome | WorkerLost | None:
-        ended = os.waitid(os.P_PID, self._process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return None
-        if ended.si_code != os.CLD_EXITED:
-            return WorkerLost(f"its process was killed by signal {ended.si_status}")
-        reason = f"its process ended with exit code {ended.si_status} and no result"
-        return Outcome("failed", math.nan, reason)
-
-    def _end_processes(self) -> None:
-        """Kill the function's process, its group, and all other descendants of this keeper."""
-        for kill, target in ((os.killpg, self._process), (os.kill, self._process)):
-            with contextlib.suppress(OSError):
-                kill(target, signal.SIGKILL)
-        os.waitpid(self._process, 0)
-        with contextlib.suppress(ChildProcessError):  # none is left
-            while True:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    for child in psutil.Process().children():
-                        with contextlib.suppress(psutil.Error):
-                            child.kill()
-                    time.sleep(0.005)
-
-
-def _parse(line: bytes) -> Reported | Outcome:
-    try:
-        match json.loads(line):
-            case {"report": fields}:
-                return Reported(**fields)
-            case {"outcome": fields}:
-                points = tuple((step, loss) for step, loss in fields["points"])
-                return Outcome(**{**fields, "points": points, "modules": tuple(fields["modules"])})
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    return Outcome("failed", math.nan, "its process wrote to a pipe of mup_tpu, which cannot be read now")
-
-
-def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
-    """Call the function in this process, send its outcome, and end."""
-    allow_children()
+def _redirect(prints: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, prints), (2, prints)):
         os.dup2(source, target)
+
+
+def _call(function: Function, trial: Trial, folder: str, sends: int, prints: int) -> NoReturn:
+    """Call the function in this process, send its outcome, and end."""
+    allow_children()
+    _redirect(prints)
     os.close(prints)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (for the life of the process)
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -394,12 +437,10 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
     report: Report | None = None
     before = len(sys.modules)
     try:
-        report = made = call.make_report(lambda reported: send(report=vars(reported)))
+        report = made = Report(folder, lambda reported: send(report=vars(reported)))
         signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        outcome = Outcome.of(number("the returned loss", function(call.trial, report)))
-    except ProgramFailed as error:
-        outcome = Outcome("failed", math.nan, str(error))
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        outcome = Outcome.of(number("the returned loss", function(trial, report)))
     except BaseException as error:
         if isinstance(error, Ending) or (report is not None and report.ending):
             outcome = Outcome("preempted", math.nan)
@@ -412,7 +453,7 @@ def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
             stream.flush()
     if report is not None:
         outcome = replace(outcome, points=tuple(report.curve.points), step=report.step)
-    # From the end: a look at all names would copy the pages that this process shares with its keeper.
+    # From the end: a look at all names would copy the pages that this process shares with its worker.
     modules = (*itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before)),)[::-1]
     text = outcome.reason and outcome.reason.encode(errors="backslashreplace").decode()
     send(outcome=vars(replace(outcome, reason=text, modules=modules)))

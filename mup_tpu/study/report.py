@@ -64,6 +64,9 @@ class Trial:
             names = ", ".join(self._values)
             raise AttributeError(f"trial has no {name!r}; it has {names}") from None
 
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"trial cannot be changed: {name!r} was set")
 

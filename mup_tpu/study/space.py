@@ -9,6 +9,7 @@ import itertools
 import json
 import keyword
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -96,11 +97,12 @@ class Space:
         shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
         names = [*points[0], *tuned, *compared[0], *shared]
         for key in names:  # each becomes an attribute of a trial and a column of the run table
-            is_word = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
-            if not is_word or key[0] == "_":
+            words = key.split(".") if isinstance(key, str) else [""]
+            is_name = words[0].isidentifier() and not keyword.iskeyword(words[0])
+            if not is_name or key[0] == "_" or not re.fullmatch(r"[\w.]*\w", key) or ".." in key:
                 raise ConfigError(
                     f"name {shown(key)} is not allowed: it must be a word of letters, digits and underscores "
-                    "that begins with a letter, as learning_rate"
+                    "that begins with a letter, as learning_rate, or such words with dots, as optim.lr"
                 )
             if key in _RESERVED:
                 taken = ", ".join(sorted(_RESERVED))

@@ -60,8 +60,8 @@ FILE = "study.json"
 _SERVER_MB, _WORKER_MB = 80, 60
 
 _KEYS = (
-    "experiment", "trainer", "scale", "ladder", "measured_by", "tune", "design", "compare", "num_seeds",
-    "settings", "continued", "target",
+    "experiment", "trainer", "loss", "config", "scale", "ladder", "measured_by", "tune", "design", "compare",
+    "num_seeds", "settings", "continued", "target",
 )  # fmt: skip
 
 OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
@@ -108,6 +108,9 @@ class Study:
             "grid" all combinations.
         continued: name of the scale, such as "steps", whose longer runs begin with the checkpoints of shorter
             ones that are equal otherwise: for schedules that can go on, such as a constant one.
+        loss: loss in the output of a training program: the text before the number, or a regular expression
+            with one group; None recognises it.
+        config: YAML, TOML or JSON file of a training program; each trial gets a copy with its values.
 
     Raises:
         ConfigError: a name or value is not allowed.
@@ -126,11 +129,15 @@ class Study:
         measured_by: str | None = None,
         design: str | None = None,
         continued: str | None = None,
+        loss: str | None = None,
+        config: str | None = None,
     ) -> None:
         self.folder = str(results_folder(folder))
         name = name or self.folder.rstrip("/").rpartition("/")[2]
         self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by, design, continued)
-        self._definition = json.dumps(self.space.to_dict(), indent=1).encode()
+        self.loss, self.config = loss, config
+        of_program = {key: value for key, value in (("loss", loss), ("config", config)) if value is not None}
+        self._definition = json.dumps(self.space.to_dict() | of_program, indent=1).encode()
         self._opened: tuple[Store, Leases] | None = None
 
     @classmethod
@@ -169,7 +176,7 @@ class Study:
 
         Args:
             train: called as `train(trial, report)`, each time in a process of its own; returns the loss. Or
-                "my_package.my_module:train", or a command line with `{names}` in it.
+                "my_package.my_module:train", or a command line with `{names}` in it, whose output tells it.
             until_settled: buy runs where they decide, until each verdict is settled, in place of the grid.
             budget: longest time of this call, as 90s, 30m or 2h.
             workers: trials at once on this machine; by default one per GPU, or one per core.
@@ -193,7 +200,7 @@ class Study:
         deadline = time.monotonic() + parse_limit("budget", budget)
         seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
-        function = find_trainer(train, self.space)
+        function = find_trainer(train, self.space, self.loss, self.config)
         on_ray = ray or address is not None or resources is not None
         if on_ray:
             threads, pool = _place_on_ray(self.folder, address, resources or {}, console)
@@ -217,7 +224,7 @@ class Study:
             with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
                 payload = pickled(function, by_value=on_ray)
-                calls = _Calls(self.space, payload, how, opened, code, store.done)
+                calls = _Calls(self.space, payload, how, opened, code, store, console)
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     elsewhere = {lease.trial.id for lease in leases.running()}
@@ -426,7 +433,8 @@ class _Calls:
     how: How
     open_pool: Callable[[], Pool[Any]]  # once
     code: str | None  # fingerprint of the trainer
-    done: Callable[[], Collection[str]]  # ids of trials with a result
+    store: Store
+    console: Console
 
     def trial_id(self, trial: Trial) -> str:
         return trial.id
@@ -442,7 +450,7 @@ class _Calls:
         # Not what all trials share, nor the work by which a plan orders its sizes
         point, compared, tuned = self.space.scale[0], self.space.compare[0], self.space.tune
         shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
-        done = self.done() if self.space.continued else ()
+        done = self.store.done() if self.space.continued else ()
 
         def begun(trial: Trial) -> list[str]:
             return [shorter.id for shorter in self.space.shorter(trial) if shorter.id in done]
@@ -450,8 +458,24 @@ class _Calls:
         jobs = [FunctionJob(self.payload, trial, self.how, shown, begun(trial)) for trial in missing]
         return jobs, self.open_pool()
 
+    @functools.cached_property
+    def losses(self) -> dict[str, None]:
+        """Names of the loss in the outputs of all finished trials, stored ones first."""
+        stored = self.store.results()["versions"].str.extract(_LOSS_NAME)[0].dropna()
+        return {json.loads(name): None for name in stored}
+
     def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
         outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
+        if outcome.lacks_loss and not self.losses:  # no other trial will tell one
+            raise ConfigError(f"{job.trial}: {outcome.reason}")
+        if (logged := outcome.logged) is not None:
+            if not self.losses:
+                self.console.print(f"loss: `{logged.name}` of lines like `{logged.line}`: {logged.loss:g}")
+                self.losses[logged.name] = None
+            elif logged.name not in self.losses:
+                expected = next(iter(self.losses))
+                why = f"its output tells `{logged.name}` and no `{expected}`, the loss of the other trials"
+                outcome = replace(outcome, status="failed", loss=math.nan, reason=why)
         return _rows(job.trial, outcome, code=self.code)
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -475,6 +499,9 @@ class _Calls:
         return name != "" and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
 
 
+_LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'
+
+
 def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
     values = {name: value for name, value in trial.values.items() if name != "seed"}
     row = {
@@ -486,7 +513,11 @@ def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str |
         "wall_time_s": ended.seconds,
         "steps_done": ended.step,
         "purchase": purchase,
-        "versions": json.dumps(_versions() | ({"trainer": code} if code else {})),
+        "versions": json.dumps(
+            _versions()
+            | ({"trainer": code} if code else {})
+            | ({"loss": ended.logged.name} if ended.logged else {})
+        ),
         "config": json.dumps(values, sort_keys=True),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -549,7 +580,7 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
             if key not in entries:
                 raise ConfigError(f"{key} is missing")
         trainer = entries.get("trainer")
-        for key in ("experiment", "trainer", "measured_by", "continued"):
+        for key in ("experiment", "trainer", "measured_by", "continued", "loss", "config"):
             if key in entries and not isinstance(entries[key], str):
                 raise ConfigError(f"{key} {entries[key]!r} is not text")
         study = Study(
@@ -563,6 +594,8 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
             measured_by=entries.get("measured_by"),
             design=entries.get("design"),
             continued=entries.get("continued"),
+            loss=entries.get("loss"),
+            config=entries.get("config"),
         )
     return study, trainer
 

@@ -14,38 +14,43 @@ import re
 import shlex
 import shutil
 import signal
-import string
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Collection, Generator, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from mup_tpu.config.values import as_number, on_one_line
-from mup_tpu.errors import ConfigError, StoreError, first_line, reason
+from mup_tpu.config.values import on_one_line
+from mup_tpu.errors import ConfigError, first_line, reason
 from mup_tpu.files import Folder, short_hash
 from mup_tpu.jobs.driver import Job, Preparing, Surroundings
-from mup_tpu.study.attempt import Call, Function, Keeper, Outcome, ProgramFailed
-from mup_tpu.study.report import Report, Trial
+from mup_tpu.logs import TrainingLog
+from mup_tpu.study.attempt import Attempt, Function, FunctionAttempt, Outcome, Output, ProgramAttempt
+from mup_tpu.study.config_file import ConfigFile
+from mup_tpu.study.report import Trial
 from mup_tpu.training.process import handling
 
 if TYPE_CHECKING:
     from mup_tpu.study.space import Space
 
 _NAME = r"[\w.]+:[\w.]+"
-_LONGEST_LINE = 10_000  # bytes
-_REST_S = 3.0  # seconds to read what a program has left in its pipe
 
 
-def find_trainer(train: Any, space: Space) -> Function:
-    """Find the function of a study: itself, `package.module:function`, or a command line."""
+def find_trainer(
+    train: Any, space: Space, loss: str | None = None, config: str | None = None
+) -> Function | Program:
+    """Find the trainer of a study: a function itself, `package.module:function`, or a command line.
+
+    `loss` and `config` are for a command line.
+    """
+    if isinstance(train, str) and not re.fullmatch(_NAME, train.strip()):
+        return Program(train, space, loss, config)
+    if (given := "loss" if loss else "config" if config else None) is not None:
+        raise ConfigError(f"{given} is for a command line; a function returns its loss and gets its values")
     if isinstance(train, str):
-        if not re.fullmatch(_NAME, train.strip()):
-            return Program(train, space)
         train = load(train.strip(), "trainer")
     name = getattr(train, "__name__", type(train).__name__)
     if not callable(train):
@@ -80,13 +85,14 @@ def load(text: str, what: str) -> Any:
     return loaded
 
 
-def fingerprint(train: Function) -> str | None:
+def fingerprint(train: Function | Program) -> str | None:
     """Hash the code of a trainer without its comments: a function's module, or a program's words and files.
 
     Returns None where the code cannot be read.
     """
     if isinstance(train, Program):
-        files = [Path(word) for word in train.words if os.path.isfile(word)]
+        config = [train.config.path] if train.config else []
+        files = [Path(word) for word in [*train.words, *config] if os.path.isfile(word)]
         contents = [_without_comments(path.read_bytes()) for path in files if path.stat().st_size < 2**20]
         return short_hash("\n".join([*train.words, *contents]))
     try:
@@ -120,7 +126,7 @@ def _cache_again(function: Callable[..., Any], parameters: dict[str, Any]) -> An
     return functools.lru_cache(**parameters)(function)
 
 
-def pickled(function: Function, by_value: bool) -> bytes:
+def pickled(function: Function | Program, by_value: bool) -> bytes:
     """Pickle a function, of a notebook or script too; `by_value` with its module, which hosts may lack."""
     name = getattr(function, "__module__", None) or "__main__"
     includes_module = by_value and name in sys.modules
@@ -141,14 +147,35 @@ def pickled(function: Function, by_value: bool) -> bytes:
             cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
-class Program:
-    """A training function that runs a program, without a shell.
+_FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.]*)\}")
 
-    The result is the last line of standard output. In each word of the command line `{name}` becomes the
-    trial's value, `{folder}` its folder for checkpoints, `{id}` its id.
+
+def _names_in(texts: Sequence[str]) -> Iterator[str]:
+    return (name for text in texts for name in _FIELD.findall(text) if name)
+
+
+def fill_in(text: str, values: Mapping[str, Any]) -> str:
+    """Replace each `{name}` by its value, and `{{` and `}}` by braces; KeyError for an unknown name."""
+
+    def value_of(match: re.Match[str]) -> str:
+        if (name := match[1]) is None:
+            return match[0][0]
+        value = values[name]
+        return repr(value) if isinstance(value, float) else str(value)
+
+    return _FIELD.sub(value_of, text)
+
+
+class Program:
+    """A training program that runs without a shell, and whose output tells its loss.
+
+    In each word of the command line `{name}` becomes the trial's value, `{folder}` its folder for
+    checkpoints, `{id}` its id, and `{config}` the path of its own copy of the configuration `config`.
     """
 
-    def __init__(self, line: str, space: Space) -> None:
+    def __init__(self, line: str, space: Space, loss: str | None = None, config: str | None = None) -> None:
+        TrainingLog(loss)  # raises for a pattern that names no loss
+        self.loss = loss
         try:
             self.words = shlex.split(line)
         except ValueError as error:
@@ -157,51 +184,41 @@ class Program:
             raise ConfigError("trainer is empty: write my_package.my_module:train, or a command line")
         if "{" not in self.words[0] and shutil.which(self.words[0]) is None:
             raise ConfigError(f"trainer: there is no program {self.words[0]!r} here")
-        names = {*space.columns, "seed", "folder", "id"}
-        for word in self.words:
-            try:
-                fields = [field for _, field, _, _ in string.Formatter().parse(word) if field is not None]
-            except ValueError as error:
-                raise ConfigError(
-                    f"trainer: {word!r}: {reason(error)}; write {{{{ and }}}} for braces"
-                ) from None
-            if unknown := [field for field in fields if field not in names]:
-                raise ConfigError(
-                    f"trainer: {{{unknown[0]}}} in {word!r} is not one of {', '.join(sorted(names))}"
-                )
+        given = {*_names_in(self.words)}
+        names = {*space.columns, "seed", "folder", "id", "config"}
+        for name in sorted(given - names):
+            raise ConfigError(f"trainer: {{{name}}} is not one of {', '.join(sorted(names))}")
+        if ("config" in given) != (config is not None):
+            missing = "config is missing" if config is None else "the command line has no {config}"
+            raise ConfigError(f'trainer: {missing}: config = "base.yaml" and {{config}} belong together')
+        self.config = None if config is None else ConfigFile(config)
+        self._in_config: list[str] = []
+        if self.config is not None:
+            self._in_config = [name for name in space.columns if name not in given]
+            given |= {*_names_in([value for _, value in space.settings if isinstance(value, str)])}
+            if "seed" not in given and self.config.has("seed"):
+                self._in_config.append("seed")
+        # A program that never gets a value would train the same run again and again.
+        grid = {
+            **space.tune,
+            **{name: space.compare for name in space.compare[0]},
+            "seed": range(space.seeds),
+        }
+        for name in [name for name, values in grid.items() if len(values) > 1]:
+            if name not in given and name not in self._in_config:
+                raise ConfigError(f"trainer: the command line has no {{{name}}}, by which trials differ")
+        if len(space.scale) > 1 and given.isdisjoint(space.scale[0]) and not self._in_config:
+            raise ConfigError(
+                f"trainer: the command line has no {{{space.measured_by}}}: all sizes would be one"
+            )
 
-    def __call__(self, trial: Trial, report: Report) -> Any:
-        """Run the program; print its output as it comes."""
-        values = {**trial.values, "folder": report.folder, "id": trial.id}
-        texts = {k: repr(v) if isinstance(v, float) else str(v) for k, v in values.items()}
-        words = [word.format(**texts) for word in self.words]
-        tail = bytearray()
-        try:
-            # In a new process group: `kill 0` in a script means the script.
-            program = subprocess.Popen(words, stdout=subprocess.PIPE, process_group=0)
-        except OSError as error:
-            raise ProgramFailed(f"{words[0]} cannot be started: {reason(error)}") from None
-        assert program.stdout is not None
-        output = program.stdout.fileno()
-
-        def pass_on() -> None:
-            while part := os.read(output, 65536):
-                with contextlib.suppress(OSError):
-                    os.write(1, part)
-                tail[:] = (tail + part)[-_LONGEST_LINE:]
-
-        reader = threading.Thread(target=pass_on, daemon=True)
-        reader.start()
-        if code := program.wait():
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise ProgramFailed(f"{words[0]} {how}")
-        reader.join(_REST_S)  # processes that it leaves behind may keep its output open
-        lines = bytes(tail).decode(errors="replace").strip().splitlines()
-        last = lines[-1].strip() if lines else ""
-        if (value := as_number(last)) is None:
-            shown = repr(last if len(last) <= 60 else f"{last[:57]}...") if last else "nothing"
-            raise ProgramFailed(f"its last line of output is {shown}, not a number")
-        return value
+    def command(self, trial: Trial, folder: str, copy: Path) -> list[str]:
+        """Return the words of a trial's command line, after writing its copy of the configuration."""
+        values = {**trial.values, "folder": folder, "id": trial.id, "config": str(copy)}
+        if self.config is not None:
+            filled = {k: fill_in(v, values) if isinstance(v, str) else v for k, v in trial.values.items()}
+            self.config.write(copy, {name: filled[name] for name in self._in_config})
+        return [fill_in(word, values) for word in self.words]
 
 
 @dataclass(frozen=True)
@@ -234,31 +251,53 @@ class FunctionJob(Job):
         return result.status == "preempted"
 
     def run(self, here: Surroundings) -> Generator[Any, None, Outcome]:
-        """Import the function's modules, fork a process that calls it, and pass its reports on."""
-        if "OMP_NUM_THREADS" not in os.environ:  # else the others follow it, and would override it
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-                os.environ.setdefault(name, str(self.how.threads))
+        """Run the function or program in a process of its own, and pass its reports on."""
         yield Preparing("importing the trainer")
+        added = here.once("threads", self._set_threads)
         function = here.once(self.payload, self._load)
-        keepers = here.once(("keepers", self.payload), list[Keeper])
-        if not keepers or keepers[-1].is_lost:
-            keepers.append(Keeper(function))
-        folder = Folder(self.how.folder) / "work" / self.trial.id
+        results = Folder(self.how.folder)
+        folder = results / "work" / self.trial.id
         if folder.is_local:
-            if os.path.islink(folder.path):
-                raise StoreError(f"{folder} is a link: the trial would write its checkpoints elsewhere")
             os.makedirs(folder.path, exist_ok=True)
         if not folder.names():
-            work = Folder(self.how.folder) / "work"
+            work = results / "work"
             if begun := next((name for name in self.shorter if (work / name).names()), None):
                 work.copy(begun, self.trial.id)
-        report = functools.partial(Report, folder.path)
-        output = f"output/{self.trial.id}.txt" if folder.is_local else None  # a bucket's objects cannot grow
-        call = Call(self.trial, report, self.how.folder, output)
-        signals: list[int] = []
-        handlers = {signal.SIGTERM: lambda number, frame: signals.append(number)}
-        with handling(handlers if here.handles_sigterm else {}):
-            return (yield from keepers[-1].run(call, self.how.timeout, lambda: bool(signals)))
+        name = f"output/{self.trial.id}"
+        attempt: Attempt
+        with contextlib.ExitStack() as at_end:
+            if isinstance(function, Program):
+                if results.is_local:
+                    place = Path(results.path, "output")
+                    place.mkdir(exist_ok=True)
+                else:
+                    place = Path(at_end.enter_context(tempfile.TemporaryDirectory()))
+                copy = (
+                    place / f"{self.trial.id}{Path(function.config.path).suffix if function.config else ''}"
+                )
+                words = function.command(self.trial, folder.path, copy)
+                if "PYTHONUNBUFFERED" not in os.environ:  # else lines come in blocks of 8 kB
+                    added = {**added, "PYTHONUNBUFFERED": "1"}
+                gpu = {n: os.environ[n] for n in ("CUDA_VISIBLE_DEVICES",) if n in os.environ}
+                title = " ".join(f"{name}={value}" for name, value in {**gpu, **added}.items())
+                output = Output(self.how.folder, f"{name}.txt", f"$ {title} {shlex.join(words)}\n")
+                attempt = ProgramAttempt(output, words, added, folder.path, function.loss)
+            else:
+                output = Output(self.how.folder, f"{name}.txt")
+                attempt = FunctionAttempt(output, here.private, function, self.trial, folder.path)
+            signals: list[int] = []
+            handlers = {signal.SIGTERM: lambda number, frame: signals.append(number)}
+            with handling(handlers if here.handles_sigterm else {}):
+                return (yield from attempt.run(self.how.timeout, lambda: bool(signals)))
+
+    def _set_threads(self) -> dict[str, str]:
+        """Set the threads of libraries, before they are imported, where the user has set none."""
+        if "OMP_NUM_THREADS" in os.environ:  # the others follow it
+            return {}
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        added = {name: str(self.how.threads) for name in names if name not in os.environ}
+        os.environ.update(added)
+        return added
 
     def _load(self) -> Any:
         try:

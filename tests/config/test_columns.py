@@ -22,7 +22,7 @@ def test_every_field_of_a_trial_has_a_column_that_holds_its_value(part, field):
 def test_titles_say_the_unit_and_other_peoples_columns_their_name():
     assert columns.title("flops") == "compute (FLOP)"
     assert columns.title("batch_size") == "batch size (sequences)"
-    assert columns.title("d_model") == "d model"
+    assert columns.title("d_model") == "d_model"
     assert columns.write("lr", 2**-7) == columns.write("learning_rate", 2**-7) == "2^-7"
     assert columns.write("weight_decay", 0.1) == "0.1"
 

@@ -13,13 +13,13 @@ from killing import alive, start, starts, table, wait_for_functions
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, tables
 
-RUNNING = ["function", "keeper", "worker"]
+RUNNING = ["function", "worker"]
 KILLS, SEED = int(os.environ.get("MUP_TPU_KILLS", "36")), int(os.environ.get("MUP_TPU_SEED", "0"))
 
 
 def kill_one(generator, driver, folder):
     """Kill the driver, or a process of a trial that runs; return which, or None if it had just ended."""
-    whom = generator.choices(["driver", *RUNNING], [1, 2, 1, 2])[0]
+    whom = generator.choices(["driver", *RUNNING], [1, 2, 2])[0]
     running = alive(folder)
     if whom != "driver" and not running:
         return None

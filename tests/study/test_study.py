@@ -209,7 +209,7 @@ HARM = {
     "writes into the pipe": ("failed", "wrote to a pipe of mup_tpu"),
     "floods the pipe": ("failed", "wrote to a pipe of mup_tpu"),
     "closes all": ("failed", "exit code 1 and no result"),
-    "kills its parent": ("failed", "was forked from was killed, the last of 3 attempts"),
+    "kills its parent": ("failed", "its process died (exit code -9), the last of 3 attempts"),
     "bad text": ("failed", r"ValueError: \udc80"),
     "steps as text": ("failed", "TypeError: steps '10' is str, not a number"),
     "step of 64 bits": ("failed", "TypeError: step 9.22337e+18 is not a whole number from 0 to"),
@@ -266,7 +266,7 @@ def test_a_trainer_that_changed_since_rows_were_stored_is_said(tmp_path, capsys)
     for text, lr, is_said in runs:
         (tmp_path / "train.py").write_text(text)
         study = Study(tmp_path / "one", scale={"width": [64]}, tune={"lr": lr})
-        study.run(f"{sys.executable} {tmp_path}/train.py", workers=1)
+        study.run(f"{sys.executable} {tmp_path}/train.py {{width}} {{lr}}", workers=1)
         printed = " ".join(capsys.readouterr().out.split())
         assert ("the trainer has changed since 2 of the rows" in printed) == is_said
     assert load_runs(tmp_path / "one")["loss"].tolist() == [1.5, 1.5, 2.5]
@@ -315,16 +315,16 @@ def test_an_import_in_a_function_is_made_once_a_worker(tmp_path):
 def kill(whom, driver, folder):
     """Kill in the middle of a trial."""
     while True:
-        function, keeper, worker = wait_for_functions(driver, folder, True)
+        function, worker = wait_for_functions(driver, folder, True)
         time.sleep(0.4)
         with contextlib.suppress(ProcessLookupError):  # it had just ended
-            os.kill({"worker": worker, "keeper": keeper, "function": function}[whom], signal.SIGKILL)
+            os.kill({"worker": worker, "function": function}[whom], signal.SIGKILL)
             return
 
 
 @pytest.mark.slow
 def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
-    """Drivers are interrupted, ended and killed; then a worker, a keeper and a function of another one."""
+    """Drivers are interrupted, ended and killed; then a worker and a function of another one."""
     alone, killed = tmp_path / "alone" / "killed", tmp_path / "killed"
     assert killed_study(alone).run(trainers.resumable, workers=2, console=QUIET) == {"finished": 6}
     for sent, words in (
@@ -339,7 +339,7 @@ def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
         assert driver.returncode and words in output, output
         wait_for_functions(driver, killed, False)
     driver = start(killed)
-    for one in ("worker", "keeper", "function"):
+    for one in ("worker", "function"):
         kill(one, driver, killed)
     output = driver.communicate(timeout=240)[0]
     wait_for_functions(driver, killed, False)
@@ -522,7 +522,7 @@ def test_a_study_that_cannot_be_is_refused(changes, sentence, tmp_path):
         (
             "sh train.sh {depth}",
             {},
-            "{depth} in '{depth}' is not one of folder, id, lr, rule, seed, width",
+            "{depth} is not one of config, folder, id, lr, rule, seed, width",
         ),
         ("python 'train.py", {}, "is not a command line"),
         ("no_such_program {width}", {}, "there is no program 'no_such_program' here"),

@@ -241,8 +241,8 @@ CELLS = [Cell(256, -13, 2, 3), Cell(256, -12, 1, 3), Cell(512, -13.5, 1, 1)]
         (
             Columns("d_model"), "x.py",
             [
-                "add learning rate 2^-13 2^-12 at d model 256, 3 seeds each",
-                "add learning rate 2^-13.5 at d model 512, 1 seed",
+                "add learning rate 2^-13 2^-12 at d_model 256, 3 seeds each",
+                "add learning rate 2^-13.5 at d_model 512, 1 seed",
             ],
         ),
         (

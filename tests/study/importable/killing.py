@@ -35,18 +35,18 @@ def start(folder, **options):
 
 
 def starts(folder):
-    """Step of each start of a function, its process, the keeper and the worker."""
+    """Step of each start of a function, its process and the worker."""
     lines = [line for file in folder.glob("starts-*") for line in file.read_text().splitlines()]
     return [tuple(map(int, line.split())) for line in lines]
 
 
 def alive(folder):
-    """Processes of functions that run, each with its keeper and worker."""
+    """Processes of functions that run, each with its worker."""
     return [tuple(of) for _, *of in starts(folder) if psutil.pid_exists(of[0])]
 
 
 def wait_for_functions(driver, folder, are_there):
-    """Wait for a function that runs, and return it, its keeper and worker; or wait for the end of all."""
+    """Wait for a function that runs, and return it and its worker; or wait for the end of all."""
     deadline = time.monotonic() + 240
     while bool(found := alive(folder)) != are_there:
         assert time.monotonic() < deadline and (driver.poll() is None or not are_there)

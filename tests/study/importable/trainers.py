@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
 
 def valley(trial, report=None):
     """Loss with its optimum at 2^-6 under the rule "stays"; under "moves" at 2^-6 · 256 / width."""
@@ -69,9 +67,7 @@ def resumable(trial, report):
     path = Path(report.folder, "state.json")
     state = json.loads(path.read_text())[: report.resume_step] if report.resume_step else []
     with open(report.folder.parent.parent / f"starts-{trial.id}", "a") as file:
-        file.write(
-            f"{report.resume_step} {os.getpid()} {os.getppid()} {psutil.Process(os.getppid()).ppid()}\n"
-        )
+        file.write(f"{report.resume_step} {os.getpid()} {os.getppid()}\n")
     for step in range(report.resume_step + 1, 41):
         state.append(step)
         time.sleep(trial.pause)

@@ -1,0 +1,332 @@
+"""Training programs that run as in the user's shell, and whose output is their report."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+import ruamel.yaml
+from rich.console import Console
+
+from mup_tpu import Study
+from mup_tpu.cli import main
+from mup_tpu.errors import ConfigError
+from mup_tpu.store import load_curves, load_runs
+
+QUIET = Console(quiet=True)
+COMMAND = shutil.which("mup-tpu", path=str(Path(sys.executable).parent))
+
+
+def study_of(folder, scale=(64,), rates=(0.5,), **more):
+    return Study(folder, scale={"width": list(scale)}, tune={"lr": list(rates)}, **more)
+
+
+def run(folder, program, *words, workers=1, timeout=None, console=QUIET, **more):
+    """Run a program of Python code; return its rows."""
+    (Path(folder) / "train.py").write_text(program)
+    study = study_of(Path(folder) / "results", **more)
+    study.run(
+        " ".join([sys.executable, f"{folder}/train.py", "{width}", "{lr}", *words]),
+        workers=workers, timeout=timeout, console=console,
+    )  # fmt: skip
+    return load_runs(study.folder)
+
+
+def output(folder):
+    (file,) = (Path(folder) / "results" / "output").glob("*.txt")
+    return file.read_text(errors="replace")
+
+
+def test_a_program_imports_the_file_beside_it(tmp_path, monkeypatch, capsys):
+    """A trainer, a helper and a study file as somebody has them; the sweep names nothing but the command."""
+    (tmp_path / "helper.py").write_text(
+        "def loss(width, rate):\n    return 3 + (rate - 0.5) ** 2 - width / 1e3\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import sys\nfrom helper import loss\nprint(loss(float(sys.argv[1]), float(sys.argv[2])))\n"
+    )
+    (tmp_path / "study.toml").write_text(
+        'experiment = "beside"\nscale = {width = [32, 64]}\ntune = {learning_rate = [0.25, 0.5, 1]}\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    main(["sweep", "study.toml", "--trainer", f"{sys.executable} train.py {{width}} {{learning_rate}}"])
+    assert (load_runs("results/beside")["status"] == "finished").all()
+
+
+LOOK = """
+import json, os, resource, signal, sys
+json.dump({
+    "environment": dict(os.environ), "folder": os.getcwd(), "umask": os.umask(0),
+    "input": os.read(0, 1).decode(), "open": sorted(os.listdir("/proc/self/fd"))[:-1],
+    "limits": [resource.getrlimit(limit) for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+    "ignored": [s for s in (1, 2, 15) if signal.getsignal(s) is signal.SIG_IGN],
+    "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+}, open(sys.argv[1], "w"))
+print("val loss 2.5")
+"""
+
+
+@pytest.mark.skipif(COMMAND is None, reason="the package is not installed")
+def test_a_program_finds_the_shell_of_its_user(tmp_path):
+    """A program sees the same, environment and all else, whether a shell runs it or a sweep of that shell."""
+    (tmp_path / "look.py").write_text(LOOK)
+    (tmp_path / "study.toml").write_text(
+        'experiment = "e"\nscale = {width = [1]}\ntune = {lr = [1.0]}\n[settings]\n'
+    )
+    added = {
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "PYTHONUNBUFFERED",
+        "CUDA_VISIBLE_DEVICES",
+    }
+    environment = {k: v for k, v in os.environ.items() if k not in {*added, "LC_ALL", "LC_CTYPE", "LANG"}}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "ODD": "a\nb=c", "HTTP_PROXY": "x"}
+    look = f"{sys.executable} look.py"
+    script = f"""umask 027; ulimit -n 500; ulimit -c 0
+{look} by_shell </dev/null && {COMMAND} sweep study.toml --trainer '{look} by_sweep'"""
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    by_shell, by_sweep = (json.loads((tmp_path / name).read_text()) for name in ("by_shell", "by_sweep"))
+    shell, sweep = by_shell.pop("environment"), by_sweep.pop("environment")
+    assert by_sweep == by_shell, done.stderr
+    more = {name for name, value in sweep.items() if shell.get(name) != value} - {"_", "SHLVL"}
+    assert more <= added and {*shell} - {*sweep} == set()
+    (text,) = (tmp_path / "results" / "e" / "output").glob("*.txt")
+    title = text.read_text().splitlines()[0]
+    assert title.startswith("$ ") and title.endswith("look.py by_sweep")
+    assert all(f"{name}={sweep[name]}" in title for name in more), "what is added stands in the output"
+
+
+def test_a_thread_count_of_the_user_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    rows = run(
+        tmp_path,
+        "import os; assert 'MKL_NUM_THREADS' not in os.environ; print(os.environ['OMP_NUM_THREADS'])",
+    )
+    assert rows["loss"].tolist() == [3.0]
+
+
+NANOGPT = """
+import sys
+width, lr = float(sys.argv[1]), float(sys.argv[2])
+final = 3 + (lr - 0.5) ** 2 - width / 1000
+for step in range(0, 101, 50):
+    print(f"step {step}: train loss {final + 1 - step / 100:.4f}, val loss {final + 2 - step / 50:.4f}")
+    print(f"iter {step}: loss {final + 1:.4f}, time 586.53ms, mfu -100.00%")
+"""
+
+
+def test_the_loss_of_a_log_is_taken_and_said_once(tmp_path, capsys):
+    rows = run(tmp_path, NANOGPT, scale=(64, 128), rates=(0.25, 0.5, 1.0), console=Console(width=200))
+    assert rows["loss"].tolist() == pytest.approx(
+        [3 + (r - 0.5) ** 2 - w / 1000 for w in (64, 128) for r in (0.25, 0.5, 1)]
+    )
+    printed = capsys.readouterr().out
+    assert printed.count("loss: `val loss` of lines like `step 100: train loss ") == 1
+    assert printed.index("loss: `val loss`") < printed.index("2 of 6 trials stored")
+    assert rows["steps_done"].tolist() == [100] * 6
+    curve = load_curves(tmp_path / "results").query("trial_id == @rows.trial_id[0]")
+    assert curve["step"].tolist() == [0, 50, 100] and curve["loss"].iloc[-1] == pytest.approx(rows["loss"][0])
+
+
+@pytest.mark.parametrize("how", ["argument", "file", "option"])
+def test_a_named_loss_is_taken(how, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(NANOGPT)
+    trainer = f"{sys.executable} {tmp_path}/train.py {{width}} {{lr}}"
+    if how == "argument":
+        study = study_of(tmp_path / "r", loss=r"train loss ([\d.]+)")
+        study.run(trainer, workers=1, console=QUIET)
+    else:
+        loss = 'loss = "train loss"\n' if how == "file" else ""
+        (tmp_path / "s.toml").write_text(
+            f'experiment = "e"\n{loss}scale = {{width = [64]}}\ntune = {{lr = [0.5]}}\n'
+        )
+        option = ["--loss", "train loss"] if how == "option" else []
+        main(
+            [
+                "sweep",
+                str(tmp_path / "s.toml"),
+                "--results",
+                str(tmp_path / "r"),
+                "--trainer",
+                trainer,
+                *option,
+            ]
+        )
+    assert load_runs(tmp_path / "r")["loss"].tolist() == pytest.approx([2.936])
+
+
+@pytest.mark.parametrize("loss", ["(a.)(b)", "a.*", "(.*", ""])
+def test_a_pattern_that_names_no_loss_is_refused_before_anything_runs(loss, tmp_path):
+    with pytest.raises(ConfigError, match="loss "):
+        study_of(tmp_path, loss=loss).run("sh train.sh {width}", console=QUIET)
+
+
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        ("print('ready')", "loss"),
+        ("print('step 9: val/c4/loss 2.0, val/wiki/loss 3.0')", "val/c4/loss.*val/wiki/loss"),
+    ],
+)
+def test_a_log_that_tells_no_loss_ends_the_sweep_after_the_first_trial(code, words, tmp_path):
+    counted = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); {code}"
+    with pytest.raises(ConfigError, match=words):
+        run(tmp_path, counted, rates=(0.5, 1.0, 2.0))
+    assert (tmp_path / "runs").read_text() == "x"
+    assert output(tmp_path).endswith(code[7:-2] + "\n"), "the log is kept"
+
+
+def test_a_trial_without_the_loss_of_the_others_has_failed(tmp_path):
+    rows = run(
+        tmp_path,
+        "import sys; print('train loss 3.0'); sys.argv[2] == '2.0' or print('val loss 2.5')",
+        rates=(0.5, 1.0, 2.0),
+    )
+    assert rows["status"].tolist() == ["finished", "finished", "failed"]
+    assert "`train loss` and no `val loss`" in rows["reason"][2]
+
+
+def test_a_loss_that_stays_nan_ends_the_program(tmp_path):
+    lines = "for step in range(10**6): print(f'step {step} | train loss', 3.2 if step < 2 else float('nan'))"
+    rows = run(tmp_path, f"{lines}\nimport time; time.sleep(1000)")
+    assert rows["status"].tolist() == ["diverged"]
+
+
+def test_a_program_that_fails_over_its_nan_has_diverged(tmp_path):
+    rows = run(tmp_path, "print('step 1: loss 3.0'); print('step 2: loss nan'); raise SystemExit(1)")
+    assert rows["status"].tolist() == ["diverged"]
+
+
+@pytest.mark.parametrize(
+    "code, status, reason",
+    [
+        ("import os; os.kill(os.getpid(), 9)", "failed", "killed by signal 9, the last of 3 attempts"),
+        ("print('last words'); raise SystemExit(3)", "failed", "ended with exit code 3; output: last words"),
+        ("import time; time.sleep(1000)", "failed", "no result within the time-out"),
+        ("import os; os.write(1, b'\\xff\\xc3 loss: 2.5\\n')", "finished", None),
+        ("print('\\r'.join(f'{k}%| loss=2.{k}' for k in range(6)))", "finished", None),
+        ("print('x' * 10**8); print('loss: 2.5')", "finished", None),
+    ],
+)
+def test_programs_that_misbehave(code, status, reason, tmp_path, patience):
+    rows = run(tmp_path, code, timeout=f"{20 * patience}s" if "sleep" not in code else "2s")
+    assert rows["status"].tolist() == [status], rows["reason"][0]
+    assert reason is None or reason in rows["reason"][0]
+    assert reason is not None or rows["loss"].tolist() == [2.5]
+    assert len(output(tmp_path)) < 2**20 + 1000, "the end of a long output is kept"
+
+
+CHILDREN = """
+import os, subprocess, sys, time
+code = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()} '); time.sleep(1000)"
+for k in range(2):  # one in the group of this program, and one in a session of its own
+    subprocess.Popen([sys.executable, "-c", code, sys.argv[3]], start_new_session=bool(k))
+print("step 1: loss 3.0")
+while len(open(sys.argv[3], "a+").seek(0) or open(sys.argv[3]).read().split()) < 2:
+    time.sleep(0.01)
+open(sys.argv[3], "a").write(f"{os.getpid()} ready")
+"""
+ENDS = ["returns", "timeout", "kill -9", "Ctrl-C", "SIGTERM"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ENDS)
+def test_nothing_that_a_program_has_started_outlives_it(how, tmp_path, patience):
+    left = tmp_path / "left"
+    code = CHILDREN + ("" if how == "returns" else "time.sleep(1000)\n")
+    if how in ("returns", "timeout"):
+        run(tmp_path, code, str(left), timeout=f"{5 * patience}s")
+    else:
+        (tmp_path / "train.py").write_text(code)
+        (tmp_path / "s.toml").write_text('experiment = "e"\nscale = {width = [1]}\ntune = {lr = [1.0]}\n')
+        trainer = f"sh -c '{sys.executable} train.py a b {left}; true'"
+        driver = subprocess.Popen(
+            [COMMAND, "sweep", "s.toml", "--trainer", trainer], cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+        while not left.exists() or "ready" not in left.read_text():
+            assert driver.poll() is None
+            time.sleep(0.05)
+        driver.send_signal(
+            {"kill -9": signal.SIGKILL, "Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}[how]
+        )
+        driver.wait(60 * patience)
+    deadline = time.monotonic() + 20 * patience
+    numbers = [int(word) for word in left.read_text().split()[:3]]
+    assert len(numbers) == 3
+    while any(psutil.pid_exists(n) and psutil.Process(n).status() != "zombie" for n in numbers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+CONFIGS = {
+    "base.yaml": "optim: {lr: 1e-3, betas: [0.9, 0.95]}  # kept\nmodel:\n  width: 8\nseed: 1\nout: here\n",
+    "base.toml": "seed = 1\nout = 'here'\n[optim]\nlr = 1e-3\nbetas = [0.9, 0.95]\n[model]\nwidth = 8\n",
+    "base.json": '{"optim": {"lr": 1e-3, "betas": [0.9, 0.95]}, "model": {"width": 8}, "seed": 1, "out": ""}',
+}
+READ = {
+    ".yaml": lambda text: ruamel.yaml.YAML(typ="safe", pure=True).load(text),
+    ".toml": tomllib.loads,
+    ".json": json.loads,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_is_copied_with_a_trials_values(name, tmp_path):
+    (tmp_path / name).write_text(CONFIGS[name])
+    study = Study(
+        tmp_path / "r", scale={"model.width": [64]}, tune={"optim.lr": [2.0**-17]}, seeds=2,
+        settings={"out": "{folder}/x", "optim.betas.1": 0.99, "optim.new.eps": 1e-8},
+        config=str(tmp_path / name),
+    )  # fmt: skip
+    shown = "import sys; print(open(sys.argv[1]).read()); print('loss:', 2.5)"
+    study.run(f'{sys.executable} -c "{shown}" {{config}}', workers=1, console=QUIET)
+    for trial in study.trials():
+        path = tmp_path / "r" / "output" / f"{trial.id}{Path(name).suffix}"
+        assert READ[path.suffix](path.read_text()) == {
+            "optim": {"lr": 2.0**-17, "betas": [0.9, 0.99], "new": {"eps": 1e-8}}, "model": {"width": 64},
+            "seed": trial.seed, "out": f"{tmp_path}/r/work/{trial.id}/x",
+        }  # fmt: skip
+    assert (tmp_path / name).read_text() == CONFIGS[name]
+    assert name != "base.yaml" or ("# kept" in path.read_text() and "7.62939453125e-06" in path.read_text())
+    assert load_runs(tmp_path / "r")["optim.lr"].tolist() == [2.0**-17] * 2
+
+
+def test_values_reach_a_nested_name_of_the_command_line_too(tmp_path):
+    study = Study(tmp_path, scale={"model.width": [64]}, tune={"optim.lr": [0.5]})
+    study.run(f"{sys.executable} -c 'import sys; print(sys.argv[1])' {{optim.lr}}", workers=1, console=QUIET)
+    assert load_runs(tmp_path)["loss"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "config, command, sentence",
+    [
+        ("base.ini", "x {config}", "config 'base.ini' is not a file"),
+        ("none.yaml", "x {config}", "config none.yaml cannot be read"),
+        ("base.yaml", "x {lr} {width}", "the command line has no {config}"),
+        (None, "x {config}", "config is missing"),
+        ("list.yaml", "x {config}", "holds no names with values"),
+        ("bad.json", "x {config}", "config bad.json cannot be read"),
+        ("base.yaml", "x {config}", "seed"),
+        (None, "x {width}", "has no {lr}, by which trials differ"),
+        (None, "x {lr} {seed}", "has no {width}: all sizes would be one"),
+        (None, "x {lr} {width}", "has no {seed}, by which trials differ"),
+    ],
+)
+def test_a_command_that_cannot_tell_trials_apart_is_refused(config, command, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"base.yaml": "lr: 1\n", "list.yaml": "- 1\n", "bad.json": "{"}.items():
+        Path(name).write_text(text)
+    study = study_of("r", scale=(1, 2), rates=(0.5, 1.0), seeds=2, config=config)
+    with pytest.raises(ConfigError, match=sentence.replace("{", r"\{")):
+        study.run(command.replace("x", sys.executable), console=QUIET)
