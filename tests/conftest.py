@@ -23,7 +23,6 @@ import filelock
 import psutil
 import pytest
 
-import mup_tpu.jobs  # noqa: F401 (before ray: it sets how a driver authenticates)
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.store import Store
@@ -190,6 +189,7 @@ class SharedRay:
 
     kind: str | None = None
     cluster: Any = None
+    here = contextlib.ExitStack()
 
     def be(self, kind: str | None) -> None:
         """Start this kind of Ray and end any other."""
@@ -201,6 +201,7 @@ class SharedRay:
 
         if self.kind:
             ray.shutdown()
+        self.here.close()
         if self.cluster:
             self.cluster.shutdown()
             self.cluster = None
@@ -215,19 +216,14 @@ class SharedRay:
         import ray
         from ray.cluster_utils import Cluster
 
-        from mup_tpu.jobs.cluster import start_here, start_patiently
-
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-
-        def start_fake() -> None:
-            lean = {"num_cpus": 0, "no_monitor": True, "include_log_monitor": False}
-            self.cluster = Cluster(initialize_head=True, head_node_args=lean)
-            ray.init(address=self.cluster.address, **quiet)
+        from mup_tpu.jobs.cluster import started_here
 
         if kind == "local_ray":
-            start_here(num_cpus=2, **quiet)
+            self.here.enter_context(started_here(num_cpus=2))
         elif kind == "fake_cluster":
-            start_patiently(start_fake)
+            lean = {"num_cpus": 0, "no_monitor": True, "include_log_monitor": False}
+            self.cluster = Cluster(initialize_head=True, head_node_args=lean)
+            ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
 
     def remove(self, nodes: Iterable[Any]) -> None:
         """Remove nodes from the fake cluster and wait until it knows; a cluster that has ended has none."""

@@ -17,7 +17,7 @@ from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files
 from mup_tpu.errors import CheckFailed, ConfigError, not_installed, reason
 from mup_tpu.files import Folder, cache_root, check_names
 from mup_tpu.internals.processes import cores
-from mup_tpu.jobs.this_machine import check_answers, gpus_of_the_machine, own_note
+from mup_tpu.jobs.this_machine import find_cluster, gpus_of_the_machine
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_tpu", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup",
@@ -217,18 +217,13 @@ def check_cuda() -> Finding:
 
 def check_ray() -> Finding:
     given = os.environ.get("RAY_ADDRESS")
-    address = given or own_note(Path("/tmp/ray/ray_current_cluster"))
-    if not address:
-        return Finding("Ray cluster", "none running here; a sweep starts one of its own")
     try:
-        check_answers(address)
+        return Finding("Ray cluster", f"{find_cluster('auto')} accepts connections")
     except ConfigError as error:
         if given:
-            return Finding(
-                "Ray cluster", address, f"{error}; unset RAY_ADDRESS, or start it: ray start --head"
-            )
-        return Finding("Ray cluster", f"{address}, which has ended", note=f"{error}: --address auto fails")
-    return Finding("Ray cluster", f"{address} answers")
+            remedy = f"{error}; unset RAY_ADDRESS, or start it: ray start --head"
+            return Finding("Ray cluster", given, remedy)
+        return Finding("Ray cluster", "none running here; a sweep starts one of its own")
 
 
 def check_hub() -> Finding:

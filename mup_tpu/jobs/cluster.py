@@ -12,12 +12,14 @@ import importlib
 import logging
 import math
 import os
+import re
+import secrets
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -26,9 +28,8 @@ from rich.console import Console
 from rich.text import Text
 
 from mup_tpu.config import RunOptions
-from mup_tpu.errors import ConfigError, Preempted, first_line
-from mup_tpu.files.local import folder_of_this_process
-from mup_tpu.internals.ray import actor_id, alone_on_this_machine, safe_job
+from mup_tpu.errors import ConfigError, Preempted, first_line, raised_as
+from mup_tpu.internals.ray import actor_id, authenticated, has_token, takes
 from mup_tpu.jobs.driver import (
     Ended,
     Failed,
@@ -42,14 +43,13 @@ from mup_tpu.jobs.driver import (
     Worker,
     perform,
 )
-from mup_tpu.jobs.this_machine import check_answers, find_cluster, threads_per_pack
+from mup_tpu.jobs.this_machine import find_cluster, threads_per_pack
 from mup_tpu.training.process import handling, host_log
 
 # Module with a function `slots` for a device whose hosts Ray describes by labels. It is imported by this
 # name, at first use, since the room of TPUs stands above this one.
 ROOMS = {"xla": "mup_tpu.tpu.hosts", "tpu": "mup_tpu.tpu.hosts"}
 
-_STARTS = 3  # tries to start Ray on this machine
 _LOOK_EVERY_S = 5.0
 _FAILED_STARTS = 3  # failed starts in a row that end the run
 
@@ -88,64 +88,83 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
     # Ray's coming default; silences its warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     doing = Text("starting Ray" if address is None else f"joining the Ray cluster at {address}")
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    common["job_config"] = safe_job()
-    with (console or Console(quiet=True)).status(doing):
-        if address is None:
-            start_here(**common)
-        else:
-            import mup_tpu
-
-            address = find_cluster(address)
-            check_answers(address)
-            try:
-                # The cluster's workers run the driver's code, not their installed version.
-                ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
-            except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-                # Something listens, so the token is most likely missing; Ray mentions that only in warnings.
-                raise ConfigError(
-                    f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a "
-                    "token (Ray warns of that), put the token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
-                ) from None
 
     def preempt(number: int, frame: object) -> None:
         raise Preempted(
             "ended by SIGTERM; checkpoints and stored trials are kept, and the same command goes on"
         )
 
+    with contextlib.ExitStack() as at_end:
+        with (console or Console(quiet=True)).status(doing):
+            at_end.enter_context(started_here() if address is None else _joined(address))
+        at_end.enter_context(handling({signal.SIGTERM: preempt}))  # Ray's own handler prints a C++ stack
+        yield
+
+
+@contextlib.contextmanager
+def started_here(**options: Any) -> Iterator[None]:
+    """Start Ray on this machine, with options of `ray.init`.
+
+    It gets a token for this run alone, unless the user has disabled tokens. Ray lets all users write to its
+    folder, so that it lies in one that only this user can enter; a socket's path must be short.
+    """
+    tokens = os.environ.get("RAY_AUTH_MODE") != "disabled"
+    with (
+        tempfile.TemporaryDirectory(prefix="mup_tpu_", dir="/tmp", ignore_cleanup_errors=True) as folder,  # noqa: S108
+        authenticated("token", secrets.token_hex(32)) if tokens else contextlib.nullcontext(),
+        _connected(
+            "Ray does not start on this machine", address="local", include_dashboard=False,
+            _temp_dir=f"{folder}/r", **options,
+        ),
+    ):  # fmt: skip
+        yield
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Iterator[None]:
+    """Join a cluster, with the user's token if it asks for one."""
+    import mup_tpu
+
+    address = find_cluster(address)
+    nobody = f"no Ray cluster answers at address {address!r}"
+    with authenticated("disabled"), raised_as(ConfigError, nobody, (ray.exceptions.RayError,)):
+        mode = "disabled" if takes(address) else "token"
+    if mode == "token":
+        if not has_token():
+            raise ConfigError(
+                f"the Ray cluster at {address} asks for a token, and there is none here: put it into "
+                "RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            )
+        with authenticated("token"):
+            if not takes(address):
+                raise ConfigError(
+                    f"the Ray cluster at {address} refuses the token in RAY_AUTH_TOKEN or ~/.ray/auth_token: "
+                    "put that of the cluster there"
+                )
+    # The cluster's workers run the driver's code, not their installed version.
+    code = {"py_modules": [mup_tpu]}
+    why = f"the Ray cluster at {address} cannot be joined"
+    with authenticated(mode), _connected(why, address=address, runtime_env=code):
+        yield
+
+
+@contextlib.contextmanager
+def _connected(why_not: str, **options: Any) -> Iterator[None]:
     try:
-        with handling({signal.SIGTERM: preempt}):  # Ray's own handler prints a C++ stack
-            yield
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # Ray has no class for most of these
+        ray.shutdown()
+        versions = re.findall(r"(?:Ray|Python): (\S+)", str(error))
+        raise ConfigError(
+            f"{why_not}: it has Ray {versions[0]} and Python {versions[1]}, and this process Ray "
+            f"{versions[2]} and Python {versions[3]}"
+            if len(versions) == 4
+            else f"{why_not}: {first_line(error)}"
+        ) from None
+    try:
+        yield
     finally:
         ray.shutdown()
-
-
-def start_here(**options: Any) -> None:
-    """Start a cluster that other machines cannot reach, with options of `ray.init`."""
-    if os.environ.get("RAY_AUTH_MODE") != "disabled":
-        # Ray makes the drivers' token readable by all. It reports a home without write permission, or none.
-        with contextlib.suppress(OSError, RuntimeError):
-            token = Path.home() / ".ray" / "auth_token"
-            token.parent.mkdir(exist_ok=True)
-            token.touch(0o600)  # Ray writes a token into an empty file
-            token.chmod(0o600)
-    # Ray lets all users write to its folder, so that it lies in one that only this user can enter.
-    options["_temp_dir"] = str(folder_of_this_process() / "r")
-    with alone_on_this_machine():
-        start_patiently(lambda: ray.init(address="local", include_dashboard=False, **options))
-
-
-def start_patiently(start: Callable[[], Any]) -> None:
-    """Start a node; on a busy machine, where Ray's half minute is too short, try again."""
-    for _ in range(_STARTS):
-        try:
-            start()
-            return
-        except Exception as error:  # Ray has no class for this error
-            if "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
-    raise ConfigError(f"Ray did not start on this machine in {_STARTS} tries: it is too busy")
 
 
 def nodes_with(resource: str) -> list[dict[str, Any]]:

@@ -1,9 +1,6 @@
 """Room for packs on this machine, processes forked from a server that has imported torch, and Ray's address.
 
-Importing torch takes seconds. This module does not, so the server can start first. The address of a Ray
-cluster is found for "auto" without trusting other users, and asked whether it answers: Ray itself trusts any
-user's file and processes, sends the token of `~/.ray/auth_token` to any listener there, and tries for
-minutes.
+Importing torch takes seconds. This module does not, so the server can start first.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import math
 import multiprocessing
 import os
 import socket
-import stat
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -186,56 +182,28 @@ def start_process(
     )
 
 
-_CONNECT_S, _ANSWER_S = 5.0, 8.0  # seconds that a host has to accept a connection, and then to answer
-
-# First words of HTTP/2, on which gRPC builds, without a token: a server answers with its settings
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_CONNECT_S = 5.0  # seconds that a host has to accept a connection
 
 
 def find_cluster(address: str) -> str:
-    """Return `RAY_ADDRESS` for "auto", or the note of this user's `ray start`; other addresses unchanged."""
-    if address != "auto":
-        return address
-    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")  # noqa: S108 (where Ray notes it)
-    if address_found := os.environ.get("RAY_ADDRESS") or own_note(note):
-        return address_found
-    others = f"; {note} is another user's" if os.path.lexists(note) else ""
-    raise ConfigError(
-        f"address 'auto' finds no Ray cluster of this user on this machine{others}; give its HOST:PORT, or "
-        "start one with `ray start --head`"
-    )
+    """Return the address of a Ray cluster, at which something listens: Ray itself would try for minutes.
 
-
-def own_note(note: Path) -> str:
-    """Read the address in Ray's note of its last cluster; "" if it is no regular file of this user."""
-    try:
-        with open(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="ascii") as file:
-            status = os.fstat(file.fileno())
-            is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-            return file.read(256).strip() if is_own else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def check_answers(address: str) -> None:
-    """Check in seconds that a cluster answers, which speaks Ray's protocol."""
+    "auto" is `RAY_ADDRESS`, or the cluster that `ray start` has last started on this machine.
+    """
+    if address == "auto":
+        note = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")  # noqa: S108 (Ray's place)
+        try:
+            address = os.environ.get("RAY_ADDRESS") or note.read_text().strip()
+        except OSError:
+            raise ConfigError(
+                "address 'auto' finds no Ray cluster on this machine; give its HOST:PORT, or start one with "
+                "`ray start --head`"
+            ) from None
     host, _, port = address.rpartition(":")
-    if "://" in address or address == "local":
-        return
-    if not host or not port.isdigit():
-        raise ConfigError(
-            f"address {address!r} is not allowed: write auto, HOST:PORT (10.0.0.1:6379) or ray://HOST:PORT"
-        )
+    if not host or not port.isdigit() or "://" in address:
+        raise ConfigError(f"address {address!r} is not allowed: write auto or HOST:PORT, as 10.0.0.1:6379")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
-            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-                return
-            connection.settimeout(_ANSWER_S)
-            connection.sendall(_GREETING)
-            answer = connection.recv(9)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"no Ray cluster answers at address {address!r}: {reason(error)}") from None
-    if answer[3:4] != b"\x04":  # a frame of settings
-        raise ConfigError(
-            f"no Ray cluster answers at address {address!r}: the listener there does not speak Ray's protocol"
-        )
+    return address

@@ -98,17 +98,19 @@ def test_the_exit_code_is_1_where_a_problem_would_stop_a_run(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("mup_tpu.cli.doctor.tpu_device_files", list)
-    monkeypatch.setattr("mup_tpu.cli.doctor.own_note", lambda path: None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no note of a cluster
     ended, out, err = outcome("doctor", "--results", tmp_path)
     assert ended == code and sentence in out, out + err
     assert err == ("error: problems that would stop a run: 1, with remedies above" if code else "")
 
 
-def test_a_cluster_that_has_ended_stops_no_run(monkeypatch):
+def test_a_cluster_that_has_ended_stops_no_run(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("mup_tpu.cli.doctor.own_note", lambda path: "127.0.0.1:9")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
     found = check_ray()
-    assert "no Ray cluster answers" in found.note and not found.problem
+    assert "none running here" in found.state and not found.problem
 
 
 @pytest.mark.parametrize(

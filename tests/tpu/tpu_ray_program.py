@@ -15,7 +15,6 @@ from tpu_trials import trials
 
 import mup_tpu.jobs  # noqa: F401  (before ray: it chooses how Ray's processes know each other)
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
-from mup_tpu.jobs.cluster import start_patiently
 from mup_tpu.store import load_runs
 from mup_tpu.tpu import hosts
 from mup_tpu.tuning.sweep import run_sweep
@@ -44,14 +43,10 @@ def main(corpus: str, results: str) -> None:
     os.environ["SEEN"] = f"{results}/seen"
     Path(os.environ["SEEN"]).mkdir(parents=True)
     lean = {"num_cpus": 0, "no_monitor": True, "include_log_monitor": False}
-
-    def start() -> None:
-        cluster = Cluster(initialize_head=True, head_node_args=lean)
-        for chips in (2, 1):
-            cluster.add_node(num_cpus=chips, resources={"TPU": chips})
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-
-    start_patiently(start)
+    cluster = Cluster(initialize_head=True, head_node_args=lean)
+    for chips in (2, 1):
+        cluster.add_node(num_cpus=chips, resources={"TPU": chips})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     hosts.take_chips = tpu_ray_program.on_a_chip
     base = trials(corpus, "gpt2", "float32")[1]
     sweep = Sweep("chips", base, ("mup",), widths=(32,), learning_rates=RATES)

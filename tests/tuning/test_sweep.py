@@ -12,7 +12,6 @@ import time
 import pandas as pd
 import psutil
 import pytest
-from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu import data
@@ -192,18 +191,6 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(error, sentence, run, optio
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
         swept(small_sweep(tiny), tmp_path / "file/x")
-
-
-@pytest.mark.slow
-def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
-    """Head and raylet are processes of their own; the driver joins by --address."""
-    lean = {"num_cpus": 1, "no_monitor": True, "include_log_monitor": False}
-    there = Cluster(initialize_head=True, head_node_args=lean)
-    try:
-        swept(one_value(tiny), tmp_path, RunOptions(), address=there.address)
-    finally:
-        there.shutdown()
-    assert load_runs(tmp_path)["status"].tolist() == ["finished"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,245 @@
+"""Drivers join clusters that `ray start` has started: with tokens, without, with another, of another Ray."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from rich.console import Console
+
+from mup_tpu import Study
+from mup_tpu.cli import main
+from mup_tpu.config import RunOptions, SweepOptions, Trial
+from mup_tpu.config.options import SearchOptions
+from mup_tpu.config.sweep import Domain, Search
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.cluster import ray_cluster
+from mup_tpu.store import load_runs
+from mup_tpu.tuning.search import run_search
+
+TOKEN, OTHER = "a" * 40, "b" * 40
+QUIET = Console(quiet=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Cluster:
+    """Nodes of a Ray cluster by `ray start`, in a home and a folder of their own."""
+
+    def __init__(self, mode):
+        self.folder = Path(tempfile.mkdtemp(dir="/tmp"))  # short, for the paths of sockets
+        self._environment = os.environ | {"HOME": str(self.folder), "RAY_AUTH_MODE": mode}
+        if mode == "token":
+            self._environment["RAY_AUTH_TOKEN"] = TOKEN
+        self._port, self.nodes = free_port(), {}
+        self.address = f"127.0.0.1:{self._port}"
+
+    def start(self, name, cores, *words):
+        """Start a node. A raylet ends where its agent has not answered in 15 s: then it is started again."""
+        command = [
+            Path(sys.executable).with_name("ray"), "start", "--block", f"--num-cpus={cores}", *words,
+            "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
+        ]  # fmt: skip
+        log = self.folder / name
+        for _ in range(5):
+            with log.open("w") as file:
+                node = subprocess.Popen(
+                    command, env=self._environment, stdout=file, stderr=file, start_new_session=True
+                )
+            while node.poll() is None:
+                if "Ray runtime started" in log.read_text():
+                    self.nodes[name] = node
+                    return
+                time.sleep(0.1)
+            end(node)
+        raise AssertionError(log.read_text())
+
+    def start_head(self, cores):
+        port = f"--port={self._port}"
+        client = f"--ray-client-server-port={free_port()}"
+        folder = f"--temp-dir={self.folder / 'r'}"
+        self.start("head", cores, "--head", port, client, folder, "--include-dashboard=false")
+
+    def close(self):
+        for node in self.nodes.values():
+            end(node)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def end(node):
+    """Kill a node with all of its processes, as a power cut does."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(node.pid, signal.SIGKILL)
+    node.wait()
+
+
+@pytest.fixture(scope="module")
+def heads():
+    with contextlib.ExitStack() as at_end:
+        started = {}
+
+        def head(mode):
+            """Address of a head of two cores that asks for tokens, or does not."""
+            if mode not in started:
+                started[mode] = at_end.enter_context(contextlib.closing(Cluster(mode)))
+                started[mode].start_head(2)
+            return started[mode].address
+
+        yield head
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty home, and no word about tokens in the environment."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def write_token(home, token):
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text(token)
+
+
+def sweep(address, tmp_path):
+    (tmp_path / "train.py").write_text("import sys; print(1 + float(sys.argv[1]))")
+    (tmp_path / "s.toml").write_text(
+        f'experiment = "joined"\ntrainer = "{sys.executable} {tmp_path / "train.py"} {{lr}}"\n'
+        "scale = {width = [64]}\ntune = {lr = [0.5]}\n"
+    )
+    main(["sweep", str(tmp_path / "s.toml"), "--address", address, "--results", str(tmp_path / "out")])
+
+
+def run(address, tmp_path):
+    study = Study(tmp_path / "out", name="joined", scale={"width": [64]}, tune={"lr": [0.5]})
+    study.run(lambda trial, report: 1 + trial.lr, address=address, console=QUIET)
+
+
+def search(address, tmp_path):
+    trial = Trial().replace(
+        corpus=str(tmp_path / "train.jsonl"), width=32, base_width=32, head_size=16, sequence_length=16,
+        batch_size=2, steps=2, eval_batches=1,
+    )  # fmt: skip
+    lines = (json.dumps({"text": f"the square of {n} is {n * n}"}) for n in range(500))
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    space = Search("joined", trial, {"learning_rate": Domain("loguniform", 0.001, 0.06)})
+    where, how = SweepOptions(address=address), SearchOptions(algorithm="random", num_samples=2)
+    run_search(space, str(tmp_path / "out"), how, where, RunOptions(threads=1), False, QUIET)
+
+
+def words_about_tokens():
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+@pytest.mark.parametrize("call", [sweep, run, pytest.param(search, marks=pytest.mark.nightly)])
+def test_a_driver_whose_home_has_a_token_joins_clusters_with_and_without(mode, call, heads, home, tmp_path):
+    write_token(home, TOKEN)
+    call(heads(mode), tmp_path)
+    assert set(load_runs(tmp_path / "out")["status"]) <= {"finished", "stopped"}
+    assert not words_about_tokens(), "the next cluster may have another mode"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("in_home", "sentence"),
+    [("", "asks for a token, and there is none here: put it into"), (OTHER, "refuses the token in RAY_AUTH")],
+)
+def test_a_token_that_is_missing_or_another_s_is_a_sentence(in_home, sentence, heads, home, tmp_path):
+    if in_home:
+        write_token(home, in_home)
+    with pytest.raises(ConfigError, match=f"the Ray cluster at {heads('token')} {sentence}"):
+        run(heads("token"), tmp_path)
+    assert not words_about_tokens()
+
+
+@pytest.mark.slow
+def test_a_token_in_the_environment_goes_before_that_of_the_home(heads, home, tmp_path, monkeypatch):
+    write_token(home, OTHER)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with ray_cluster(heads("token")):
+        assert ray.cluster_resources()["CPU"] == 2
+    assert words_about_tokens() == {"RAY_AUTH_TOKEN": TOKEN}
+
+
+@pytest.mark.slow
+def test_a_cluster_of_another_ray_is_a_sentence_with_both_versions(heads, home, tmp_path):
+    """The head says that it is older, by the same words in the same place as Ray 2.50 does."""
+    place = (b"CLUSTER_METADATA", b"cluster")
+    with ray_cluster(heads("disabled")):
+        store = ray._private.worker.global_worker.gcs_client
+        metadata = store.internal_kv_get(*place)
+        store.internal_kv_put(
+            place[0], json.dumps(json.loads(metadata) | {"ray_version": "2.50.0"}).encode(), True, place[1]
+        )
+    try:
+        with pytest.raises(ConfigError, match="it has Ray 2.50.0 and Python 3.*, and this process Ray 2"):
+            run(heads("disabled"), tmp_path)
+    finally:
+        ray._raylet.GcsClient(heads("disabled")).internal_kv_put(place[0], metadata, True, place[1])
+
+
+@pytest.mark.slow
+def test_a_ray_of_our_own_leaves_no_token_behind(home, tmp_path):
+    """Its token is of the run alone, also where the home has another's."""
+    write_token(home, OTHER)
+    study = Study(tmp_path / "out", name="joined", scale={"width": [64]}, tune={"lr": [0.5]})
+    study.run(lambda trial, report: 1 + trial.lr, ray=True, console=QUIET)
+    assert load_runs(tmp_path / "out")["loss"].tolist() == [1.5]
+    assert not words_about_tokens()
+    assert [path.name for path in home.rglob("*")] == [".ray", "auth_token"]
+    assert (home / ".ray" / "auth_token").read_text() == OTHER
+
+
+def waits(trial, report):
+    """Wait until all may end; the end of its node ends it before."""
+    folder = Path(trial.folder)
+    (folder / f"pid-{os.getpid()}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+    return 1 + trial.lr
+
+
+@pytest.mark.nightly
+def test_a_study_goes_on_when_one_of_two_raylets_is_killed(home, tmp_path):
+    """A trial on each; that of the killed one is run again on the other."""
+    write_token(home, OTHER)
+    with contextlib.closing(Cluster("disabled")) as cluster:
+        cluster.start_head(0)
+        for name in ("one", "two"):
+            cluster.start(name, 1, f"--address={cluster.address}")
+
+        def pids():
+            return [int(path.name.partition("-")[2]) for path in tmp_path.glob("pid-*")]
+
+        def kill():
+            while len(pids()) < 2:
+                time.sleep(0.05)
+            end(cluster.nodes["two"])
+            while all(psutil.pid_exists(pid) and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids()):
+                time.sleep(0.05)  # the command line of a zombie is empty
+            (tmp_path / "go").touch()
+
+        threading.Thread(target=kill, daemon=True).start()
+        axes = {"scale": {"width": [64]}, "tune": {"lr": [0.25, 0.5]}}
+        study = Study(tmp_path / "out", name="joined", settings={"folder": str(tmp_path)}, **axes)
+        outcome = study.run(waits, address=cluster.address, console=QUIET)
+    assert outcome == {"finished": 2} and len(pids()) == 3
+    assert sorted(load_runs(tmp_path / "out")["loss"]) == [1.25, 1.5]
