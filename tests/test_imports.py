@@ -264,9 +264,9 @@ def test_no_module_imports_itself_by_way_of_others():
     assert circles(arrows) == []
 
 
-def test_only_errors_and_logs_lie_at_the_root():
+def test_only_errors_lie_at_the_root():
     names = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    assert names == {"errors", "logs"}
+    assert names == {"errors"}
 
 
 def test_every_room_has_its_arrows():

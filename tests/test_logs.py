@@ -421,6 +421,47 @@ SAMPLES = {
         3.2, 10,
     ),
     "Ultralytics-like table": Sample("      Epoch    GPU_mem       loss  Instances       Size\n        1/3      2.51G      1.812         12        640\n        3/3      2.51G      1.412         12        640\n", 1.412),
+    "MLX": Sample(
+        "Iter 1: Val loss 8.880, Val took 1.203s\nIter 10: Train loss 4.214, Learning Rate 1.000e-05, It/sec 1.102, Tokens/sec 201.2, "
+        "Trained Tokens 2010, Peak mem 8.201 GB\nIter 10: Val loss 4.312, Val took 1.203s\n",
+        4.312, 10, curve=2, rate=1e-5,
+    ),
+    "Tacotron": Sample(
+        "Epoch: 0\nTrain loss 0 48.220909 Grad Norm 13.484264 5.71s/it\nValidation loss 0: 37.061010  \n"
+        "Saving model and optimizer state at iteration 0 to checkpoint_0\nTrain loss 100 0.302735 Grad Norm 0.958112 4.36s/it\n"
+        "Validation loss 100:  0.325403  \n",
+        0.325403, 100, curve=2,
+    ),
+    "dots": Sample(
+        "Epoch: 1/3..  Training loss: 2.782..  Validation loss: 1.446..  Validation accuracy: 0.627\n"
+        "Epoch: 2/3..  Training loss: 2.310..  Validation loss: 1.364..  Validation accuracy: 0.641\n",
+        1.364, 2, curve=2,
+    ),
+    "a bar of the evaluation": Sample(
+        "Epoch: 1/10     100%|####| 227/227 [00:10<00:00, 22.64batch/s, loss=4.33]\n"
+        "Evaluating...   100%|####| 8/8 [00:00<00:00, 45.25batch/s, loss=3.13]\nSaved Model at weights/1.pt\n",
+        3.13, 227,
+    ),
+    "bullets": Sample(
+        "Epoch  49 Summary:\n   - Train Loss: 0.0123\n   - Val Loss: 0.0151\n   - Avg Grad Norm: 0.398\n   - Learning Rate: 5.0e-04\n"
+        "   New best validation loss: 0.0150\n",
+        0.0151, 49, rate=5e-4,
+    ),
+    "a tutorial of transfer": Sample(
+        "Epoch 0/1\n----------\ntrain Loss: 0.6996 Acc: 0.6516\nval Loss: 0.2014 Acc: 0.9346\n\nEpoch 1/1\n----------\n"
+        "train Loss: 0.4233 Acc: 0.8033\nval Loss: 0.2656 Acc: 0.8758\n\nTraining complete in 1m 7s\nBest val Acc: 0.934600\n",
+        0.2656, 1, curve=2,
+    ),
+    "BigDL": Sample(
+        "[Epoch 1 28160/28857][Iteration 56][Wall Clock 72.891726153s] Train 512 in 1.236008372seconds. Throughput is 414.66 "
+        "records/second. Loss is 0.53861904.\n",
+        0.53861904, 56,
+    ),
+    "MMDetection": Sample(
+        "2026-11-01 01:32:34,502 - mmdet - INFO - Epoch [1][200/6259]\tlr: 1.000e-03, eta: 7 days, 15:55:58, time: 0.705, "
+        "data_time: 0.002, memory: 7239, loss_ce: 0.5921, bbox_loss: 0.2210, loss: 0.9186, grad_norm: 3.9772\n",
+        0.9186, 200, rate=1e-3,
+    ),
 }  # fmt: skip
 
 
@@ -507,6 +548,8 @@ def test_any_bytes_are_read(data: bytes, loss: str | None) -> None:
         ("step 1 val/c4/loss 3.1 val/wiki/loss 3.4\n", ["val/c4/loss", "val/wiki/loss"]),
         ("step 1 loss_x 3.1 loss_y 3.4\n", ["loss_x", "loss_y"]),
         ("step 1 loss 3.1\nval 0.91\n", ["val", "loss"]),
+        ("Img Val | Loss: 0.31 | Dice: 0.8\nVid Val | Loss: 0.72 | Dice: 0.8\n", ["0.31", "0.72"]),
+        ('{"val": {"c4": {"loss": 3.1}, "wiki": {"loss": 3.4}}}\n', ["3.1", "3.4"]),
         ("nothing\n", ["recognised", "option loss"]),
         (
             "val: n/a\ntime 3.1\naccuracy 0.3\nloss scale: 65536.0\nbest val loss: 2.1\naux_loss=0.1\nperplexity 3.1\n",
@@ -558,6 +601,8 @@ def test_ambiguity_is_an_error_with_both_names(text: str, names: list[str]) -> N
             2.5,
         ),  # evaluated untrained
         ("val loss 4.2\nval loss 2.5\n", 2.5),
+        ("val_loss_every = 125\nval loss 2.75 -> 2.5\n", 2.5),
+        ("Last eval loss: 2.5\n", 2.5),
         ("3 loss\nloss 4.5 of version 1.2.3 in 0.5 s\n", 4.5),
     ],
 )

@@ -43,7 +43,7 @@ def analyze(
     Args:
         paths: Results folder (or fsspec URL); or a table in a file (CSV, Markdown, JSON, Parquet …); or the
             runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's; or a
-            folder of Ray Tune, Lightning, Trainer or nanoGPT; or a database of MLflow or Optuna. Several
+            folder of Ray Tune, Lightning, Trainer or logs; or a database of MLflow or Optuna. Several
             tables are read as one.
         table: Columns and rows of the table.
         next: Print the runs that would settle each open verdict, why, and their cost.

@@ -21,75 +21,37 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
+from mup_tpu.logs.lines import (
+    FILLERS,
+    NUMBER,
+    SPLITS,
+    STEPS,
+    UNIT,
+    Header,
+    Name,
+    Pair,
+    header,
+    name_of,
+    plain,
+    read_pairs,
+    row,
+    value,
+)
 
-_LONGEST_LINE, _LONGEST_NAME, _SHOWN_OF_LINE = 2**14, 200, 200
+_LONGEST_LINE, _SHOWN_OF_LINE = 2**14, 200
 _MOST_POINTS, _MOST_SERIES = 1000, 500
 _DIVERGED_AFTER = 3  # readings in a row that are not finite
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_VALIDATION = _words("val valid validate validation eval evaluate evaluating evaluation dev heldout holdout")
-_SPLITS = {"val": _VALIDATION, "test": _words("test testing"), "train": _words("train training trn")}
-_TRAIN = 2  # index in _SPLITS; the loss of the first is taken
+_TRAIN = [*SPLITS].index("train")
 _NAMED, _UNSURE = -1, 2  # ranks of the loss that the option names, and of a split alone: "val 0.91"
-_AVERAGES = _words("avg average mean running smooth smoothed ema macro micro step")
-_FILLERS = _AVERAGES | _words(  # They make no other loss of a loss.
-    "after are at by current dataset epoch final for in info initial is metric metrics now of on per reached "
-    "result results score set the token value was with"
-)
-_OLD = _words("best min minimum lowest from improved improvement previous prev old decreased")
-_NO_LOSS = _OLD | _words(
-    "acc accuracy aux auxiliary balance balancing coef coeff delta diff expected grad imbalance limit lr max "
-    "mem memory norm patience percent perplexity ppl py rate ratio router samples scale scaler std stderr "
-    "target threshold time tol var weight weights z zloss"
-)
-_MEASURES = {"loss": 0, "ce": 1, "nll": 1, "xent": 1, "entropy": 1, "bpb": 2, "bpc": 2, "bits": 2}
-_MEASURES |= {"mse": 3, "rmse": 3, "mae": 3, "cost": 3}
-_STEPS = {
-    "step": 0,
-    "iter": 1,
-    "iteration": 1,
-    "itr": 1,
-    "it": 1,
-    "update": 1,
-    "updates": 1,
-    "steps": 1,
-    "batch": 2,
-}
-_OF_BATCHES, _BARE = 2, 3  # ranks of "10/200", and of a number that begins a line
-_NO_STEP = _words(
-    "acc accum accumulation decay every gradient inner interval log micro mini number per save skipped time "
-    "warmup"
-)
-
-_DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?![\d.,])|\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d+)?(?![.,]?\d)"
-_NUMBER = re.compile(rf"(?<![\w.,])(?:[+-]?(?:nan|inf|infinity)(?!\w)|{_DIGITS})", re.I)
-_OF = re.compile(r"(?:it)?\s*/\s*(\d[\d,]*)(?:it\b)?(?![\w.]*/)")  # the second half of "10/200"
-_COUNTED = re.compile(
-    r"\s+(?:steps?|iter\w*|epochs?|batch(?:es)?|updates|tokens|samples)\b(?!\s*[\d/])", re.I
-)
-_UNIT = re.compile(r"\s?%|[A-Za-z_µ]\w*|\.(?=\S)|\]\s*[:=]")
+_OF_BATCHES, _BARE = 2, 3  # ranks of "10/200", and of a number that begins a line; STEPS has the others
 _COLOURS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0e-\x1f\x7f]"
 )
-_DATE, _TIME = r"\d{2,4}([-/])\d{2}\1\d{2,4}[T ]?", r"(?:\d+:)?\d{1,2}:\d{2}(?:[.,]\d+)?Z?(?![\w:])"
-_TIMES = re.compile(rf"(?<![\w.,])(?:{_DATE}|(?=\d+:))(?:{_TIME})?")
-_WRAPPER = re.compile(r"(?:(?:torch|np|numpy|jnp|jax)\.)?(?:tensor|[Aa]rray|DeviceArray|b?float\d*)\(\s*$")
-_IN_BRACKETS = re.compile(r"[(\[]([^()\[\]]{0,40})[)\]]$")  # a unit, or the split: "loss (val)"
-_BETWEEN = " \t:=~≈\"'[>-–."  # between a name and its number
-_CUTS = re.compile(r"[|,;:={}\[\]()\t│┃•·<>\"'`!]+|\s+[-–—]+\s+|\s{2,}|\.\s|\.{3,}")  # between names
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
-_EDGES = " \t|│┃"  # of a table's row
-_CELLS = tuple(map(re.compile, (r"\s*[|│┃]\s*", r"\s*,\s*", r"\s*;\s*", r"\t+", r"\s{2,}", r"\s+")))
-_CELL = re.compile(r"\d|^\W*$|^(nan|none|null|inf)$", re.I)
 _HEADING = re.compile(r"\s*[*=#-]{3,}|.*(?:[:{]|\.\.\.|…)\s*$")
+_Found = tuple[tuple[int, ...], frozenset[str], str, str]  # rank and words of a loss, its number and name
 
 
 class LossUnknown(ConfigError):
@@ -105,125 +67,6 @@ class Logged:
     step: int | None  # step that the line names, else the last one that was named, else the epoch
     steps: int | None  # length of the training, where a line says it
     line: str  # the line without colours, its first 200 characters
-
-
-class _Name(NamedTuple):
-    """A name, and what its words say."""
-
-    text: str = ""
-    words: frozenset[str] = frozenset()  # without those of the split
-    split: str = ""
-    kind: str = ""  # "loss", "step", "steps" (of the whole training), "epoch", "rate" or ""
-    rank: int = 0  # among names of steps, or of losses: the lowest is taken
-    is_old: bool = False  # an earlier value
-    is_average: bool = False
-
-    @property
-    def is_blank(self) -> bool:
-        return not self.kind and not self.words - _FILLERS
-
-
-@functools.lru_cache(4096)
-def _name(text: str) -> _Name:
-    text = re.sub("(?i)(val|valid|test|eval|train)loss", r"\1_loss", text.strip(" -*#/\\_."))
-    in_order = _plain(text)
-    if not in_order:
-        return _Name()
-    words, last = {*in_order}, {*_plain(text.split()[-1])}
-    measures = [_MEASURES[word] for word in words & {*_MEASURES} if word != "entropy" or "cross" in words]
-    measures += [0 for word in words if word.endswith(("loss", "losses"))]
-    # "train_loss_step" is a loss, "loss at step" a step.
-    end = "" if any("loss" in word for word in last) or words & _NO_STEP else in_order[-1]
-    is_rate = "lr" in (in_order[0], in_order[-1]) or "lr" in last or {"learning", "rate"} <= words
-    kind, rank = "", 0
-    if end in ("steps", "iters", "iterations") and words & {"total", "max", "num", "n", "optimization"}:
-        kind = "steps"
-    elif end in _STEPS:
-        kind, rank = "step", _STEPS[end]
-    elif end in ("epoch", "ep"):
-        kind = "epoch"
-    elif is_rate and not words & {"base", "min", "final", "end", "decay", "warmup"}:
-        kind = "rate"
-    elif measures and not words & _NO_LOSS:
-        kind, rank = "loss", min(measures)
-    split = next((split for split, names in _SPLITS.items() if words & names), "")
-    rest = frozenset(words.difference(*_SPLITS.values()))
-    return _Name(text, rest, split, kind, rank, bool(words & _OLD), bool(words & _AVERAGES))
-
-
-def _value(number: str) -> float:
-    return float(number.replace(",", "." if number.count(",") == 1 else ""))
-
-
-def _plain(text: str) -> list[str]:
-    return [word.lower() for word in _WORDS.findall(text)]
-
-
-class _Pair(NamedTuple):
-    """A name and its number."""
-
-    name: _Name
-    context: _Name  # words before it that are no name of a number
-    number: str  # as written
-    of: int | None = None  # 200 in "10/200"
-    unit: str = ""
-    is_first: bool = False  # on the line
-    is_set: bool = True  # by a colon, an equals sign or a table
-
-    @property
-    def whole(self) -> int | None:
-        digits = self.number.replace(",", "")
-        return int(digits) if digits.isdecimal() and len(digits) < 16 and self.unit in ("", "it") else None
-
-    @property
-    def is_value(self) -> bool:
-        return self.of is None and self.unit.lower() in ("", "nat", "nats", "bpb")
-
-
-@functools.lru_cache(4096)
-def _before(text: str) -> tuple[_Name, list[_Name], bool, bool]:
-    """Return the name at the end of a text, the words before it, whether a bracket opens between, and whether
-    a colon or an equals sign follows.
-    """
-    is_set = bool(re.search("[:=]", text[len(text.rstrip(_BETWEEN)) :]))
-    if text.rstrip()[-1:] in [*"/*+^"]:  # "learning_rate / 10"
-        return _Name(), [], False, False
-    text = _WRAPPER.sub("", text.rstrip(_BETWEEN)).rstrip(_BETWEEN)
-    text = _IN_BRACKETS.sub(lambda unit: unit[1] if _name(unit[1]).split else "", text).rstrip(_BETWEEN)
-    *others, name = _CUTS.split(text)
-    opens = bool(name) and text[: -len(name)].endswith("(")
-    return _name(name), [_name(other) for other in others if other.strip()], opens, is_set
-
-
-def _pairs(line: str) -> Iterator[_Pair]:
-    line, end, context, pending = _TIMES.sub("\t", line), 0, _Name(), _Name()
-    for match in _NUMBER.finditer(line):
-        start, number = match.span()[0], match[0]
-        if start < end:  # the second half of "10/200"
-            continue
-        before, is_first = line[max(end, start - _LONGEST_NAME) : start], end == 0
-        name, others, opens, is_set = _before(before)
-        for other in others:
-            context = other if other.split or other.is_old else context
-        if is_first and others and not name.text and {line.lstrip()[0], before.rstrip()[-1]} <= {*_EDGES}:
-            name = others[-1]  # a row of two cells
-        if name.is_blank and not name.split:  # "loss at step 100 is 2.3", "'val_loss' reached 2.3"
-            name = pending if pending.kind else others[-1] if name.text and others else name
-        end = match.end()
-        is_whole = number.replace(",", "").isdecimal()
-        of = _OF.match(line, end) if is_whole else None
-        pending = others[-1] if opens and others else _Name()  # "lr (group 0): 0.001"
-        if counted := _COUNTED.match(line, end) if is_whole and not of else None:
-            name, pending, end = _name(counted[0]), name, counted.end()  # "loss after 100 steps: 2.3"
-        if name.kind in ("step", "epoch"):
-            pending = pending if pending.text else _name(name.text.rpartition(" ")[0])
-            context = name if name.split or name.is_old else context
-        unit = None if of else _UNIT.match(line, end)
-        if unit and unit[0][0] == "]":
-            pending = name  # "loss[100] = 2.3"
-        total = int(of[1].replace(",", "")) if of else None
-        yield _Pair(name, context, number, total, unit[0] if unit else "", is_first, is_set)
-        end = of.end() if of else unit.end() if unit and unit[0][0] not in ".]" else end
 
 
 @dataclass
@@ -270,8 +113,8 @@ class TrainingLog:
         self._first, self._rest = b"", ""  # bytes before the encoding is known; a line without an end
         self._decoder: codecs.IncrementalDecoder | None = None
         self._series: dict[object, _Series] = {}
-        self._headers = deque[tuple[re.Pattern[str], list[_Name]]](maxlen=4)
-        self._heading = _Name()
+        self._headers = deque[Header](maxlen=4)
+        self._heading = Name()
         self._alone: Logged | None = None  # number alone on the last line
         self._has_ended = False
         self._epoch: int | None = None
@@ -345,13 +188,9 @@ class TrainingLog:
 
     def _lines(self, part: bytes, final: bool = False) -> Iterator[str]:
         if self._decoder is None:
-            is_marked, big, little = (
-                part[:2] in (b"\xff\xfe", b"\xfe\xff"),
-                part[:1] == b"\0",
-                part[1:2] == b"\0",
-            )
-            name = "utf-16" if is_marked else "utf-16-be" if big else "utf-16-le" if little else "utf-8-sig"
-            self._decoder = codecs.getincrementaldecoder(name)("replace")
+            marks = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+            wide = "utf-16-be" if part[:1] == b"\0" else "utf-16-le" if part[1:2] == b"\0" else "utf-8-sig"
+            self._decoder = codecs.getincrementaldecoder(marks.get(part[:2], wide))("replace")
         *lines, rest = re.split(r"[\r\n]", self._decoder.decode(part, final))
         for line in lines:
             yield (self._rest + line)[:_LONGEST_LINE]
@@ -362,34 +201,34 @@ class TrainingLog:
         line = _COLOURS.sub("", line)
         if not line.strip():
             return []
-        pairs = self._row(line) or [*_pairs(line)]
+        rows = (row(line, below) for below in reversed(self._headers))
+        pairs = next(filter(None, rows), None) or [*read_pairs(line)]
         step = self._advance(pairs)
-        rates = [_value(pair.number) for pair in pairs if pair.name.kind == "rate"]
+        rates = [value(pair.number) for pair in pairs if pair.name.kind == "rate"]
         rates = [rate for rate in [*rates, self.learning_rate or 0.0] if 0 < rate < math.inf]
         self.learning_rate = max(rates, default=None)
-        if not line[0].isspace() and step is not None and any(pair.name.kind == "step" for pair in pairs):
-            self._heading = _Name()
+        is_indented = line[0].isspace()
+        if not is_indented and step is not None and any(pair.name.kind == "step" for pair in pairs):
+            self._heading = Name()
         logged = functools.partial(Logged, step=step, steps=self.steps, line=line.strip()[:_SHOWN_OF_LINE])
-        losses, named = (
-            [
-                self._add(rank, words, number, logged(name, _value(number)))
-                for rank, words, number, name in values
-            ]
-            for values in (self._recognised(pairs), self._named(pairs, line))
-        )
-        has_words = re.search(r"[^\W\d]{2}", _NUMBER.sub("", line))
+        losses = [
+            self._add(rank, words, number, logged(name, value(number)))
+            for rank, words, number, name in (*self._recognised(pairs), *self._named(pairs, line))
+            if self._option is None or rank[0] in (_NAMED, _TRAIN)
+        ]
+        has_words = re.search(r"[^\W\d]{2}", NUMBER.sub("", line))
         is_alone = len(pairs) == 1 and not pairs[0].unit and not has_words
-        self._alone = logged("", _value(pairs[0].number)) if is_alone else None
-        if losses and not line[0].isspace():
-            self._heading = _Name()
+        self._alone = logged("", value(pairs[0].number)) if is_alone else None
+        if losses and not is_indented:
+            self._heading = Name()
         elif not losses and _HEADING.match(line):
-            heading = _name(line.strip(" *=#-:.…>[]{\"'"))
-            self._heading = heading if heading.split else _Name()
-        if not pairs:
-            self._read_header(line)
-        return losses if self._option is None else named
+            heading = name_of(line.strip(" *=#-:.…>[]{\"'"))
+            self._heading = heading if heading.split else Name()
+        if not pairs and (head := header(line)):
+            self._headers.append(head)
+        return losses
 
-    def _recognised(self, pairs: list[_Pair]) -> Iterator[_Found]:
+    def _recognised(self, pairs: list[Pair]) -> Iterator[_Found]:
         has_loss = any(pair.name.kind == "loss" for pair in pairs)
         has_split_loss = False  # "loss train: 5.1, val: 3.3"
         is_summary = any("runtime" in pair.name.words for pair in pairs) or "metrics" in self._heading.words
@@ -397,7 +236,7 @@ class TrainingLog:
             name, source = pair.name, pair.name
             if not name.split:
                 source = pair.context if pair.context.split else self._heading
-            split = [*_SPLITS].index(source.split or "train")
+            split = [*SPLITS].index(source.split or "train")
             if not pair.is_value or pair.context.is_old or not (pair.is_set or pair.whole is None):
                 continue  # "the loss of 12 men" is a sample of a model's text
             if name.kind == "loss":
@@ -407,21 +246,23 @@ class TrainingLog:
                 rank = split, 1 if has_split_loss else _UNSURE, 0, 0
             else:
                 continue
-            prefix = next((f"{word} " for word in source.text.split() if _name(word).split), "")
+            prefix = next((f"{word} " for word in source.text.split() if name_of(word).split), "")
             text = name.text if source is name else prefix + name.text
-            yield rank, name.words - _FILLERS, pair.number, text
+            # "img" of "Img val | loss"
+            where = {word for word in source.words - {*STEPS} if not word.isdigit()}
+            yield rank, (name.words | where) - FILLERS, pair.number, text
 
-    def _named(self, pairs: list[_Pair], line: str) -> Iterator[_Found]:
+    def _named(self, pairs: list[Pair], line: str) -> Iterator[_Found]:
         """Yield losses that the option names: by their whole name, else by the text before the number."""
         if self._option is None or self._pattern is None:
             return
-        wanted = _plain(self._option)
+        wanted = plain(self._option)
         for name, context, written, *_ in (pair for pair in pairs if pair.is_value):
-            if wanted in (_plain(name.text), _plain(f"{context.text} {name.text}")):
+            if wanted in (plain(name.text), plain(f"{context.text} {name.text}")):
                 yield (_NAMED, 0), frozenset(), written, name.text
         for match in self._pattern.finditer(line):
             text = (match[1] or "").strip()
-            if (number := _NUMBER.match(text)) and not _UNIT.match(text, number.end()):
+            if (number := NUMBER.match(text)) and not UNIT.match(text, number.end()):
                 yield (_NAMED, 1), frozenset(), number[0], self._option
 
     def _add(self, rank: tuple[int, ...], words: frozenset[str], number: str, logged: Logged) -> Logged:
@@ -434,34 +275,11 @@ class TrainingLog:
             series.add(logged, number)
         return logged
 
-    def _read_header(self, line: str) -> None:
-        for cut in _CELLS:
-            cells = cut.split(line.strip(_EDGES))
-            names = [_name(cell) for cell in cells if len(cell) < _LONGEST_NAME]
-            is_header = 1 < len(cells) == len([name for name in names if name.text])
-            if is_header and any(name.kind == "loss" for name in names):
-                self._headers.append((cut, names))
-                return
-
-    def _row(self, line: str) -> list[_Pair]:
-        """Return the pairs of a row, if the line is one below a header that was read."""
-        for cut, names in reversed(self._headers):
-            cells = cut.split(line.strip(_EDGES))
-            if len(cells) == len(names) and all(_CELL.search(cell) for cell in cells):
-                row = [
-                    _Pair(name, _Name(), cell, is_first=cell is cells[0])
-                    for name, cell in zip(names, cells, strict=True)
-                    if _NUMBER.fullmatch(cell)
-                ]
-                if any(pair.name.kind == "loss" for pair in row):
-                    return row
-        return []
-
-    def _advance(self, pairs: list[_Pair]) -> int | None:
+    def _advance(self, pairs: list[Pair]) -> int | None:
         """Follow the counters of steps and epochs; return the step of the line."""
         has_loss = any(pair.name.kind == "loss" or (pair.name.split and pair.name.is_blank) for pair in pairs)
         is_bar = True  # of the training, and not of a download or of a map over documents
-        steps: list[tuple[int, int, _Pair]] = []
+        steps: list[tuple[int, int, Pair]] = []
         for pair in pairs:
             name, count = pair.name, pair.whole
             is_bar &= name.is_blank or name.kind in ("epoch", "step")
@@ -496,9 +314,6 @@ class TrainingLog:
         return self.steps_done
 
 
-_Found = tuple[tuple[int, ...], frozenset[str], str, str]  # rank and words of a loss, its number and name
-
-
 def _meant(series: Iterable[_Series]) -> list[_Series]:
     """Return the losses that could be meant: one, where it comes before all others."""
     in_order = sorted(series, key=lambda one: (one.rank, len(one.words)))
@@ -523,7 +338,7 @@ def _pattern(loss: str) -> re.Pattern[str]:
         )
     if not re.search(r"[\\*+?^$]|\[.*\]|\(.*[.|].*\)", loss):
         text = r"\s+".join(map(re.escape, loss.split()))
-        return re.compile(rf"(?<![\w/]){text}[\s:=\"'(\[]*({_NUMBER.pattern})(?![\w%])", re.I)
+        return re.compile(rf"(?<![\w/]){text}[\s:=\"'(\[]*({NUMBER.pattern})(?![\w%])", re.I)
     try:
         pattern = re.compile(loss)
     except re.error as error:
