@@ -120,6 +120,7 @@ class TrainingLog:
         self._epoch: int | None = None
         self._epochs: int | None = None
         self._counter: tuple[int, int | None, int | None] = 0, None, None  # step as written, length, epoch
+        self._names_steps = False
         self._offset = 0  # steps of earlier epochs, where they are counted within one
         self.steps_done: int | None = None
         self.steps: int | None = None
@@ -145,8 +146,12 @@ class TrainingLog:
         return self._chosen().last
 
     def curve(self) -> list[tuple[int, float]]:
-        """Return steps and values of the loss to take; readings are counted where no line names a step."""
-        return self._chosen().curve()
+        """Return steps and values of the loss to take, none where it is not known.
+
+        Readings are counted where no line names a step.
+        """
+        candidates = self._candidates()
+        return candidates[0].curve() if len(candidates) == 1 else []
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Return the curves of all losses that could be meant, by name."""
@@ -246,10 +251,11 @@ class TrainingLog:
                 rank = split, 1 if has_split_loss else _UNSURE, 0, 0
             else:
                 continue
-            prefix = next((f"{word} " for word in source.text.split() if name_of(word).split), "")
-            text = name.text if source is name else prefix + name.text
-            # "img" of "Img val | loss"
             where = {word for word in source.words - {*STEPS} if not word.isdigit()}
+            before = "" if source is name else source.text  # "Img val" of "Img val | loss"
+            if not where - FILLERS - name.words:
+                before = next((word for word in before.split() if name_of(word).split), "")
+            text = f"{before} {name.text}".strip()
             yield rank, (name.words | where) - FILLERS, pair.number, text
 
     def _named(self, pairs: list[Pair], line: str) -> Iterator[_Found]:
@@ -300,6 +306,9 @@ class TrainingLog:
         if not steps:
             return self._epoch if self.steps_done is None else self.steps_done
         rank, count, pair = min(steps, key=lambda step: step[0])
+        if rank == _BARE and self._names_steps:  # a rank or a process
+            return self.steps_done
+        self._names_steps |= rank < _BARE
         if {pair.name.split, pair.context.split} & {"val", "test"}:  # may count batches of the evaluation
             return self.steps_done if rank >= _OF_BATCHES else self._offset + count
         last, length, epoch = self._counter
@@ -311,6 +320,8 @@ class TrainingLog:
             self.steps = pair.of * self._epochs if self._epochs else None if self._offset else pair.of
         elif pair.of is not None:
             self.steps = pair.of
+        elif self.steps is not None and self.steps_done > self.steps:  # was the length of something else
+            self.steps = None
         return self.steps_done
 
 

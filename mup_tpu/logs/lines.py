@@ -126,7 +126,7 @@ class Pair(NamedTuple):
     number: str  # as written
     of: int | None = None  # 200 in "10/200"
     unit: str = ""
-    is_first: bool = False  # on the line
+    is_first: bool = False  # on the line, or in brackets: "[100] loss=2.3"
     is_set: bool = True  # by a colon, an equals sign or a table
 
     @property
@@ -192,6 +192,7 @@ def read_pairs(line: str) -> Iterator[Pair]:
             context = name
         if unit and unit[0].strip()[0] in "-=→":
             pending = name  # "loss 2.4 -> 2.3"
+        is_first |= before.endswith("[") and line[end : end + 1] == "]"
         total = int(of[1].replace(",", "")) if of else None
         yield Pair(name, context, number, total, unit[0] if unit else "", is_first, is_set)
         end = of.end() if of else unit.end() if unit and unit[0][0] != "." else end
