@@ -23,9 +23,10 @@ import tyro
 
 from mup_tpu import Study
 from mup_tpu.cli import COMMANDS, check, experiments, main
-from mup_tpu.config.toml import load_sweep
+from mup_tpu.config.toml import kind_of, load_sweep, read_toml
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+from mup_tpu.study.study import load_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -243,7 +244,8 @@ def test_sweeps_that_are_written_out_can_be_run(tmp_path):
     for number, block in enumerate(found):
         file = tmp_path / f"{number}.toml"
         file.write_text(block)
-        assert load_sweep(file).trials()
+        is_study = kind_of(read_toml(file)) == "study"
+        assert load_study(file)[0].trials() if is_study else load_sweep(file).trials()
 
 
 def test_what_is_imported_in_examples_is_there():

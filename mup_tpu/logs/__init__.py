@@ -44,7 +44,7 @@ from mup_tpu.logs.lines import (
 _LONGEST_LINE, _SHOWN_OF_LINE = 2**14, 200
 _MOST_POINTS, _MOST_SERIES = 1000, 500
 _DIVERGED_AFTER = 3  # readings in a row that are not finite
-_TRAIN = [*SPLITS].index("train")
+_VAL, _TRAIN = [*SPLITS].index("val"), [*SPLITS].index("train")
 _NAMED, _UNSURE = -1, 2  # ranks of the loss that the option names, and of a split alone: "val 0.91"
 _OF_BATCHES, _BARE = 2, 3  # ranks of "10/200", and of a number that begins a line; STEPS has the others
 _COLOURS = re.compile(
@@ -164,6 +164,11 @@ class TrainingLog:
         with contextlib.suppress(LossUnknown):
             watched = [*watched, self._chosen()]
         return any(series.not_finite >= (1 if self._has_ended else _DIVERGED_AFTER) for series in watched)
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether it holds a loss of validation."""
+        return any(one.rank[0] in (_NAMED, _VAL) for one in self._candidates() if one.rank)
 
     def _candidates(self) -> list[_Series]:
         is_named = self._option is not None

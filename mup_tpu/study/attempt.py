@@ -31,11 +31,11 @@ from typing import Any, NoReturn
 import psutil
 
 from mup_tpu.config.values import on_one_line
-from mup_tpu.errors import ConfigError, StoreError, first_line, raised_as, reason
+from mup_tpu.errors import MupTpuError, StoreError, first_line, raised_as, reason
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import allow_children
 from mup_tpu.jobs.driver import Preparing, WorkerLost
-from mup_tpu.logs import Logged, TrainingLog
+from mup_tpu.logs import Logged, LossUnknown, TrainingLog
 from mup_tpu.study.report import Ending, Report, Reported, Trial, number
 
 Function = Callable[[Any, Report], Any]
@@ -327,7 +327,7 @@ class ProgramAttempt(Attempt):
         self, output: Output, words: list[str], added: Mapping[str, str], folder: str, loss: str | None
     ) -> None:
         super().__init__(output, ())  # none outlives exec
-        self._words, self._added, self._folder = words, added, folder
+        self._words, self._added, self._folder, self._loss = words, added, folder, loss
         self._log = TrainingLog(loss)
 
     def _start(self) -> None:
@@ -368,11 +368,25 @@ class ProgramAttempt(Attempt):
             return self._with_curve(Outcome("diverged", math.inf))
         if code:
             return Outcome("failed", math.nan, f"{self._words[0]} ended with exit code {code}")
+        if not self._log.is_validated and (metrics := self._metrics()) is not None:
+            self._log = metrics
         try:
             logged = self._log.result()
-        except ConfigError as error:
+        except LossUnknown as error:
             return Outcome("failed", math.nan, str(error), lacks_loss=True)
         return self._with_curve(Outcome.of(logged.loss, logged=logged))
+
+    def _metrics(self) -> TrainingLog | None:
+        """Read the metrics that the program has written into its folder; None if its output tells as much."""
+        if "://" in self._folder or not os.listdir(self._folder):
+            return None
+        from mup_tpu.analysis.ingest.readers import metrics_of  # pandas, which most programs need not
+
+        with contextlib.suppress(MupTpuError):  # such as no package that reads them
+            metrics = metrics_of(self._folder, self._loss)
+            if metrics is not None and (metrics.is_validated or not self._log.curves()):
+                return metrics
+        return None
 
     def _with_curve(self, outcome: Outcome) -> Outcome:
         return replace(outcome, points=tuple(self._log.curve()), step=self._log.steps_done or 0)

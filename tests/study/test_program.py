@@ -197,6 +197,26 @@ def test_a_trial_without_the_loss_of_the_others_has_failed(tmp_path):
     assert "`train loss` and no `val loss`" in rows["reason"][2]
 
 
+FILES = {
+    "metrics.csv": "epoch,step,train_loss,val_loss\n0,9,3.0,\n0,10,,2.5\n",
+    "logs/metrics.jsonl": '{"step": 10, "train/loss": 3.0}\n{"step": 10, "eval/loss": 2.5}\n',
+    "checkpoint-10/trainer_state.json": json.dumps(
+        {"global_step": 10, "log_history": [{"loss": 3.0, "step": 9}, {"eval_loss": 2.5, "step": 10}]}
+    ),
+}
+
+
+@pytest.mark.parametrize("printed", ["", "step 10: loss 3.0"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_loss_is_read_from_a_file_of_the_trials_folder(name, printed, tmp_path):
+    code = (
+        f"import sys, pathlib\nprint({printed!r})\npath = pathlib.Path(sys.argv[3], {name!r})\n"
+        f"path.parent.mkdir(parents=True, exist_ok=True)\npath.write_text({FILES[name]!r})\n"
+    )
+    rows = run(tmp_path, code, "{folder}")
+    assert rows["loss"].tolist() == [2.5] and rows["steps_done"].tolist() == [10]
+
+
 def test_a_loss_that_stays_nan_ends_the_program(tmp_path):
     lines = "for step in range(10**6): print(f'step {step} | train loss', 3.2 if step < 2 else float('nan'))"
     rows = run(tmp_path, f"{lines}\nimport time; time.sleep(1000)")
