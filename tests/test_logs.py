@@ -605,6 +605,13 @@ def test_ambiguity_is_an_error_with_both_names(text: str, names: list[str]) -> N
         ("val loss 4.2\nval loss 2.5\n", 2.5),
         ("val_loss_every = 125\nval loss 2.75 -> 2.5\n", 2.5),
         ("Last eval loss: 2.5\n", 2.5),
+        ("step 9 | loss 2.4 | lr n/a\n  [eval] step 9 | train 2.45 | dev 2.5\n", 2.5),
+        ("Epoch 3/50: 100% 75/75 [00:29<00:00,  2.56it/s, Loss=2.7]\nEpoch 3: Train=2.4 Val=2.5\n", 2.5),
+        (
+            "Epoch 12/40\n  train  loss=0.8961  (kp=0.8125, acc=0.9)\n  val    loss=2.5  (kp=0.9, acc=0.9)\n",
+            2.5,
+        ),
+        ("[eval] step 1000 | val_loss 2.5 best!\nstep 1010 | loss 2.4 | avg50 2.45\n", 2.5),
         ("3 loss\nloss 4.5 of version 1.2.3 in 0.5 s\n", 4.5),
     ],
 )

@@ -338,8 +338,11 @@ def _meant(series: Iterable[_Series]) -> list[_Series]:
         return meant[:1]
     if len(total := [one for one in meant if "total" in one.words]) == 1:
         return total
-    if meant and meant[0].rank[1] == _UNSURE and meant[0].rank[0] != _TRAIN:  # "val 0.91" may be an accuracy
-        return meant + [one for one in in_order if one.rank[:2] == (_TRAIN, 0)][:1]
+    trained = [one for one in in_order if one.rank[:2] == (_TRAIN, 0)][:1]
+    if trained and meant[0].rank[1] == _UNSURE:
+        # "val 0.91" may be an accuracy, "val 3.1" beside a loss of 3 is none.
+        loss, likely = meant[0].last.loss, trained[0].last.loss
+        return meant[:1] if max(1, likely / 2) < loss < 2 * likely else meant + trained
     exact = max(meant, key=lambda one: one.digits, default=None)  # The others may be the same, rounded.
     if exact and all(abs(one.last.loss - exact.last.loss) <= 0.51 * 10**-one.digits for one in meant):
         return [exact]

@@ -60,7 +60,7 @@ _IN_BRACKETS = re.compile(r"[(\[]([^()\[\]]{0,40})[)\]]$")  # a unit, or the spl
 _BETWEEN = " \t:=~≈→\"'[>-–."  # between a name and its number
 _CUTS = re.compile(r"[|,;:={}\[\]()\t│┃•·<>\"'`!]+|\s+[-–—]+\s+|\s{2,}|\.\s|\.{3,}")  # between names
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
-_LONGEST_NAME = 200
+_LONGEST_NAME, _LONGEST_ROW = 200, 2000
 _EDGES = " \t|│┃"  # of a table's row
 _CELLS = tuple(map(re.compile, (r"\s*[|│┃]\s*", r"\s*,\s*", r"\s*;\s*", r"\t+", r"\s{2,}", r"\s+")))
 _CELL = re.compile(r"\d|^\W*$|^(nan|none|null|inf)$", re.I)
@@ -202,7 +202,7 @@ Header = tuple[re.Pattern[str], list[Name]]  # what cuts the cells of a table, a
 
 
 def header(line: str) -> Header | None:
-    for cut in _CELLS:
+    for cut in _CELLS if len(line) < _LONGEST_ROW else ():
         cells = cut.split(line.strip(_EDGES))
         names = [name_of(cell) for cell in cells if len(cell) < _LONGEST_NAME]
         is_header = 1 < len(cells) == len([name for name in names if name.text])
@@ -214,7 +214,7 @@ def header(line: str) -> Header | None:
 def row(line: str, below: Header) -> list[Pair]:
     """Return the names and numbers of a table's row; none where the line is no row below the header."""
     cut, names = below
-    cells = cut.split(line.strip(_EDGES))
+    cells = cut.split(line[:_LONGEST_ROW].strip(_EDGES))
     if len(cells) != len(names) or not all(_CELL.search(cell) for cell in cells):
         return []
     named = [(name, cell) for name, cell in zip(names, cells, strict=True) if NUMBER.fullmatch(cell)]
