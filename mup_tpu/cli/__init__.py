@@ -111,7 +111,7 @@ def _run(words: Sequence[str]) -> None:
 
 # Form of the values of options that take several: a path behind them is not one of theirs
 _VALUES = {
-    "--at": r"\w+=[^/\\]*|[\d.]+e\d+",
+    "--at": r"[\w.]+=[^/\\]*|[\d.]+e\d+",
     "--columns": r"\w+=.*",
     "--states": r"[^=/]+=\w+",
     "--set": r"\w+=.*",

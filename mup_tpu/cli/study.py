@@ -58,6 +58,7 @@ class StudyOptions:
 
     def run(self, study: Study, trainer: str, where: SweepOptions, **options: Any) -> Counter[str]:
         """Run a study with these options; those of its sequence are given too."""
+        study.loss = self.loss or study.loss
         return study.run(
             trainer, workers=self.workers, timeout=self.timeout, heartbeat=where.heartbeat, ray=where.ray,
             address=where.address, resources=self.amounts(), track=where.track, console=Console(), **options,

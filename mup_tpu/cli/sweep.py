@@ -128,9 +128,8 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     from mup_tpu.study.study import load_study
 
     refuse_options_of_networks(how.run, how.where)
-    study, trainer = load_study(file, how.results)
+    study, trainer = load_study(file, how.results, options.loss)
     trainer = options.trainer or trainer
-    study.loss = options.loss or study.loss
     if trainer is None:
         raise ConfigError("trainer is missing: give --trainer, or set it in the file")
     if how.dry.dry_run:

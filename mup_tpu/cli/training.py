@@ -259,7 +259,10 @@ def plan(
             count = re.match(r"(\d+)x", on or "")
             machine = Machine(mfu * _peak(on, trial), int(count[1]) if count else 1)
         planned = make(budget=budget, flops_per_second=machine, **arguments)
-    planned = replace(planned, trainer=trainer)
+    if trainer is not None:
+        of_file = {} if base is None else {"loss": base.loss, "config": base.config}
+        given = {name: text for name, text in of_file.items() if text is not None}
+        planned = replace(planned, program={"trainer": trainer, **given})
     written = out or (None if json else File("plan.toml"))
     if written is not None:
         write_new(written, planned.toml())

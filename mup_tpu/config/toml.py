@@ -312,13 +312,17 @@ def write_trial(trial: Trial, above: str = "") -> str:
 
 def write_values(values: Mapping[str, Any]) -> str:
     """Write keys with their values as TOML, a line each; tables within them in braces."""
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
+    return "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in values.items())
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name} = {_toml(one)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{_key(name)} = {_toml(one)}' for name, one in value.items())}}}"
     # JSON's strings, numbers and booleans are TOML's too.
     return json.dumps(value, ensure_ascii=False)

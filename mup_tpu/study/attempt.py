@@ -65,6 +65,7 @@ class Outcome:
     modules: tuple[str, ...] = ()  # modules that the function imported
     logged: Logged | None = None  # line of a program's output that holds the loss
     lacks_loss: bool = False  # whether a program ended well, and its output tells no loss
+    learning_rate: float | None = None  # the highest in a program's output
 
     @classmethod
     def of(cls, loss: float, **more: Any) -> Outcome:
@@ -389,7 +390,9 @@ class ProgramAttempt(Attempt):
         return None
 
     def _with_curve(self, outcome: Outcome) -> Outcome:
-        return replace(outcome, points=tuple(self._log.curve()), step=self._log.steps_done or 0)
+        log = self._log
+        points, step = tuple(log.curve()), log.steps_done or 0
+        return replace(outcome, points=points, step=step, learning_rate=log.learning_rate)
 
 
 def _exited(pid: int) -> os.waitid_result | None:

@@ -38,6 +38,7 @@ from mup_tpu.internals.processes import cores
 from mup_tpu.jobs.driver import Failed, Finished, Pool
 from mup_tpu.jobs.pools import Forked
 from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
+from mup_tpu.logs.lines import name_of
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
 from mup_tpu.study.attempt import Function, Outcome
@@ -472,11 +473,21 @@ class _Calls:
             if not self.losses:
                 self.console.print(f"loss: `{logged.name}` of lines like `{logged.line}`: {logged.loss:g}")
                 self.losses[logged.name] = None
+                self._compare_rates(job.trial, outcome.learning_rate)
             elif logged.name not in self.losses:
                 expected = next(iter(self.losses))
                 why = f"its output tells `{logged.name}` and no `{expected}`, the loss of the other trials"
                 outcome = replace(outcome, status="failed", loss=math.nan, reason=why)
         return _rows(job.trial, outcome, code=self.code)
+
+    def _compare_rates(self, trial: Trial, logged: float | None) -> None:
+        rates = [name for name in self.space.tune if name_of(name).kind == "rate"]
+        if logged is None or len(rates) != 1 or math.isclose(logged, trial[rates[0]], rel_tol=0.05):
+            return
+        self.console.print(
+            f"note: the output shows a learning rate of at most {logged:g}, and the trial has {rates[0]} "
+            f"{trial[rates[0]]:g}: does the program take it?"
+        )
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
         """Remove checkpoints of a trial that no longer one needs."""
@@ -567,8 +578,10 @@ def _place_on_ray(
     return max(1, int(resources.get("CPU", 1))), opened
 
 
-def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str | None]:
-    """Open the study of a TOML file; return it and the trainer that the file names."""
+def load_study(
+    path: str | Path, results: str | None = None, loss: str | None = None
+) -> tuple[Study, str | None]:
+    """Open the study of a TOML file, perhaps with another loss; return it and the trainer of the file."""
     entries = read_toml(path)
     with raised_as(ConfigError, str(path), (ConfigError,)):
         for key in entries:
@@ -594,7 +607,7 @@ def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str
             measured_by=entries.get("measured_by"),
             design=entries.get("design"),
             continued=entries.get("continued"),
-            loss=entries.get("loss"),
+            loss=loss or entries.get("loss"),
             config=entries.get("config"),
         )
     return study, trainer

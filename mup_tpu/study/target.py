@@ -34,7 +34,7 @@ _ROUNDS = 3  # of timing the sizes that a plan chooses, and planning again
 
 def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any) -> Plan:
     """Plan by measured times of a trainer, not by FLOPs; each timed training takes at most `limit_s`, s."""
-    budget, workers = arguments.pop("budget"), max(1, len(visible_gpus()))
+    budget, base, workers = arguments.pop("budget"), arguments["base"], max(1, len(visible_gpus()))
     # Every size costs the same here, so that this first plan only names sizes.
     unknown = Machine(devices=1, measured=Measured(((0.0, 0.0),), 0.0))
     made = plan(budget="1000000000h", flops_per_second=unknown, **arguments)
@@ -54,10 +54,10 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
             )
         names = [name for name in (*values, "steps") if isinstance(known[name], int | float)]
         steps = max(1, min(_FIRST_STEPS, int(known["steps"]) // 4))
-        few = _run(trainer, known | {"steps": steps}, names, made.tuned, rate, limit_s)
+        few = _run(trainer, base, known | {"steps": steps}, names, made.tuned, rate, limit_s)
         more = int(steps * min(max(limit_s / 4 / max(few, 1e-3), 2.0), 20.0))
         for _ in range(_LONGER):
-            many = _run(trainer, known | {"steps": steps + more}, names, made.tuned, rate, limit_s)
+            many = _run(trainer, base, known | {"steps": steps + more}, names, made.tuned, rate, limit_s)
             if many - few > few / 2 or many > limit_s / 4:
                 break
             more *= 4  # the start took as long as these steps, and would hide them
@@ -81,15 +81,22 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
 
 
 def _run(
-    trainer: Any, values: Mapping[str, Any], names: Iterable[str], tuned: str, rate: float, limit_s: float
+    trainer: Any,
+    base: Study | None,
+    values: Mapping[str, Any],
+    names: Iterable[str],
+    tuned: str,
+    rate: float,
+    limit_s: float,
 ) -> float:
-    """Train once; return the seconds. `names` are those of the sizes."""
+    """Train once, as in the study `base`; return the seconds. `names` are those of the sizes."""
     at = at_words(values, [*dict.fromkeys(names)])
     with scratch_folder() as scratch:
         settings = {name: value for name, value in values.items() if name != "steps"}
         study = Study(
-            scratch / "probe", scale={"steps": [values["steps"]]}, tune={tuned: [rate]}, settings=settings
-        )
+            scratch / "probe", scale={"steps": [values["steps"]]}, tune={tuned: [rate]}, settings=settings,
+            loss=getattr(base, "loss", None), config=getattr(base, "config", None),
+        )  # fmt: skip
         try:
             study.run(trainer, workers=1, timeout=f"{limit_s:g}s", console=Console(quiet=True))
             row = load_runs(str(scratch / "probe")).iloc[0]
@@ -151,6 +158,8 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
         settings=settings,
         name=f"{space.name}_transfer",
         measured_by=space.measured_by,
+        loss=source.loss,
+        config=source.config,
     )
     study.to_frame()  # writes the folder
     if not rules[name]:  # then the study's name stands for the rule

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,8 @@ class Plan:
     tuned: str
     beside: Mapping[str, tuple[float, ...]]  # further hyperparameters, with the values to start with
     largest: str  # why no larger proxy is run
-    trainer: str | None = None
+    program: Mapping[str, str] = field(default_factory=dict)
+    """Trainer, loss and configuration file of somebody's own training, by key of a study's file."""
 
     @property
     def cost(self) -> float:
@@ -163,8 +164,7 @@ class Plan:
         target |= {"laws": list(self.goal.derived)} if self.goal.derived else {}
         if self.sweep is not None:
             return f"{comments}{write_sweep(self.sweep)}\n[target]\n{write_values(target)}"
-        top: dict[str, Any] = {"experiment": self.experiment}
-        top |= {"trainer": self.trainer} if self.trainer else {}
+        top: dict[str, Any] = {"experiment": self.experiment, **self.program}
         top |= {"continued": "steps"} if self.goal.is_continued and "steps" in self.changing else {}
         top["tune"] = {self.tuned: list(self.rates)} | {n: list(v) for n, v in self.beside.items()}
         seeds = max(look.seeds for look in self.steps[-1].looks)

@@ -1,6 +1,7 @@
 """Training programs that run as in the user's shell, and whose output is their report."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -217,6 +218,16 @@ def test_a_loss_is_read_from_a_file_of_the_trials_folder(name, printed, tmp_path
     assert rows["loss"].tolist() == [2.5] and rows["steps_done"].tolist() == [10]
 
 
+@pytest.mark.parametrize("factor", [1, 10])
+def test_a_learning_rate_that_the_program_does_not_take_is_said_once(factor, tmp_path, capsys):
+    code = (
+        f"import sys; rate = {factor} * float(sys.argv[2]); print('lr:', rate / 2, 'lr:', rate, 'loss: 2.5')"
+    )
+    run(tmp_path, code, rates=(0.5, 1.0), console=Console(width=300))
+    said = "note: the output shows a learning rate of at most 5, and the trial has lr 0.5"
+    assert capsys.readouterr().out.count(said) == (factor == 10)
+
+
 def test_a_loss_that_stays_nan_ends_the_program(tmp_path):
     lines = "for step in range(10**6): print(f'step {step} | train loss', 3.2 if step < 2 else float('nan'))"
     rows = run(tmp_path, f"{lines}\nimport time; time.sleep(1000)")
@@ -350,3 +361,38 @@ def test_a_command_that_cannot_tell_trials_apart_is_refused(config, command, sen
     study = study_of("r", scale=(1, 2), rates=(0.5, 1.0), seeds=2, config=config)
     with pytest.raises(ConfigError, match=sentence.replace("{", r"\{")):
         study.run(command.replace("x", sys.executable), console=QUIET)
+
+
+CONFIGURED = """
+import json, math, sys
+values = json.load(open(sys.argv[1]))
+width, steps, rate = values["model"]["dim"], values["steps"], values["optim"]["lr"]
+for step in range(0, steps + 1, max(1, steps // 5)):
+    loss = 3 + 0.05 * (math.log2(rate) + 8) ** 2 - 0.1 * math.log2(width) + 1 / (1 + step)
+    print(f"step {step} loss/main {loss:.6f} loss/other {2 * loss:.6f}")
+"""
+
+
+@pytest.mark.slow
+def test_a_configured_program_goes_from_its_plan_to_its_target(tmp_path, monkeypatch, capsys):
+    """Plan by timed runs, sweep, prediction and target, all with one loss and one configuration."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(CONFIGURED)
+    Path("base.json").write_text('{"model": {"dim": 8}, "optim": {}, "steps": 100, "seed": 0}')
+    Path("study.toml").write_text(
+        'experiment = "mine"\nconfig = "base.json"\nloss = "loss/main"\n'
+        f'trainer = "{sys.executable} train.py {{config}}"\nscale = {{"model.dim" = [16, 32, 64]}}\n'
+        'tune = {"optim.lr" = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6"]}\n[settings]\nsteps = 100\n'
+    )
+    main(["plan", "study.toml", "--at", "model.dim=1024", "--budget", "3m", "--probe", "20s"])
+    planned = tomllib.loads(Path("plan.toml").read_text())
+    assert planned["loss"] == "loss/main" and planned["config"] == "base.json"
+    main(["sweep", "plan.toml"])
+    runs = load_runs("results/mine")
+    log_rates, log_widths = (runs[name].map(math.log2) for name in ("optim.lr", "model.dim"))
+    expected = 3 + 0.05 * (log_rates + 8) ** 2 - 0.1 * log_widths + 1 / 101
+    assert runs["loss"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    main(["transfer", "results/mine", "--trainer", planned["trainer"]])
+    (target,) = load_runs("results/mine_transfer").to_dict("records")
+    assert target["model.dim"] == 1024 and abs(math.log2(target["optim.lr"]) + 8) < 0.3
+    assert "loss/main" in capsys.readouterr().out
