@@ -91,7 +91,7 @@ class Watched:
         self.runs: pd.DataFrame | None = None
         self.analysis: TransferAnalysis | None = None
         self.joint: JointAnalysis | None = None  # of several tuned hyperparameters, in its place
-        self.why_not, self.total = "no run is stored yet", 0
+        self.why_not, self.total, self.replaced = "no run is stored yet", 0, ""
         self._grid = set[str]()  # ids of a study's trials
         self.running: list[tuple[str, str]] = []
 
@@ -109,12 +109,18 @@ class Watched:
         before, parts = self._seen, part_names(self._folder, "runs")
         self.running = self._running_trials()
         self._seen = parts, self.running
-        if not parts or (before and before[0] == parts):
+        if before and before[0] == parts:
             return bool(before != self._seen)
-        self.runs = load_runs(self.path)
+        runs = load_runs(self.path) if parts else None
+        if self.runs is not None and (runs is None or not {*self.runs["trial_id"]} <= {*runs["trial_id"]}):
+            self._first.clear()
+            self.replaced = "the runs that were shown before are gone: the folder was removed or replaced"
+        self.runs, self.analysis, self.joint, self.why_not = runs, None, None, "no run is stored yet"
+        if self.runs is None:
+            return True
         if not self._grid.issuperset(self.runs["trial_id"]):  # bought where they decide
             self.total = 0
-        self.analysis, self.joint, self.why_not = None, None, ""
+        self.why_not = ""
         try:
             if tuned_together(self.path):
                 self.joint = analyze_jointly(self.path)
@@ -132,6 +138,7 @@ class Watched:
         """List trials that run, with their last saved step or lease; of a study alone, which names them."""
         from mup_tpu.store.header import read_file
 
+        self.total, self._grid = 0, set()
         if (content := read_file(self._folder, "study.json", 2**24)) is None:
             return []
         from mup_tpu.study.space import Space
@@ -147,7 +154,7 @@ class Watched:
                 step = (
                     "no step saved yet" if saved is None else f"step {int(json.loads(saved)['step'])} saved"
                 )
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 continue
             running[name] = step
         for file in (self._folder / "asked").names():
@@ -186,12 +193,16 @@ class Watched:
         """Return lines and tables for people."""
         from mup_tpu.words import surfaces, verdicts
 
+        gone = [self.replaced] if self.replaced else []
         if self.runs is None:
-            return [f"{self.path}: {self.why_not}", *self._running_lines()]
+            return [*gone, f"{self.path}: {self.why_not}", *self._running_lines()]
         counts = counted(self.runs["status"].value_counts().items())
         of, left = f" of {self.total}" if self.total else "", self.time_left()
         title = f"{self.path}: {len(self.runs)}{of} trials stored ({counts})"
-        parts: list[str | Table] = [title if math.isnan(left) else f"{title}; about {write_time(left)} left"]
+        parts: list[str | Table] = [
+            *gone,
+            title if math.isnan(left) else f"{title}; about {write_time(left)} left",
+        ]
         if self.joint is not None:
             parts += surfaces.lines(self.joint)
         elif self.analysis is None:

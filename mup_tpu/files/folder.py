@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -275,13 +276,16 @@ class Folder:
                     os.unlink(path)
 
     def copy(self, name: str, new: str) -> None:
-        """Copy a folder in this one; locally it has its new name once it is whole."""
+        """Copy a folder in this one; locally it has its new name once it is whole.
+
+        Links stay links, whether their targets exist or not; pipes, sockets and devices are left out.
+        """
         if not self.is_local:
             with self._request():
                 self._fs.copy(self._at(name), self._at(new), recursive=True, **self._limit())
             return
         with partial(Path(self._at(new)), folder=True) as path:
-            shutil.copytree(self._at(name), path, dirs_exist_ok=True)
+            shutil.copytree(self._at(name), path, symlinks=True, ignore=_special, dirs_exist_ok=True)
             shutil.rmtree(self._at(new), ignore_errors=True)
             path.rename(self._at(new))
 
@@ -351,3 +355,10 @@ class Folder:
             raise
         finally:
             timer.cancel()
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+    return [
+        n for n, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    ]

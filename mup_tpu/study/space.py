@@ -291,9 +291,9 @@ class Lease:
     patience: float  # seconds after the begin from which the trial may be leased again
     purchase: int | None  # purchase of a sequence that the trial belongs to
 
-    @property
-    def end(self) -> float:
-        return self.at + self.patience
+    def runs(self, now: float) -> bool:
+        """Return whether nobody else gets the trial yet; a begin further ahead is of a wrong clock."""
+        return abs(now - self.at) < self.patience
 
 
 class Leases:
@@ -316,11 +316,11 @@ class Leases:
         known, self._read = self._read, {}
         for file in filter(lambda name: name.endswith(".json"), self._folder.names()):
             lease = known.get(file)
-            if lease is None or lease.end <= now:
+            if lease is None or not lease.runs(now):
                 lease = self._parse(file)
             if lease is not None:
                 self._read[file] = lease
-                if now < lease.end:
+                if lease.runs(now):
                     yield lease
 
     def missing(self) -> Iterator[Trial]:

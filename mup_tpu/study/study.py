@@ -7,6 +7,7 @@ import functools
 import html
 import importlib.metadata
 import json
+import logging
 import math
 import os
 import platform
@@ -41,8 +42,9 @@ from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.logs.lines import name_of
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
+from mup_tpu.store.runs import Result
 from mup_tpu.study.attempt import Function, Outcome
-from mup_tpu.study.report import Trial, number
+from mup_tpu.study.report import Trial, damaged, number
 from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FILE = "study.json"
+_log = logging.getLogger(__name__)
 
 # Measured, without what the function itself imports and needs, which nobody knows before it runs.
 _SERVER_MB, _WORKER_MB = 80, 60
@@ -286,9 +289,8 @@ class Study:
 
     def shorter(self, trial: Trial) -> Trial | None:
         """Return the longest finished run from whose checkpoint a trial can go on; None without one."""
-        known = self._open()[0].known()
-        done = (t for t in self.space.shorter(trial) if t.id in known and known[t.id].status == "finished")
-        return next(done, None)
+        store, _ = self._open()
+        return next(iter(_begun(trial, self.space, store.known(), store.folder / "work")), None)
 
     def tell(self, trial: Trial | str, loss: Any = None, *, failed: str | None = None) -> Trial:
         """Store the loss of a trial that was asked for.
@@ -451,12 +453,9 @@ class _Calls:
         # Not what all trials share, nor the work by which a plan orders its sizes
         point, compared, tuned = self.space.scale[0], self.space.compare[0], self.space.tune
         shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
-        done = self.store.done() if self.space.continued else ()
-
-        def begun(trial: Trial) -> list[str]:
-            return [shorter.id for shorter in self.space.shorter(trial) if shorter.id in done]
-
-        jobs = [FunctionJob(self.payload, trial, self.how, shown, begun(trial)) for trial in missing]
+        known, work = self.store.known() if self.space.continued else {}, Folder(self.how.folder) / "work"
+        begun = {trial: [t.id for t in _begun(trial, self.space, known, work)] for trial in missing}
+        jobs = [FunctionJob(self.payload, trial, self.how, shown, begun[trial]) for trial in missing]
         return jobs, self.open_pool()
 
     @functools.cached_property
@@ -491,8 +490,7 @@ class _Calls:
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
         """Remove checkpoints of a trial that no longer one needs."""
-        status = rows[0]["status"]
-        if status != "failed" and not (status == "finished" and self._goes_on(job.trial)):
+        if not self._is_needed(job.trial, rows[0]["status"]):
             (Folder(self.how.folder) / "work").remove(job.trial.id)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
@@ -500,14 +498,30 @@ class _Calls:
         work = Folder(self.how.folder) / "work"
         if names := work.names():
             ended = {*names} & {*stored()}
-            if self.space.continued:  # others' checkpoints may be gone on from
-                ended &= {trial.id for trial in trials if not self._goes_on(trial)}
+            if self.space.continued:
+                known = self.store.known()
+                of = {trial.id: trial for trial in trials}
+                ended = {n for n in ended if n in of and not self._is_needed(of[n], known[n].status)}
             work.remove(*ended)
 
-    def _goes_on(self, trial: Trial) -> bool:
-        """Return whether a longer run of the scale may go on from a trial."""
+    def _is_needed(self, trial: Trial, status: str) -> bool:
+        """Return whether checkpoints stay: to try again, or because a longer run may go on from them."""
         name = self.space.continued
-        return name != "" and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
+        goes_on = name and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
+        return status == "failed" or (status == "finished" and bool(goes_on))
+
+
+def _begun(trial: Trial, space: Space, known: Mapping[str, Result], work: Folder) -> Iterator[Trial]:
+    """Yield finished runs from whose checkpoints a trial can go on, the longest first.
+
+    One whose files were cut short is named, and left out.
+    """
+    for shorter in space.shorter(trial):
+        if shorter.id in known and known[shorter.id].status == "finished":
+            if work.is_local and (file := damaged(Path(work.path, shorter.id))):
+                _log.warning("%s is damaged: longer runs do not go on from %s", file, shorter)
+            else:
+                yield shorter
 
 
 _LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'

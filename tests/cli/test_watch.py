@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
@@ -54,12 +55,33 @@ def test_a_folder_is_watched_as_it_fills(study, capsys, tmp_path):
     assert "http-equiv" in page and "best learning rate" in page and "20 of 20 trials" in page
 
 
+def test_a_folder_that_was_removed_or_replaced_is_said(tmp_path):
+    def fill(rate):
+        study = Study(tmp_path / "one", scale={"width": [64]}, tune={"lr": [rate]})
+        study.tell(study.ask(1)[0], 2.5)
+        return study
+
+    watched = Watched(fill(0.5).folder)
+    assert watched.look() and watched.is_complete
+    shutil.rmtree(tmp_path / "one")
+    assert watched.look() and not watched.is_complete and not watched.look()
+    assert watched.state()["statuses"] == {}
+    gone, nothing = watched.view()
+    assert "are gone: the folder was removed or replaced" in gone and "no run is stored yet" in nothing
+    watched = Watched(fill(0.5).folder)
+    watched.look()
+    shutil.rmtree(tmp_path / "one")
+    fill(0.25)
+    assert watched.look() and "the folder was removed or replaced" in watched.view()[0]
+
+
 def test_steps_of_running_trials_are_shown_and_files_of_others_are_no_traceback(study, capsys):
-    one, two, three, *_ = study.ask(8)
+    one, two, three, four, *_ = study.ask(8)
     folder = Folder(study.folder)
     folder.write(f"work/{one.id}/resume.json", b'{"step": 40}')
     folder.write(f"work/{two.id}/resume.json", b'{"step": ')
     folder.write(f"work/{three.id}/state", b"")
+    folder.write(f"work/{four.id}/resume.json", b'{"step": Infinity}')
     for name in ("nobody", "asked.lock"):
         folder.write(f"work/{name}/resume.json", b"[1]")
     shown = watch(study, capsys)

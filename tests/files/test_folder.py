@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -126,3 +127,24 @@ def test_a_file_is_on_disk_before_it_has_its_name(call, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", watched)
     getattr(Folder(tmp_path), call)("a", b"content")
     assert (b"content", False) in synced and (tmp_path / "a").read_bytes() == b"content"
+
+
+def test_a_copy_has_links_as_links_and_neither_pipes_nor_sockets(tmp_path, monkeypatch):
+    """A checkpoint's folder with a linked data set, and with what a program has left in it."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "large").write_bytes(bytes(10**6))
+    work = tmp_path / "work" / "a"
+    (work / "inner").mkdir(parents=True)
+    (work / "inner" / "state").write_text("1")
+    (work / "data").symlink_to(tmp_path / "data")
+    (work / "last").symlink_to("inner/state")
+    (work / "gone").symlink_to("nowhere")
+    os.mkfifo(work / "inner" / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        monkeypatch.chdir(work)  # a socket's path is short
+        listening.bind("socket")
+    (Folder(tmp_path) / "work").copy("a", "b")
+    copied = tmp_path / "work" / "b"
+    assert sorted(path.name for path in copied.rglob("*")) == ["data", "gone", "inner", "last", "state"]
+    assert (copied / "last").read_text() == "1"
+    assert all((copied / name).is_symlink() for name in ("data", "gone", "last"))

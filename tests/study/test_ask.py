@@ -201,6 +201,15 @@ def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):
     assert load_runs(tmp_path)["loss"].tolist() == [2.5]
 
 
+def test_a_lease_of_a_clock_that_is_wrong_is_given_again(tmp_path):
+    study = Study(tmp_path, scale={"width": [1]}, tune={"lr": [0.1]})
+    (trial,) = study.ask(1)
+    file = tmp_path / "asked" / f"{trial.id}.json"
+    for ahead, given in ((3600, []), (10**9, [trial])):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"at": time.time() + ahead}))
+        assert Study.load(tmp_path).ask(1) == given
+
+
 @pytest.mark.parametrize(
     "change",
     [
