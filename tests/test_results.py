@@ -14,7 +14,8 @@ from mup_tpu.analysis.referee import Comparison
 from mup_tpu.cli import main
 from mup_tpu.cli.results import open_results
 from mup_tpu.cli.table import TableOptions
-from mup_tpu.config.toml import stored_trial
+from mup_tpu.config import Trial
+from mup_tpu.config.toml import from_dict
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.store.header import load_predictions
@@ -128,7 +129,7 @@ def test_every_stored_row_keeps_its_name(folder):
         if (folder / "study.json").exists():
             assert StudyTrial(folder.name, config | {"seed": run.seed}).id == run.trial_id
         else:
-            assert stored_trial(config).trial_id(run.data_fingerprint) == run.trial_id
+            assert from_dict(Trial, config).trial_id(run.data_fingerprint) == run.trial_id
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)

@@ -309,8 +309,9 @@ def _print_for(
     format: str, path: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any], rule: str = ""
 ) -> None:
     """Print values for a program; as TOML, those of our networks are a trial for `mup-tpu train`."""
+    from mup_tpu.config import Trial
     from mup_tpu.config.columns import CONFIGURED
-    from mup_tpu.config.toml import stored_trial, write_trial
+    from mup_tpu.config.toml import from_dict, write_trial
     from mup_tpu.store import holds_store, load_axes, load_runs
     from mup_tpu.words.plans import write_recipe
 
@@ -322,7 +323,7 @@ def _print_for(
     if format == "toml" and is_ours:
         runs, compared = load_runs(path), load_axes(path).compare.column
         row = (runs[runs[compared].astype(str) == rule] if rule else runs).iloc[-1]
-        trial = stored_trial(json_format.loads(row["config"]))
+        trial = from_dict(Trial, json_format.loads(row["config"]))
         best = {name: float(2.0**x) for name, (x, *_) in fields.items()}
         counts = {n: int(v) if type(trial.flat().get(n)) is int else v for n, v in values.items()}
         text = write_trial(trial.replace(**counts | best))

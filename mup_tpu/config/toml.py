@@ -17,7 +17,6 @@ from mup_tpu.config.sweep import Axis, Design, Ladder, Search, Sweep
 from mup_tpu.config.trial import PARTS, Trial, part_of_field
 from mup_tpu.config.values import (
     TYPE_NAMES,
-    about,
     as_word,
     format_learning_rate,
     parse_number,
@@ -25,7 +24,6 @@ from mup_tpu.config.values import (
     shown,
     typed_fields,
     unknown_key,
-    unread_under,
 )
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.files import read_regular
@@ -212,25 +210,6 @@ def _misplaced(key: str, table: str, has_base: bool) -> str:
     if part in PARTS and outer and key in {f.name for f, _ in typed_fields(Sweep)}:
         return f"{key} belongs to the top of the file, above the first [table]"
     return ""
-
-
-def stored_trial(values: Any) -> Trial:
-    """Build a trial from a stored configuration; unread fields return to their defaults.
-
-    The first rows let unread fields differ, so that equal trainings had several ids, and have some fields
-    under the name that `trial_id` hashes.
-    """
-    if not isinstance(values, dict):
-        raise ConfigError(f"configuration: {shown(values)} is not a table of keys")
-    read = dict(values)
-    for part, cls in PARTS.items():
-        if isinstance(stored := values.get(part), dict):
-            names = {about(f).hashed_as: f.name for f in dataclasses.fields(cls) if about(f).hashed_as}
-            stored = {names.get(key, key): value for key, value in stored.items()}
-            whole = {f.name: stored.get(f.name, f.default) for f in dataclasses.fields(cls)}
-            unread = {f.name for f in dataclasses.fields(cls) if unread_under(f, whole)}
-            read[part] = {key: value for key, value in stored.items() if key not in unread}
-    return from_dict(Trial, read)
 
 
 def _read(hint: Any, value: Any, where: str, table: str = "") -> Any:

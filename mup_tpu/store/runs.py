@@ -183,11 +183,6 @@ class Store:
         results = (result for result in self.known().values() if result.status in FINAL)
         return 1 + max((r.purchase for r in results if r.purchase is not None), default=0)
 
-    def compact(self) -> None:
-        """Merge the parts of each table into one, so that a folder to commit is easier to look at."""
-        for table in _TABLES:
-            tables.merge(self.folder, table, self.own_columns)
-
 
 def done_of(results: pd.DataFrame) -> set[str]:
     """Return trial_ids of `Store.results` without trials that were stopped early."""

@@ -3,14 +3,13 @@
 Parts are never rewritten. Writers merge small ones as they go, so a folder of many thousand rows has about a
 hundred parts. A part of a few rows is an Arrow file, which opens in a tenth of Parquet's time; larger ones
 are Parquet. The checksum is of all bytes, so that one wrong bit anywhere is noticed; those of Parquet's pages
-serve other readers. Parts of earlier versions are Parquet without a checksum in their name.
+serve other readers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import re
 import uuid
@@ -20,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mup_tpu.config import PARTS
@@ -36,7 +36,7 @@ _SMALLEST, _GROWTH = 2**17, 8  # bytes of parts of the first size (some rows), f
 _LISTINGS = 100  # attempts at reading all parts of a listing: a merge may replace some before they are read
 _AT_ONCE = 16  # parts of a bucket read in parallel; on a disk threads cost more than they gain
 _SMALL_ROWS = 1000
-_PART_NAME = re.compile(r"(?:[0-9a-f]{32}-([0-9a-f]{16})\.(?:arrow|parquet))|.*\.parquet")
+_PART_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{16})\.(?:arrow|parquet)")
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _SCHEMAS = {
@@ -47,6 +47,8 @@ _SCHEMAS = {
         )]
     ),
 }  # fmt: skip
+_DEFAULTS = {name: getattr(PARTS[column.part](), column.field) for name, column in CONFIGURED.items()}
+"""Values of trials' fields in rows that were stored before there was the field."""
 _KEYS = {"runs": ("trial_id", "status"), "curves": ("trial_id", "split", "step")}
 """Columns of a table with a value in every row."""
 
@@ -84,7 +86,7 @@ def decode(
     Columns of `keys` have a value in every row. `columns` to read are some of the schema, `keys` among them.
     """
     match = _PART_NAME.fullmatch(where.rpartition("/")[2])
-    if match and match[1] and match[1] != short_hash(content):
+    if match and match[1] != short_hash(content):
         raise StoreError(f"part {where} is damaged: its content does not have the checksum in its name")
     # Damaged bytes make decoders raise errors of any kind.
     with raised_as(StoreError, f"part {where} cannot be read", (Exception,)):
@@ -191,14 +193,18 @@ def read_table(
     _, parts = read_listed(folder, table, study, columns)
     schema = schema_of(table, study)
     empty = schema.empty_table() if columns is None else schema.empty_table().select(columns)
-    may_lack = table == "runs" and study is None  # columns that were added since the rows were written
+    may_lack = table == "runs" and study is None  # fields that are newer than the rows
 
     def frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
         rows = _deduplicate(pa.concat_tables([empty, *tables], promote_options="permissive"), table)
-        if may_lack and any(rows[name].null_count for name in CONFIGURED if name in rows.column_names):
+        lacking = [name for name in _DEFAULTS if name in rows.column_names and rows[name].null_count]
+        if may_lack and lacking:
             if columns is not None:
                 return read_table(folder, table, study)[[*columns]]
-            rows = _complete(rows)
+            of_trial = rows["config"].is_valid()
+            for name in lacking:
+                filled = pc.if_else(of_trial, rows[name].fill_null(_DEFAULTS[name]), rows[name])
+                rows = rows.set_column(rows.column_names.index(name), rows.field(name), filled)
         whole: pd.DataFrame = rows.to_pandas()
         return whole
 
@@ -228,22 +234,19 @@ def _deduplicate(rows: pa.Table, table: str) -> pa.Table:
     return rows.take(pa.array(order[~keys["trial_id"][order].duplicated().to_numpy()]))
 
 
-def merge(folder: Folder, table: str, study: Columns = None, names: Sequence[str] | None = None) -> None:
-    """Merge parts of a table into one; by default all of them.
+def merge(folder: Folder, table: str, study: Columns, names: Sequence[str]) -> None:
+    """Merge parts of a table into one.
 
     The new part is whole before the old ones go. A kill in between leaves rows twice, and readers take each
     once.
     """
-    is_last, names = names is None, part_names(folder, table) if names is None else names
-    if len(names) < 2:
-        return
     try:
         tables = read_parts(folder, table, names, study)
     except FileNotFoundError:
         return  # another writer merges them
     with raised_as(StoreError, f"parts of {folder}/{table} do not fit together", _MISFITS):
         rows = _deduplicate(pa.concat_tables(tables, promote_options="permissive"), table)
-    _write_part(folder, table, rows, not is_last and rows.num_rows <= _SMALL_ROWS)
+    _write_part(folder, table, rows, rows.num_rows <= _SMALL_ROWS)
     with accessed(folder, "written"):
         folder.remove(*names)
 
@@ -260,44 +263,3 @@ def merge_small(folder: Folder, table: str, study: Columns = None) -> None:
     for level in sorted(by_size):
         if len(by_size[level]) >= MERGE_EVERY:
             merge(folder, table, study, by_size[level])
-
-
-def _complete(runs: pa.Table) -> pa.Table:
-    """Fill newer columns of an earlier version's rows from their stored configuration.
-
-    The first version stored the head size at the trial's width in `head_size`; today that column holds the
-    configured one.
-    """
-    if runs["config"].null_count == len(runs):
-        return runs
-    incomplete = [name for name in CONFIGURED if runs[name].null_count]
-    configs = {part: cls() for part, cls in PARTS.items()}  # defaults of configurations without a field
-    rows = runs.select([*{*incomplete, *_COMPLETED}]).to_pylist()
-    for row in rows:
-        if row["config"] is None or None not in (row[name] for name in incomplete):
-            continue
-        parts = json.loads(row["config"])
-        if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
-            raise ValueError(f"config of a row is no table of parts: {row['config'][:40]!r}")
-        given = {name: value for part in parts.values() for name, value in part.items()}
-        if row["actual_head_size"] is None:
-            row["actual_head_size"], row["head_size"] = row["head_size"], None
-        for name in {*incomplete, "head_size"}:
-            if row[name] is None:
-                column = CONFIGURED[name]
-                row[name] = given.get(column.field, getattr(configs[column.part], column.field))
-                if type(row[name]) not in ((int, float) if column.type is float else (column.type,)):
-                    raise ValueError(f"config of a row has {column.field} {row[name]!r}")
-        row["tokens_planned"] = row["steps_planned"] * row["batch_size"] * row["sequence_length"]
-    for name in rows[0]:
-        index = runs.schema.get_field_index(name)
-        field = runs.schema.field(index)
-        runs = runs.set_column(index, field, pa.array([row[name] for row in rows], field.type))
-    return runs
-
-
-# Columns that completing a row needs or sets, beside the incomplete ones
-_COMPLETED = (
-    "config", "head_size", "actual_head_size", "tokens_planned", "steps_planned", "batch_size",
-    "sequence_length",
-)  # fmt: skip

@@ -30,7 +30,8 @@ from ray.tune.search import Searcher
 
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Search
-from mup_tpu.config.toml import stored_trial
+from mup_tpu.config.toml import from_dict
+from mup_tpu.config.trial import Trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import Folder, open_own, patiently
@@ -190,7 +191,7 @@ class SearchLog:
             return
         misfits = (ConfigError, TypeError, ValueError, AttributeError, KeyError)
         with raised_as(StoreError, f"search log {self.path} cannot be read: its base", misfits):
-            base = stored_trial(begun["base"]).to_dict()  # new fields have their defaults
+            base = from_dict(Trial, begun["base"]).to_dict()  # new fields have their defaults
         begun = begun | {"base": base}
         for name, value in identity.items():
             if begun[name] != json.loads(json.dumps(value)):

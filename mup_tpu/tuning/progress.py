@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from mup_tpu.config.columns import write
 from mup_tpu.config.sweep import Search
-from mup_tpu.config.toml import stored_trial
+from mup_tpu.config.toml import from_dict
+from mup_tpu.config.trial import Trial
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.store import Store
 from mup_tpu.training.record import count_statuses
@@ -175,7 +176,7 @@ class SearchProgress:
         self._least = math.inf
         if len(finished):
             row = finished.to_dict("records")[0]
-            self._least, values = row["loss"], stored_trial(json.loads(row["config"])).flat()
+            self._least, values = row["loss"], from_dict(Trial, json.loads(row["config"])).flat()
             self._best = f", best {self._least:.4f} ({self._words(values)})"
 
     def __enter__(self) -> Self:

@@ -26,7 +26,7 @@ from mup_tpu.analysis.prediction import Target as At
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
-from mup_tpu.config.toml import stored_trial
+from mup_tpu.config.toml import from_dict
 from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
 from mup_tpu.jobs.pack_job import describe
@@ -77,7 +77,7 @@ def _finished(results: str) -> pd.DataFrame:
 def _choice(row: Mapping[Any, Any], results: str) -> Choice:
     misfit = f"results folder {results} has a row whose config is no JSON of a trial"
     with raised_as(StoreError, misfit, (TypeError, ValueError)):
-        return Choice(stored_trial(json.loads(row["config"])), float(row["loss"]))
+        return Choice(from_dict(Trial, json.loads(row["config"])), float(row["loss"]))
 
 
 def best_trial(results: str, rule: str | None = None) -> Choice:

@@ -10,7 +10,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from mup_tpu.config import DataConfig
+from mup_tpu.config import DataConfig, Trial
 from mup_tpu.data import cache, load
 from mup_tpu.data.cache import fingerprint, load_cache
 from mup_tpu.data.corpus import is_held_out, read_documents
@@ -137,7 +137,7 @@ def test_stored_results_keep_their_fingerprints_and_trial_ids():
     """What has been run is found again: new fields of the configuration change no hash of the old ones."""
     import json
 
-    from mup_tpu.config.toml import stored_trial
+    from mup_tpu.config.toml import from_dict
     from mup_tpu.store import load_runs
 
     results = Path(__file__).parents[2] / "results"
@@ -145,7 +145,7 @@ def test_stored_results_keep_their_fingerprints_and_trial_ids():
         runs = load_runs(results / folder)
         assert set(runs["data_fingerprint"]) == {fingerprint(DataConfig())}
         for row in runs.itertuples():
-            trial = stored_trial(json.loads(row.config))
+            trial = from_dict(Trial, json.loads(row.config))
             assert trial.trial_id(row.data_fingerprint) == row.trial_id
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trainers
+from merging import merge_all
 from rich.console import Console
 
 from mup_tpu import Study, octaves
@@ -99,7 +100,7 @@ def use_store(folder):
         assert until_it_works(store.done) == {*told}
         until_it_works(store.plan, [float(k + 1)])
         until_it_works(keep_predictions, folder, [prediction(k)])
-    until_it_works(store.compact)
+    until_it_works(merge_all, store)
 
 
 @pytest.mark.parametrize("kind", CALLS)
@@ -111,7 +112,7 @@ def test_a_store_loses_and_doubles_nothing(kind, tmp_path, monkeypatch):
         assert {p.fingerprint for p in load_predictions(folder)} == {*"0123"}
         store = Store(folder, "x")
         assert store.next_purchase() == 1
-        store.compact()
+        merge_all(store)
         assert not list(folder.rglob(".partial-*")) and len(list((folder / "runs").iterdir())) == 1
 
 

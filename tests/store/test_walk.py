@@ -15,6 +15,7 @@ import trainers
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from merging import merge_all
 
 from mup_tpu import Study, octaves
 from mup_tpu.errors import StoreError
@@ -99,8 +100,8 @@ class Walk(RuleBasedStateMachine):
                 raise AssertionError("a loss is told once")
 
     @rule()
-    def compact(self):
-        Store(self.folder, self.study.space.name).compact()
+    def merge(self):
+        merge_all(Store(self.folder, self.study.space.name))
 
     @rule(scale=st.integers(1, 9))
     def plan(self, scale):
@@ -157,7 +158,7 @@ class Walk(RuleBasedStateMachine):
         if hasattr(self, "folder"):
             for trial in self.study.ask(1000, patience=1e-9):
                 self.tell(trial, False)
-            Store(self.folder, self.study.space.name).compact()
+            merge_all(Store(self.folder, self.study.space.name))
             assert load_runs(self.folder)["status"].tolist() == ["finished"] * 36
             assert not list(self.folder.rglob(".partial-*"))
 
