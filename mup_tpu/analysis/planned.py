@@ -26,7 +26,14 @@ from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.store import load_runs, results_folder
-from mup_tpu.store.header import KeptPrediction, fingerprint, read_file, write_file
+from mup_tpu.store.header import (
+    KeptPrediction,
+    fingerprint,
+    read_file,
+    require_seal,
+    sealed,
+    write_file,
+)
 
 _PER_RUN = 0.1  # Squared standard error of an optimum times runs within reach, octaves²: median of 162 sweeps
 _FLOOR = 0.04**2  # Squared standard error that no seed takes away, octaves²: the valley's unknown shape
@@ -171,7 +178,8 @@ class Planned:
         misfits = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
         with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
             values = json.loads(content)
-            return cls(
+            require_seal(values, "the plan")
+            planned = cls(
                 tuple(map(str, values["tuned"])),
                 str(values["compared"]),
                 tuple(values["follows"]),
@@ -182,9 +190,18 @@ class Planned:
                 dict(values["values"]),
                 tuple(map(str, values["derived"])),
             )
+            if not planned.tuned or not planned.follows or not planned.cells:
+                raise ValueError("the plan has no hyperparameter, size or cell")
+            for sizes in (planned.target, *(of_cell for _, of_cell in planned.cells)):
+                for name in planned.follows:
+                    if not 0 < sizes[name] < math.inf:
+                        raise ValueError(f"the plan has {name} {sizes[name]}, which is no size")
+            if not all(name in planned.follows and math.isfinite(x) for name, x in planned.fix.items()):
+                raise ValueError(f"the plan fixes {planned.fix}, which are no exponents of its sizes")
+            return planned
 
     def keep(self, folder: str) -> None:
-        write_file(results_folder(folder), FILE, json.dumps(asdict(self), indent=1).encode())
+        write_file(results_folder(folder), FILE, json.dumps(sealed(asdict(self)), indent=1).encode())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -22,7 +23,7 @@ from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_f
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table
 from mup_tpu.config.values import counted
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import holds_store, is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.header import keep_predictions, load_predictions
@@ -93,7 +94,13 @@ class Results:
         return answered(analysis, self._scores(analysis)) if is_target else analysis
 
     def _scores(self, analysis: TransferAnalysis) -> list[Score]:
-        return score(load_predictions(self.path), analysis) if self.is_folder else []
+        if not self.is_folder:
+            return []
+        try:
+            return score(load_predictions(self.path), analysis)
+        except StoreError as error:  # the verdict does not need them
+            warnings.warn(f"{error}; kept predictions are left out", stacklevel=2)
+            return []
 
     @property
     def scores(self) -> list[Score]:

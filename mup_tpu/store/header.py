@@ -271,15 +271,13 @@ class KeptPrediction:
 
 
 def _parse_prediction(entry: Any) -> KeptPrediction:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{shown(entry)} is no prediction")
     # Entries of later versions are left out.
-    prediction = from_dict(
-        KeptPrediction, {f.name: entry[f.name] for f in fields(KeptPrediction)}, "prediction"
-    )
+    given = {f.name: entry[f.name] for f in fields(KeptPrediction) if f.name in entry}
+    prediction = from_dict(KeptPrediction, given, "prediction")
     require_valid(prediction)
-    if entry.get("checksum") != _checksum(entry):
-        raise ValueError(
-            f"the prediction of {prediction.made_at} for {prediction.compared} was changed later"
-        )
+    require_seal(entry, f"the prediction of {prediction.made_at} for {prediction.compared}")
     for name, count in (("half", 2), ("interval", 2), ("loss", 3)):
         values = getattr(prediction, name)
         if values is not None and len(values) != count:
@@ -287,8 +285,17 @@ def _parse_prediction(entry: Any) -> KeptPrediction:
     return prediction
 
 
-def _checksum(entry: Mapping[str, Any]) -> str:
-    return short_hash(json.dumps({k: v for k, v in entry.items() if k != "checksum"}, sort_keys=True))
+def sealed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with the checksum of its content, which `require_seal` compares."""
+    content = {k: v for k, v in entry.items() if k != "checksum"}
+    return {**content, "checksum": short_hash(json.dumps(content, sort_keys=True))}
+
+
+def require_seal(entry: Mapping[str, Any], what: str) -> None:
+    if "checksum" not in entry:
+        raise ValueError(f"{what} has no checksum")
+    if entry["checksum"] != sealed(entry)["checksum"]:
+        raise ValueError(f"{what} was changed later")
 
 
 def fingerprint(trial_ids: Iterable[str]) -> str:
@@ -315,8 +322,7 @@ def keep_predictions(path: str | os.PathLike[str], made: Sequence[KeptPrediction
             more = [prediction for prediction in made if prediction.subject not in subjects]
             if not more:
                 return
-            entries = [asdict(prediction) for prediction in (*kept, *more)]
-            entries = [{**entry, "checksum": _checksum(entry)} for entry in entries]
+            entries = [sealed(asdict(prediction)) for prediction in (*kept, *more)]
             write_file(folder, PREDICTIONS, json.dumps(entries, indent=1).encode() + b"\n")
         if folder.is_local:
             return  # else another writer may have replaced them: look again

@@ -1,6 +1,8 @@
-"""Numbers that a plan takes from a table of one's own."""
+"""Numbers that a plan takes from a table of one's own, and plans in folders."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,7 +10,9 @@ import pytest
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.design import REACH
-from mup_tpu.analysis.planned import Assumed
+from mup_tpu.analysis.planned import FILE, Assumed, Planned
+from mup_tpu.errors import StoreError
+from mup_tpu.store.header import sealed
 
 CURVATURE = 0.08
 
@@ -29,3 +33,29 @@ def test_as_many_runs_as_a_table_has_give_the_error_that_its_optima_have():
     assert assumed.error(runs / 4) == pytest.approx(4 * assumed.error(runs))
     assert assumed.curvature == pytest.approx(CURVATURE, rel=0.3)
     assert assumed.regret(0.5) == pytest.approx(assumed.curvature / 4)
+
+
+def test_no_damaged_plan_is_read_as_another_one(tmp_path):
+    """Each bit of each twelfth byte flipped, lines left out, and contents with a checksum of their own."""
+    stored = Path(__file__).parents[2] / "results" / "prediction" / "reach_width"
+    whole, file = (stored / FILE).read_bytes(), tmp_path / FILE
+    plan, lines, values = Planned.load(str(stored)), whole.splitlines(keepends=True), json.loads(whole)
+    damaged = [b"", b"[" * 10_000, b"3", *(b"".join(lines[:k] + lines[k + 1 :]) for k in range(len(lines)))]
+    for at in range(0, len(whole), 12):
+        flipped = [bytes([whole[at] ^ 1 << bit]) for bit in range(8)]
+        damaged += [whole[:at], *(whole[:at] + byte + whole[at + 1 :] for byte in flipped)]
+    for change in (
+        {"target": {"width": -1.0}}, {"target": {"width": math.inf}}, {"target": {}}, {"tuned": []},
+        {"cells": []}, {"cells": [[{}, {}]]}, {"cells": [3]}, {"fix": {"depth": 0.0}},
+        {"fix": {"width": math.nan}}, {"follows": []}, {"rule": None, "values": 3},
+    ):  # fmt: skip
+        damaged.append(json.dumps(sealed(values | change)).encode())
+    refused = 0
+    for content in damaged:
+        file.write_bytes(content)
+        try:
+            assert Planned.load(str(tmp_path)) == plan, "a line's end or a space was changed"
+        except StoreError as error:
+            assert "plan.json cannot be read: " in str(error) and "\n" not in str(error)
+            refused += 1
+    assert refused > 0.9 * len(damaged) > 300
