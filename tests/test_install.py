@@ -1,5 +1,7 @@
 """Installing: set-up scripts, pins that must fit each other, and the environment of `pip install .`."""
 
+import functools
+import http.server
 import importlib.metadata
 import json
 import os
@@ -7,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -227,7 +230,12 @@ def test_what_pages_show_for_the_base_install_runs_in_it(base_python, tmp_path):
         (run / "wandb-summary.json").write_text(
             json.dumps({"val/loss": 3 + (octave - 1.1) ** 2 - width / 640})
         )
-    shown = (*SHOWN, ("docs/your_own_table.md", "mup-tpu analyze wandb", "best learning rate by n embd"))
+    shown = [*SHOWN, ("docs/your_own_table.md", "mup-tpu analyze wandb", "best learning rate by n embd")]
+    serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/runs.csv"
+    shown.append(("docs/your_own_table.md", f"mup-tpu analyze {url}", "μP: TRANSFERS"))
     for page, command, _ in SHOWN:
         assert command in (ROOT / page).read_text(encoding="utf-8"), f"{page} does not show {command}"
     for (_, command, part), (_, code, output) in zip(

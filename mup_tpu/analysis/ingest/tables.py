@@ -35,7 +35,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import HISTORY, RUN, power
 from mup_tpu.config import parse_number, shown
 from mup_tpu.config.values import as_number
-from mup_tpu.errors import ConfigError, TableError, reason
+from mup_tpu.errors import ConfigError, TableError, not_installed, reason
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 # Suffix of a file -> its kind
@@ -145,8 +145,8 @@ def _excel(path: str | Path) -> pd.DataFrame:
     """Read the only sheet of a workbook that holds a table, with a title above it or none."""
     try:
         sheets = pd.read_excel(path, sheet_name=None, header=None)
-    except ImportError as error:
-        raise ValueError(f"{reason(error).rstrip('.')}; or save it as CSV") from None
+    except ImportError:
+        raise ValueError(f"it {not_installed('openpyxl')}; or save it as CSV") from None
     filled: dict[Any, pd.DataFrame] = {}
     for name, sheet in sheets.items():
         cells = sheet.notna().sum(axis=1)
