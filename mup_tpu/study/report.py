@@ -189,7 +189,7 @@ class Report:
 def damaged(checkpoint: Path) -> Path | None:
     """Return a file of a checkpoint that was cut short, as its format says; None if there is none.
 
-    JSON, safetensors, and the archives of torch and numpy are recognized.
+    Recognized are our report and the Trainer's state, safetensors, and archives of torch and numpy.
     """
     files = [checkpoint] if checkpoint.is_file() else sorted(f for f in checkpoint.rglob("*") if f.is_file())
     return next((file for file in files if not _is_whole(file)), None)
@@ -199,7 +199,7 @@ def _is_whole(file: Path) -> bool:
     with file.open("rb") as opened:
         head, size = opened.read(8), file.stat().st_size
         match file.suffix:
-            case ".json":
+            case ".json" if file.name in (_RESUME, "trainer_state.json"):
                 try:
                     json.loads(file.read_bytes())
                 except (ValueError, RecursionError):
@@ -212,9 +212,9 @@ def _is_whole(file: Path) -> bool:
                 except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
                     return False
                 return size == begin + max(ends, default=0)
-            case ".pt" | ".pth" | ".ckpt" | ".npz" if not head:
-                return False
-        return not head.startswith(b"PK\x03\x04") or zipfile.is_zipfile(file)
+            case ".pt" | ".pth" | ".ckpt" | ".npz" | ".bin":
+                return head != b"" and (not head.startswith(b"PK\x03\x04") or zipfile.is_zipfile(file))
+    return True  # files that were being written often have another suffix
 
 
 def number(what: str, value: Any) -> float:
