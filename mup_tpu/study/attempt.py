@@ -390,9 +390,10 @@ class ProgramAttempt(Attempt):
         return None
 
     def _with_curve(self, outcome: Outcome) -> Outcome:
-        log = self._log
-        points, step = tuple(log.curve()), log.steps_done or 0
-        return replace(outcome, points=points, step=step, learning_rate=log.learning_rate)
+        log, points = self._log, tuple[tuple[int, float], ...]()
+        with contextlib.suppress(LossUnknown):  # it diverged before its validation told two losses apart
+            points = tuple(log.curve())
+        return replace(outcome, points=points, step=log.steps_done or 0, learning_rate=log.learning_rate)
 
 
 def _exited(pid: int) -> os.waitid_result | None:

@@ -234,6 +234,13 @@ def test_a_loss_that_stays_nan_ends_the_program(tmp_path):
     assert rows["status"].tolist() == ["diverged"]
 
 
+def test_a_program_diverges_before_its_losses_are_told_apart(tmp_path):
+    code = (
+        "for k in range(5): print(f'step {k} train loss nan')\nprint('step 5 val/a/loss 1.0 val/b/loss 2.0')"
+    )
+    assert run(tmp_path, code + "\nimport time; time.sleep(1000)")["status"].tolist() == ["diverged"]
+
+
 def test_a_program_that_fails_over_its_nan_has_diverged(tmp_path):
     rows = run(tmp_path, "print('step 1: loss 3.0'); print('step 2: loss nan'); raise SystemExit(1)")
     assert rows["status"].tolist() == ["diverged"]
