@@ -201,9 +201,13 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
                 connection.send(Failed(first_line(error)))
                 continue
             events, event = perform(job, here), None
-            while not isinstance(event, Ended):
-                event = events.send(connection.recv() if isinstance(event, Question) else None)
-                connection.send(event)
+            try:
+                while not isinstance(event, Ended):
+                    event = events.send(connection.recv() if isinstance(event, Question) else None)
+                    connection.send(event)
+            except (EOFError, ConnectionError):  # the driver has ended, in the middle of a job
+                events.close()
+                return
 
 
 @dataclass(frozen=True)

@@ -290,15 +290,16 @@ def test_nothing_that_a_program_has_started_outlives_it(how, tmp_path, patience)
         (tmp_path / "s.toml").write_text('experiment = "e"\nscale = {width = [1]}\ntune = {lr = [1.0]}\n')
         trainer = f"sh -c '{sys.executable} train.py a b {left}; true'"
         driver = subprocess.Popen(
-            [COMMAND, "sweep", "s.toml", "--trainer", trainer], cwd=tmp_path, stdout=subprocess.DEVNULL
-        )
+            [COMMAND, "sweep", "s.toml", "--trainer", trainer], cwd=tmp_path, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         while not left.exists() or "ready" not in left.read_text():
             assert driver.poll() is None
             time.sleep(0.05)
         driver.send_signal(
             {"kill -9": signal.SIGKILL, "Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}[how]
         )
-        driver.wait(60 * patience)
+        assert "Traceback" not in driver.communicate(timeout=60 * patience)[1]
     deadline = time.monotonic() + 20 * patience
     numbers = [int(word) for word in left.read_text().split()[:3]]
     assert len(numbers) == 3
