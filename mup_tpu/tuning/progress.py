@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mup_tpu.config.columns import write
 from mup_tpu.config.sweep import Search
@@ -26,65 +24,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_UNSTARTED = "waiting for a worker"
-
-
-@dataclass
-class _Running:
-    """Job on a worker."""
-
-    size: str
-    trials: int
-    began: float = field(default_factory=lambda: time.monotonic())
-    doing: str = "starting"  # preparation before the first report
-    report: Any = None
-
-    @property
-    def trained(self) -> float:
-        """Return the share of steps that are done."""
-        return min(self.report.step / self.report.steps, 1.0) if self.report and self.report.steps else 0.0
-
-    @property
-    def spent(self) -> float:
-        """Return the share of a job's time that is spent, by the report's time left, else as `trained`.
-
-        A GPU compiles for half a minute, and then trains for seconds.
-        """
-        left = getattr(getattr(self.report, "rates", None), "seconds_left", math.nan)
-        took = time.monotonic() - self.began
-        return self.trained if math.isnan(left) else took / max(took + left, 1e-9)
-
 
 class TrialProgress(Generic[T]):
-    """Number of done and diverged trials of each size, state of running ones, and time left.
+    """A bar for each size, in trials, and one for all, in their expected work.
 
-    The length of a bar is the share of steps that are done, in the last line of all work; the number beside
-    it counts stored trials. Before the first report of a size, its line names the work that goes before.
-    `size` gives a trial's point of the scale in words, `work` its time in any unit.
+    A bar's length counts steps of running trials too. `size` gives a trial's point of the scale in words,
+    `work` its time in any unit.
     """
 
     def __init__(
         self, trials: Sequence[T], size: Callable[[T], str], work: Callable[[T], float], console: Console
     ) -> None:
-        self.console, self._size, self._is_shown = console, size, console.is_terminal
-        self._work = {size(trial): work(trial) for trial in sorted(trials, key=work)}
-        self._total = Counter(map(size, trials))
-        self._ended: dict[str, Counter[str]] = {name: Counter() for name in self._work}  # by status
-        self._running: dict[Any, _Running] = {}
-        self._began = time.monotonic()
+        self.console, self._size, self._work = console, size, work
+        self._trials, self._stored = len(trials), 0
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24 if console.width >= 100 else 10),
-            TextColumn("{task.fields[stored]}", justify="right"),
+            BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(),
             console=console,
-            disable=not self._is_shown,
+            disable=not console.is_terminal,
+            speed_estimate_period=3600,
         )
+        counts = Counter(map(size, sorted(trials, key=work)))
+        self._ended: dict[str, Counter[str]] = {name: Counter() for name in counts}  # by status
         self._tasks = {
-            name: self._bars.add_task(name, total=n, stored=f"0/{n} trials", note=_UNSTARTED)
-            for name, n in ((name, self._total[name]) for name in self._work)
+            name: self._bars.add_task(name, total=n, note="waiting for a worker")
+            for name, n in counts.items()
         }
-        self._all = self._bars.add_task("all", total=1.0, stored=f"0/{len(trials)} trials", note="")
+        self._all = self._bars.add_task("all", total=sum(map(work, trials)), note=f"0/{len(trials)} trials")
+        self._shares: dict[Any, float] = {}  # share of each running job's steps that is done
 
     def __rich__(self) -> Progress:
         return self._bars
@@ -97,71 +66,43 @@ class TrialProgress(Generic[T]):
         self._bars.stop()
 
     def started(self, job: Any) -> None:
-        self._running[job] = _Running(self._size(job.trials[0]), len(job.trials))
-        self._refresh(self._running[job].size)
+        self._advance(job, 0.0, "starting")
 
     def update(self, job: Any, doing: str = "", report: Any = None) -> None:
         """Show what a job does before its first report, or a report."""
-        running = self._running[job]
-        running.doing, running.report = doing or running.doing, report or running.report
-        self._refresh(running.size)
+        if report is not None:
+            doing = type(report).note([report])
+        self._advance(job, report.step / report.steps if report is not None and report.steps else 0.0, doing)
 
     def split(self, job: Any) -> None:
-        self._refresh(self._running.pop(job).size)
+        self._advance(job, 0.0, "split")
+        del self._shares[job]
 
     def ended(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show that the trials of a job are stored."""
-        running, statuses = self._running.pop(job), count_statuses(rows)
-        self._ended[running.size] += statuses
-        self._refresh(running.size)
-        if not self._is_shown:
-            at, result = running.size, counted(sorted(statuses.items()))
+        size, statuses = self._size(job.trials[0]), count_statuses(rows)
+        self._ended[size] += statuses
+        self._stored += len(rows)
+        self._advance(job, 1.0, counted(sorted(self._ended[size].items())))
+        del self._shares[job]
+        self._bars.update(self._all, note=f"{self._stored}/{self._trials} trials")
+        if not self.console.is_terminal:
+            at, result = size, counted(sorted(statuses.items()))
             if len(rows) == 1:
                 (row,) = rows
                 at = getattr(job, "values", "") or f"{at}, seed {row['seed']}"
                 result = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
-            total, done = self._total.total(), self._done()
-            line = f"{at}: {result}; {done} of {total} trials stored, {self._time_left()} left"
+            (everything,) = (task for task in self._bars.tasks if task.id == self._all)
+            left = everything.time_remaining
+            ends = f", {write_time(left)} left" if left else ""
+            line = f"{at}: {result}; {self._stored} of {self._trials} trials stored{ends}"
             self.console.print(line, soft_wrap=True)  # Rich takes seven times as long to wrap it
 
-    def _done(self) -> int:
-        return sum(statuses.total() for statuses in self._ended.values())
-
-    def _refresh(self, size: str) -> None:
-        if not self._is_shown:  # nobody sees the bars
-            return
-        jobs = [running for running in self._running.values() if running.size == size]
-        ended, total, notes = self._ended[size], self._total[size], list[str]()
-        if ended.total() < total:
-            reports = [running.report for running in jobs if running.report is not None]
-            doing = ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
-            notes = [type(reports[0]).note(reports) if reports else doing]
-        notes += [f"{n} {status}" for status, n in sorted(ended.items()) if status != "finished"]
-        self._bars.update(
-            self._tasks[size],
-            completed=ended.total() + sum(r.trials * r.trained for r in jobs),
-            stored=f"{ended.total()}/{total} trials",
-            note=" · ".join(notes),
-        )
-        share, took = self._share_spent(), write_time(time.monotonic() - self._began)
-        self._bars.update(
-            self._all,
-            completed=share,
-            stored=f"{self._done()}/{self._total.total()} trials",
-            note=f"{took}, {self._time_left()} left" if 0 < share < 1 else took,
-        )
-
-    def _share_spent(self) -> float:
-        done = sum(ended.total() * self._work[size] for size, ended in self._ended.items())
-        done += sum(r.trials * self._work[r.size] * r.spent for r in self._running.values())
-        return done / sum(n * self._work[size] for size, n in self._total.items())
-
-    def _time_left(self) -> str | None:
-        """Estimate the time left from the share that is spent; None before any work is done."""
-        share = self._share_spent()
-        if share <= 0:
-            return None
-        return write_time((time.monotonic() - self._began) * (1 - share) / share)
+    def _advance(self, job: Any, share: float, note: str) -> None:
+        more = len(job.trials) * (share - self._shares.get(job, 0.0))
+        self._shares[job] = share
+        self._bars.update(self._tasks[self._size(job.trials[0])], advance=more, note=note)
+        self._bars.update(self._all, advance=more * self._work(job.trials[0]))
 
 
 class SearchProgress:

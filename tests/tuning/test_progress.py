@@ -3,12 +3,11 @@
 import io
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from mup_tpu.config import RunOptions, SweepOptions, Trial
+from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.jobs.driver import Finished, Preparing, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.pools import InProcess
@@ -53,27 +52,21 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
     return found
 
 
-def test_before_its_first_report_a_pack_says_what_it_waits_for(shown):
+def test_a_bar_says_what_a_pack_does_and_grows_with_its_steps(shown):
     words, line = [], 0
     for event, lines in shown:
-        if line == 0:
-            assert lines[1].rstrip().endswith("waiting for a worker") and "━" not in lines[1]
         match event:
             case Preparing():
                 assert event.doing in lines[line] and "━" not in lines[line]
                 words.append(event.doing)
             case Report():
-                assert "k tokens/s" in lines[line] and words[-1] not in lines[line]
-                assert lines[2].startswith("all ")
-                assert lines[2].rstrip().endswith(" left") or event.step == event.steps
+                assert "k tokens/s" in lines[line]
+                assert lines[line].count("━") / 24 == pytest.approx(event.step / event.steps, abs=1 / 24)
             case Finished():
+                assert "2 finished" in lines[line]
                 line += 1
-    if "importing torch" in words:  # unless another test of this process has imported it
-        assert words.pop(0) == "importing torch"
-    first, second = words[:3], words[3:]
-    for before in (first[0], second[0]):
-        assert before.startswith("reading ") and before.endswith("/corpus")
-    assert first[1:] == second[1:] == ["initialising parameters", "first steps"]
+                assert f"{2 * line}/4 trials" in lines[2]
+    assert {"initialising parameters", "first steps"} < set(words)
 
 
 def test_work_of_a_running_pack_counts_as_much_as_once_it_has_ended(shown):
@@ -84,30 +77,14 @@ def test_work_of_a_running_pack_counts_as_much_as_once_it_has_ended(shown):
     assert last == pytest.approx(ended, abs=1 / 24)
 
 
-def test_trials_count_once_they_are_stored_while_the_bar_grows_with_their_steps(shown):
-    lengths = []
-    for event, (first, *_) in shown:
-        stored = "2/2 trials" if isinstance(event, Finished) else "0/2 trials"
-        assert stored in first
-        if isinstance(event, Report):
-            lengths.append(first.count("━") / 24)
-            assert lengths[-1] == pytest.approx(event.step / event.steps, abs=1 / 24)
-        if isinstance(event, Finished):
-            break
-    assert len(lengths) == 4
-    for line, stored in zip(shown[-1][1], ("2/2", "2/2", "4/4"), strict=True):
-        assert f"{stored} trials" in line
-
-
-def test_the_time_left_is_that_of_training_and_not_of_compiling(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("mup_tpu.tuning.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
-    job = PackJob([Trial(), Trial()], RunOptions())
-    rates = SimpleNamespace(seconds_left=3.0, tokens_per_second=1e3)
-    progress = TrialProgress(job.trials, lambda t: "width 64", lambda t: 1.0, terminal())
-    progress.started(job)
-    clock.now += 30.0
-    progress.update(job, report=Report(10, 500, (2.0, 2.0), None, (0.1, 0.1), ("running",) * 2, rates))
-    with progress.console.capture() as captured:
-        progress.console.print(progress)
-    assert captured.get().splitlines()[-1].rstrip().endswith("30 s, 3 s left")
+def test_a_log_file_has_a_line_for_each_job(tiny):
+    out = io.StringIO()
+    trials = [tiny.replace(seed=seed) for seed in range(2)]
+    progress = TrialProgress(trials, lambda t: "width 32", lambda t: 1.0, Console(file=out, width=80))
+    for k, trial in enumerate(trials):
+        job = PackJob([trial], RunOptions())
+        progress.started(job)
+        progress.ended(job, [{"status": "finished", "loss": 2.5, "seed": k}])
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("width 32, seed 0: loss 2.5000; 1 of 2 trials stored")
+    assert second == "width 32, seed 1: loss 2.5000; 2 of 2 trials stored"
