@@ -1,9 +1,7 @@
 """Common mistakes that break transfer, and their costs: each is a small sweep beside correct μP.
 
-python experiments/ablations.py --until-settled --budget 10m          buys the runs that decide
-python experiments/ablations.py --names sqrt_attention warmup_0.9     runs the whole grid of two sweeps
-python experiments/ablations.py --scale 128,512,2048 --num-seeds 3 --results results/ablations_h200
-                                                                  needs an H200; more should break there
+mup-tpu sweep experiments/ablations.py:sp --results results/ablations/sp     one of the sweeps below
+mup-tpu analyze results/ablations
 
 Init and multipliers come from quickstart.py; with default ones, seeds would differ by more than mistakes
 cost.
@@ -11,7 +9,6 @@ cost.
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli.experiments import run_ablations
 from mup_tpu.config import Sweep
 
 GROWING_HEAD_SIZE = {"growing_dimension": "head_size"}
@@ -53,5 +50,4 @@ ABLATIONS = {
     )
 }
 
-if __name__ == "__main__":
-    run_ablations(ABLATIONS, __doc__)
+globals().update(ABLATIONS)  # for experiments/ablations.py:NAME

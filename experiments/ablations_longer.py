@@ -1,6 +1,6 @@
 """Mistakes of ablations.py that a short training leaves open: does a longer one show them?
 
-python experiments/ablations_longer.py --until-settled
+mup-tpu sweep experiments/ablations_longer.py --until-settled
 
 Four times the steps of ablations.py. The head size grows with the width, so that attention has a factor.
 """
@@ -9,14 +9,9 @@ import dataclasses
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(
     QUICKSTART,
     experiment="ablations_longer",
     base=QUICKSTART.base.replace(growing_dimension="head_size", steps=400),
     parametrizations=("mup", "mup_sqrt_attention", "mup_unscaled_readout", "mup_hidden_embedding"),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """At equal tokens, how does the best learning rate follow the batch size, and which rule keeps it in place?
 
-python experiments/batch_transfer.py --until-settled
+mup-tpu sweep experiments/batch_transfer.py --until-settled
 
 The base has batch size 16. Rules for the learning rate alone shift the axis, so that "none" predicts them.
 Held-out text is the same for all, and nothing is clipped, since the norm of a gradient follows its batch.
@@ -8,7 +8,6 @@ Held-out text is the same for all, and nothing is clipped, since the norm of a g
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Ladder, Sweep
 
 SEQUENCES = 4096
@@ -35,6 +34,3 @@ SWEEP = Sweep(
     learning_rates=tuple(2.0**e for e in range(-10, -3)),
     num_seeds=2,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

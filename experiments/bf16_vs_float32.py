@@ -1,6 +1,6 @@
 """Does training in bf16 move the best learning rate?
 
-PJRT_DEVICE=CPU python experiments/bf16_vs_float32.py --device xla
+PJRT_DEVICE=CPU mup-tpu sweep experiments/bf16_vs_float32.py --device xla
 
 A shorter lr_transfer.py, once in float32 and once in bf16 (matrix products in bfloat16; weights, optimizer
 state, softmax and loss in float32), on the same batches from the same weights. XLA's CPU client multiplies as
@@ -9,7 +9,6 @@ a TPU does, by float32 sums of bfloat16 products, and needs no bfloat16 instruct
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(
@@ -20,6 +19,3 @@ SWEEP = Sweep(
     learning_rates=tuple(2.0**e for e in range(-10, -3)),
     num_seeds=2,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

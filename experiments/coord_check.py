@@ -1,10 +1,9 @@
 """The coordinate check of AdamW and SGD, with tied and untied readout: no layer may grow with width in μP.
 
 python experiments/coord_check.py                    widths 64 to 2048; stored points are not measured again
-python experiments/coord_check.py --scale 64,128,256
 """
 
-from mup_tpu.cli.experiments import run_coord_checks
+from mup_tpu.cli.check import coord_checks
 from mup_tpu.config import Axis, Trial
 
 BASE = Trial().replace(depth=2, head_size=32, base_width=64, sequence_length=128, batch_size=4)
@@ -21,4 +20,4 @@ TRIALS = [
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024, 2048))
 
 if __name__ == "__main__":
-    run_coord_checks(TRIALS, __doc__, WIDTHS)
+    coord_checks(None, TRIALS, WIDTHS)

@@ -1,13 +1,12 @@
 """Does the best weight decay of a narrow GPT-2 stay the best of a wide one, and under which rule?
 
-python experiments/decay_transfer.py --until-settled
+mup-tpu sweep experiments/decay_transfer.py --until-settled
 
 In μP at its best learning rate. At one batch size and length, a constant timescale is the rule "linear".
 """
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(
@@ -24,6 +23,3 @@ SWEEP = Sweep(
     tune=Axis("weight_decay", tuple(2.0**e for e in range(-5, 2))),
     num_seeds=2,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """Does the best learning rate of a shallow GPT-2 stay the best of a deep one, in μP and in CompleteP?
 
-python experiments/depth_transfer.py --until-settled
+mup-tpu sweep experiments/depth_transfer.py --until-settled
 
 At the base width SP is μP, so that one run stands for both. Trials see 1.5 million tokens: at a tenth, all
 rules look alike and deeper is worse. Init and multipliers come from lr_transfer.py.
@@ -8,7 +8,6 @@ rules look alike and deeper is worse. Init and multipliers come from lr_transfer
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(
@@ -25,6 +24,3 @@ SWEEP = Sweep(
     learning_rates=tuple(2.0**e for e in range(-10, -4)),
     num_seeds=2,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

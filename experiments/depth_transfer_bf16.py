@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from depth_transfer import SWEEP as FLOAT32
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = replace(
@@ -20,6 +19,3 @@ SWEEP = replace(
     learning_rates=tuple(2.0**e for e in range(-8, -4)),
     num_seeds=1,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

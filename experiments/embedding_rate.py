@@ -1,6 +1,6 @@
 """Does μP gain over SP by the learning rate of embeddings? Two more rules on the grid of quickstart.py.
 
-python experiments/embedding_rate.py --until-settled
+mup-tpu sweep experiments/embedding_rate.py --until-settled
 
 "sp_embedding" is SP with embeddings that learn m times faster; "completedp", along the width, is μP with ε/m.
 """
@@ -9,11 +9,6 @@ import dataclasses
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(
     QUICKSTART, experiment="embedding_rate", parametrizations=("sp_embedding", "completedp")
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,7 +1,7 @@
 """The main job in minutes: GPT-2 of four widths in SP and in μP, at several learning rates, on real text.
 
-python experiments/first_sweep.py --until-settled     buys runs until both verdicts are settled
-python experiments/first_sweep.py                     runs the whole grid
+mup-tpu sweep experiments/first_sweep.py --until-settled     buys runs until both verdicts are settled
+mup-tpu sweep experiments/first_sweep.py                     runs the whole grid
 
 SP is as people train it: one σ and one rate, GPT-2's smaller last layers of branches, warm-up, cosine, weight
 decay. GPT-2's σ = 0.02 is what torch's 0.58/√fan_in gives at width 768; 0.05 is that of width 128, where both
@@ -9,9 +9,6 @@ rules are one here. Each trial sees 102,400 bytes of text: enough to see the opt
 wider is better, not to train a good model.
 """
 
-from dataclasses import replace
-
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep, Trial
 
 SWEEP = Sweep(
@@ -32,6 +29,3 @@ SWEEP = Sweep(
     learning_rates=tuple(2.0**e for e in range(-12, -4)),
     num_seeds=2,
 )
-
-if __name__ == "__main__":  # a new folder takes the device's precision
-    run_experiment(replace(SWEEP, base=SWEEP.base.replace(precision="auto")), __doc__)

@@ -1,6 +1,6 @@
 """Does the best angle of AdamH's steps follow the length of training as AdamW's learning rate does?
 
-python experiments/horizon_adamh.py
+mup-tpu sweep experiments/horizon_adamh.py
 
 AdamH keeps the norm of each hidden matrix, so that its rate is the effective one. Two papers predict how the
 best angle follows the tokens: as tokens^-0.32 (2603.28743, for Muon's steps), and without the bend of AdamW's
@@ -12,7 +12,6 @@ import dataclasses
 
 from horizon_transfer import SWEEP as ADAMW
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(
@@ -24,6 +23,3 @@ SWEEP = dataclasses.replace(
     learning_rates=tuple(2.0**e for e in range(-8, -2)),
     num_seeds=1,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

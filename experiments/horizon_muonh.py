@@ -1,6 +1,6 @@
 """Does the best angle of MuonH's steps fall with the length of training, as tokens^-0.32?
 
-python experiments/horizon_muonh.py --until-settled
+mup-tpu sweep experiments/horizon_muonh.py --until-settled
 
 2603.28743 (HyperP) predicts that exponent for MuonH. All else as in horizon_adamh.py.
 """
@@ -9,9 +9,4 @@ import dataclasses
 
 from horizon_adamh import SWEEP as ADAMH
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(ADAMH, experiment="horizon_muonh", base=ADAMH.base.replace(optimizer="muonh"))
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

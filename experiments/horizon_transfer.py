@@ -1,6 +1,6 @@
 """How does the best learning rate follow the length of training, and which rule keeps it in place?
 
-python experiments/horizon_transfer.py --until-settled
+mup-tpu sweep experiments/horizon_transfer.py --until-settled
 
 The base has 500 steps. Rules for the learning rate alone shift the axis, so that "none" predicts them.
 Nothing is clipped, as by the authors of "completedp". Shorter trainings have another answer:
@@ -9,7 +9,6 @@ horizon_transfer_short.py.
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(
@@ -29,6 +28,3 @@ SWEEP = Sweep(
     learning_rates=tuple(2.0**e for e in range(-10, -3)),
     num_seeds=2,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,7 +1,7 @@
 """Does the best angle of AdamH's steps stay the best as a GPT-2 widens, in SP and in μP?
 
-python experiments/hyperball_transfer.py
-python experiments/hyperball_transfer.py --compare optimizer=adamh,muonh     MuonH beside it, in μP
+mup-tpu sweep experiments/hyperball_transfer.py
+mup-tpu sweep experiments/hyperball_transfer.py --compare optimizer=adamh,muonh     MuonH beside it, in μP
 
 SP has no factor, as the authors of Hyperball; μP scales AdamH's learning rate by 1/√m. AdamW trains
 embeddings, norms and biases at a quarter of the rate. All else as in quickstart.py, with init and multipliers
@@ -12,8 +12,6 @@ import dataclasses
 
 from quickstart import SWEEP as QUICK
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(
     QUICK,
     experiment="hyperball_transfer",
@@ -21,6 +19,3 @@ SWEEP = dataclasses.replace(
     widths=(64, 128, 256),
     learning_rates=tuple(2.0**e for e in range(-7, -1)),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

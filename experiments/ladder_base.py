@@ -1,6 +1,6 @@
 """Learning rate and weight decay of the ladder's lowest rung, from which rules take them upwards.
 
-python experiments/ladder_base.py
+mup-tpu sweep experiments/ladder_base.py
 
 There m is 1 along every scale, so that all rules are the same: the optimum is the base of both ladders.
 """
@@ -10,7 +10,6 @@ import dataclasses
 from ladder_completedp import RUNGS
 from ladder_completedp import SWEEP as LADDER
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(
@@ -23,6 +22,3 @@ SWEEP = dataclasses.replace(
     parametrizations=None,
     learning_rates=tuple(2.0**e for e in range(-8, -2)),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """Width, depth, batch and steps grow together: does the best learning rate stay in Complete(d)P?
 
-python experiments/ladder_completedp.py --tune 2^-7,2^-6,2^-5,2^-4
+mup-tpu sweep experiments/ladder_completedp.py --tune 2^-7,2^-6,2^-5,2^-4
 
 Seven rungs of constant tokens a parameter. The last has 8 times the parameters of the first, and takes about
 60 times the FLOPs. ladder_mup.py asks the same of μP, whose rule is for the width alone. No weight decay is
@@ -9,7 +9,6 @@ better on the lowest rung (ladder_base.py).
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Ladder, Sweep
 
 RUNGS = (
@@ -39,6 +38,3 @@ SWEEP = Sweep(
     learning_rates=tuple(2.0**e for e in range(-10, -2)),
     num_seeds=2,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """Width, depth, batch and steps grow together: does the best learning rate stay in μP?
 
-python experiments/ladder_mup.py --until-settled
+mup-tpu sweep experiments/ladder_mup.py --until-settled
 
 Rungs as in ladder_completedp.py, with a rule for the width alone.
 """
@@ -9,14 +9,9 @@ import dataclasses
 
 from ladder_completedp import SWEEP as COMPLETEDP
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(
     COMPLETEDP,
     experiment="ladder_mup",
     base=COMPLETEDP.base.replace(batch_rule="none", token_rule="none"),
     parametrizations=("mup",),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """A search on the ladder's top rung in Complete(d)P: does it beat the lowest rung's optimum?
 
-python experiments/ladder_top_completedp.py --num-samples 24
+mup-tpu search experiments/ladder_top_completedp.py --num-samples 24
 """
 
 import dataclasses
@@ -8,13 +8,8 @@ import dataclasses
 from ladder_completedp import SWEEP as LADDER
 from ladder_top_mup import SEARCH as IN_MUP
 
-from mup_tpu.cli.experiments import run_search_experiment
-
 SEARCH = dataclasses.replace(
     IN_MUP,
     experiment="ladder_top_completedp",
     base=LADDER.base.replace(parametrization="completedp", **LADDER.scale_axis.points[-1]),
 )
-
-if __name__ == "__main__":
-    run_search_experiment(SEARCH, __doc__)

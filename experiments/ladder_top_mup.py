@@ -1,11 +1,10 @@
 """A search on the ladder's top rung in μP: does it beat the lowest rung's optimum?
 
-python experiments/ladder_top_mup.py --num-samples 24
+mup-tpu search experiments/ladder_top_mup.py --num-samples 24
 """
 
 from ladder_mup import SWEEP as LADDER
 
-from mup_tpu.cli.experiments import run_search_experiment
 from mup_tpu.config.sweep import Domain, Search
 
 SEARCH = Search(
@@ -16,6 +15,3 @@ SEARCH = Search(
         "weight_decay": Domain("loguniform", 0.01, 1.0),
     },
 )
-
-if __name__ == "__main__":
-    run_search_experiment(SEARCH, __doc__)

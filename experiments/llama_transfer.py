@@ -1,6 +1,6 @@
 """Does the best learning rate of a narrow Llama stay the best of a wide one, in SP and in μP?
 
-python experiments/llama_transfer.py --until-settled
+mup-tpu sweep experiments/llama_transfer.py --until-settled
 
 RMS norms, rotary positions, gated MLPs; all else as in quickstart.py, with init and multipliers of GPT-2.
 """
@@ -9,9 +9,4 @@ import dataclasses
 
 from quickstart import SWEEP as QUICK
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(QUICK, experiment="llama_transfer", base=QUICK.base.replace(architecture="llama"))
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

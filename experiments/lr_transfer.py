@@ -1,15 +1,14 @@
 """Does the best learning rate of a narrow GPT-2 stay the best of a wide one, in SP and in μP?
 
-python experiments/lr_transfer.py --scale 128     runs one width; each trial is stored as its pack finishes
-python experiments/lr_transfer.py                 runs all missing trials
-python experiments/lr_transfer.py --preset h200   the same question on one H200, 128 to 2048 in bf16
+mup-tpu sweep experiments/lr_transfer.py --scale 128     runs one width
+mup-tpu sweep experiments/lr_transfer.py                 runs all missing trials
+mup-tpu sweep experiments/lr_transfer.py:H200            the same question on one H200, 128 to 2048 in bf16
 
 Init, warm-up and multipliers come from the best trial of results/tune_small (width 64), rounded.
 """
 
 import dataclasses
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep, Trial
 
 SWEEP = Sweep(
@@ -39,6 +38,3 @@ H200 = dataclasses.replace(
     base=SWEEP.base.replace(sequence_length=512, batch_size=32, steps=1000, precision="bf16"),
     widths=(128, 256, 512, 1024, 2048),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__, H200)

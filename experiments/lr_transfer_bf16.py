@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from lr_transfer import SWEEP as FLOAT32
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = replace(
     FLOAT32,
     experiment="lr_transfer_bf16",
@@ -18,6 +16,3 @@ SWEEP = replace(
     learning_rates=tuple(2.0 ** (e / 2) for e in range(-17, -8, 2)),
     num_seeds=1,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,13 +1,11 @@
 """lr_transfer.py with untuned init and multipliers (σ = 0.06, all α = 1).
 
-python experiments/lr_transfer_untuned.py --scale 128
+mup-tpu sweep experiments/lr_transfer_untuned.py --scale 128
 """
 
 import dataclasses
 
 from lr_transfer import SWEEP as TUNED
-
-from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     TUNED,
@@ -15,6 +13,3 @@ SWEEP = dataclasses.replace(
     base=TUNED.base.replace(init_std=0.06, alpha_in=1.0, alpha_out=1.0, alpha_attn=1.0, warmup=0.2),
     learning_rates=tuple(2.0 ** (e / 2) for e in range(-21, -8)),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """Does the best learning rate of a mixture of few experts stay the best of one of many, in μP?
 
-python experiments/moe_experts.py --until-settled
+mup-tpu sweep experiments/moe_experts.py --until-settled
 
 A token goes to 2 experts of 4 to 32: the more there are, the fewer tokens each one learns from. All else as
 in moe_transfer.py, at width 64.
@@ -10,7 +10,6 @@ import dataclasses
 
 from moe_transfer import SWEEP as WIDTHS
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(
@@ -21,6 +20,3 @@ SWEEP = dataclasses.replace(
     scale=Axis("num_experts", (4, 8, 16, 32)),
     compare=Axis("parametrization", ("mup",)),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

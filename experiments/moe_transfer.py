@@ -1,6 +1,6 @@
 """Does the best learning rate of a narrow mixture of experts stay the best of a wide one, in SP and in μP?
 
-python experiments/moe_transfer.py --until-settled
+mup-tpu sweep experiments/moe_transfer.py --until-settled
 
 Each layer has 8 experts, a token goes to 2, each as wide as the model. All else as in quickstart.py, with
 init and multipliers of GPT-2.
@@ -10,14 +10,9 @@ import dataclasses
 
 from quickstart import SWEEP as QUICK
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(
     QUICK,
     experiment="moe_transfer",
     base=QUICK.base.replace(architecture="moe", head_size=16),
     widths=(32, 64, 128, 256),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """Why do Muon's best learning rates scatter over widths in μP? A factor on the rate of one part at a time.
 
-python experiments/muon_modules.py --until-settled
+mup-tpu sweep experiments/muon_modules.py --until-settled
 
 Setting of muon_transfer.py at a rate of 2^-4.5, between its best ones of widths 64 and 256. Muon trains
 hidden matrices; AdamW trains embeddings, which are the readout too, norms and biases.
@@ -10,7 +10,6 @@ import dataclasses
 
 from muon_transfer import SWEEP as MUON
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(
@@ -22,6 +21,3 @@ SWEEP = dataclasses.replace(
     tune=Axis("module_lr_factor", tuple(2.0**e for e in range(-4, 4))),
     compare=Axis("module", ("embedding", "hidden", "norm", "all")),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """Does Muon's best learning rate stay in μP, if AdamW trains its share at a sixteenth of the rate?
 
-python experiments/muon_ratio.py --until-settled
+mup-tpu sweep experiments/muon_ratio.py --until-settled
 
 muon_modules.py finds that embeddings, norms and biases learn too fast at Muon's own rate. All else as in
 muon_transfer.py.
@@ -10,7 +10,6 @@ import dataclasses
 
 from muon_transfer import SWEEP as MUON
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(
@@ -20,6 +19,3 @@ SWEEP = dataclasses.replace(
     widths=(64, 128, 256),
     compare=Axis("parametrization", ("mup",)),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,7 +1,7 @@
 """Does the best learning rate of Muon stay the best as a GPT-2 widens, in SP and in μP?
 
-python experiments/muon_transfer.py --until-settled
-python experiments/muon_transfer.py --compare muon_scale=spectral,match_rms_adamw    both scales, in μP
+mup-tpu sweep experiments/muon_transfer.py --until-settled
+mup-tpu sweep experiments/muon_transfer.py --compare muon_scale=spectral,match_rms_adamw    both scales, in μP
 
 Updates are as large as AdamW's, and μP scales them by 1/√m. AdamW trains embeddings, norms and biases at the
 same learning rate. All else as in quickstart.py, with init and multipliers of AdamW.
@@ -11,14 +11,9 @@ import dataclasses
 
 from quickstart import SWEEP as QUICK
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(
     QUICK,
     experiment="muon_transfer",
     base=QUICK.base.replace(optimizer="muon", muon_scale="match_rms_adamw"),
     widths=(64, 96, 128, 192, 256, 384),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,6 +1,6 @@
 """Does the best angle of MuonH's steps stay the best as a GPT-2 widens, in SP and in μP?
 
-python experiments/muonh_transfer.py --until-settled
+mup-tpu sweep experiments/muonh_transfer.py --until-settled
 
 2603.28743 (HyperP) trains all widths at one angle. Neither rule has a factor on it: they differ in the norms
 at init that the steps turn. All else as in hyperball_transfer.py.
@@ -10,11 +10,6 @@ import dataclasses
 
 from hyperball_transfer import SWEEP as ADAMH
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = dataclasses.replace(
     ADAMH, experiment="muonh_transfer", base=ADAMH.base.replace(optimizer="muonh"), num_seeds=1
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

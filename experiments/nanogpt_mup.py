@@ -1,7 +1,7 @@
 """A published experiment repeated on other text: nanoGPT-mup's learning-rate transfer on shakespeare_char.
 
-python experiments/nanogpt_mup.py --scale 256        runs one width
-python experiments/nanogpt_mup.py                    runs all missing trials
+mup-tpu sweep experiments/nanogpt_mup.py --scale 256        runs one width
+mup-tpu sweep experiments/nanogpt_mup.py                    runs all missing trials
 
 The setting of EleutherAI/nanoGPT-mup, mup_examples/mutransfer_lr_shakespeare_char: 2 layers, heads of 64,
 base width 256, tied readout, AdamW (β 0.9 and 0.95, weight decay 0.1, clipping at 1), a constant learning
@@ -9,12 +9,11 @@ rate, 122 iterations of 8 sequences, the training loss averaged over the run. Th
 1024 characters and widths to 2048; this one, for two CPU cores, 256 bytes and widths to 512. In full, on one
 H200:
 
-python experiments/nanogpt_mup.py --preset h200
+mup-tpu sweep experiments/nanogpt_mup.py:H200
 """
 
 import dataclasses
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep, Trial
 
 SWEEP = Sweep(
@@ -49,6 +48,3 @@ H200 = dataclasses.replace(
     learning_rates=tuple(2.0**e for e in range(-18, -6)),
     num_seeds=3,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__, H200)

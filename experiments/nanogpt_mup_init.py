@@ -1,6 +1,6 @@
 """Why does SP end better than μP at width 512 in nanogpt_mup? The same μP runs from weights twice as large.
 
-python experiments/nanogpt_mup_init.py
+mup-tpu sweep experiments/nanogpt_mup_init.py
 
 σ = 0.02 is small for such widths; SP leaves it, and μP divides it by √2.
 """
@@ -8,8 +8,6 @@ python experiments/nanogpt_mup_init.py
 import dataclasses
 
 from nanogpt_mup import SWEEP as PUBLISHED
-
-from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     PUBLISHED,
@@ -20,6 +18,3 @@ SWEEP = dataclasses.replace(
     learning_rates=tuple(2.0**e for e in range(-12, -7)),
     num_seeds=1,
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,16 +1,13 @@
 """GPT-2 of four widths in SP and in μP, with init and multipliers that are tuned for μP at width 64.
 
-python experiments/quickstart.py --until-settled     buys runs until both verdicts are settled
-python experiments/quickstart.py                     runs the whole grid
+mup-tpu sweep experiments/quickstart.py --until-settled     buys runs until both verdicts are settled
+mup-tpu sweep experiments/quickstart.py                     runs the whole grid
 
 Other experiments change one thing of it. Each trial sees 51,200 bytes of text. Init and multipliers come from
 lr_transfer.py, the longer form. SP keeps that σ at every width, which its users would not: first_sweep.py has
 SP as people train it.
 """
 
-from dataclasses import replace
-
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep, Trial
 
 SWEEP = Sweep(
@@ -33,6 +30,3 @@ SWEEP = Sweep(
     learning_rates=tuple(2.0**e for e in range(-10, -2)),
     num_seeds=2,
 )
-
-if __name__ == "__main__":  # stored rows stay in float32; a new folder takes the device's precision
-    run_experiment(replace(SWEEP, base=SWEEP.base.replace(precision="auto")), __doc__)

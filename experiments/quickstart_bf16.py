@@ -7,9 +7,4 @@ from dataclasses import replace
 
 from quickstart import SWEEP as FLOAT32
 
-from mup_tpu.cli.experiments import run_experiment
-
 SWEEP = replace(FLOAT32, experiment="quickstart_bf16", base=FLOAT32.base.replace(precision="bf16"))
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -1,14 +1,13 @@
 """The loss by width in μP at one transferred learning rate: does a law of small widths predict the largest?
 
-python experiments/scaling_law.py                   then: notebooks/03_scaling_law.ipynb
-python experiments/scaling_law.py --preset h200     widths to 2048 in bf16
+mup-tpu sweep experiments/scaling_law.py                   then: notebooks/03_scaling_law.ipynb
+mup-tpu sweep experiments/scaling_law.py:H200     widths to 2048 in bf16
 """
 
 import dataclasses
 
 from lr_transfer_untuned import SWEEP as UNTUNED
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep
 
 SWEEP = Sweep(
@@ -25,6 +24,3 @@ H200 = dataclasses.replace(
     base=SWEEP.base.replace(sequence_length=512, batch_size=32, steps=2000, precision="bf16"),
     widths=(96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__, H200)

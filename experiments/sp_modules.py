@@ -1,7 +1,7 @@
 """Which part of a GPT-2 carries SP's drift with width? A factor on the learning rate of one part at a time.
 
-python experiments/sp_modules.py --until-settled
-python experiments/sp_modules.py --compare module=hidden,all    two of them
+mup-tpu sweep experiments/sp_modules.py --until-settled
+mup-tpu sweep experiments/sp_modules.py --compare module=hidden,all    two of them
 
 Setting and SP of first_sweep.py, at its best rate of the base width, with a readout of its own. A module
 whose best factor falls with width learns too fast there; the others, at factor 1, keep SP's rate.
@@ -11,7 +11,6 @@ import dataclasses
 
 from first_sweep import SWEEP as FIRST
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(
@@ -23,6 +22,3 @@ SWEEP = dataclasses.replace(
     tune=Axis("module_lr_factor", tuple(2.0**e for e in range(-4, 4))),
     compare=Axis("module", ("embedding", "hidden", "readout", "norm", "all")),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

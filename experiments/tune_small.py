@@ -1,10 +1,9 @@
 """Search for learning rate, warm-up, init and multipliers of a narrow GPT-2 in μP, for zero-shot transfer.
 
-python experiments/tune_small.py              searches; after a stop, --resume goes on
+mup-tpu search experiments/tune_small.py              searches; after a stop, --resume goes on
 mup-tpu transfer results/tune_small --at width=256
 """
 
-from mup_tpu.cli.experiments import run_search_experiment
 from mup_tpu.config import Trial
 from mup_tpu.config.sweep import Domain, Search
 
@@ -29,6 +28,3 @@ SEARCH = Search(
         "alpha_attn": Domain("loguniform", 0.25, 4.0),
     },
 )
-
-if __name__ == "__main__":
-    run_search_experiment(SEARCH, __doc__)

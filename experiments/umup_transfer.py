@@ -1,7 +1,7 @@
 """Does u-μP's best learning rate stay as a GPT-2 widens? Embeddings learn 1/√m as fast there.
 
-python experiments/umup_transfer.py
-python experiments/umup_transfer.py --compare mup,umup     μP beside it, as in quickstart
+mup-tpu sweep experiments/umup_transfer.py
+mup-tpu sweep experiments/umup_transfer.py --compare mup,umup     μP beside it, as in quickstart
 
 All else as in quickstart.py, whose μP is the comparison; at the base width the two are one.
 """
@@ -10,7 +10,6 @@ import dataclasses
 
 from quickstart import SWEEP as QUICK
 
-from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(
@@ -20,6 +19,3 @@ SWEEP = dataclasses.replace(
     widths=(64, 128, 256),
     learning_rates=tuple(2.0**e for e in range(-8, -2)),
 )
-
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)

@@ -22,7 +22,7 @@ import pytest
 import tyro
 
 from mup_tpu import Study
-from mup_tpu.cli import COMMANDS, check, experiments, main
+from mup_tpu.cli import COMMANDS, check, main
 from mup_tpu.config.toml import kind_of, load_sweep, read_toml
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
@@ -101,15 +101,7 @@ def parsed_only(command: Callable) -> Callable:
 
 def run_experiment(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys, "argv", [path, *arguments])
-    # Stops after the command line is read and the sweep made.
-    patch.setattr(experiments, "run_and_show", lambda sweep, how: how.grid.change(sweep).trials())
-    patch.setattr(experiments, "run_either", lambda sweep, *_: sweep.trials() and {})
-    for module, name in (
-        (experiments, "show_and_judge"),
-        (experiments, "search_and_show"),
-        (check, "coord_checks"),
-    ):
-        patch.setattr(module, name, lambda *_: None)
+    patch.setattr(check, "coord_checks", lambda *_, **__: None)
     for name in ("run", "verdict"):
         patch.setattr(Study, name, lambda *_, **__: None)
     if "--check" in arguments:
@@ -139,12 +131,12 @@ def run_script(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> No
     is_script = Path(path).read_bytes().startswith(b"#!")
     assert os.access(path, os.X_OK) == is_script, f"{path} cannot be executed"
     if path == "scripts/quickstart":
-        run_experiment("experiments/first_sweep.py", arguments, patch)
+        run_ours(["sweep", "experiments/first_sweep.py", *arguments], patch)
     elif path == "scripts/tpu/cluster" and arguments:
         command, *rest = arguments
         assert f"\n{command})" in Path(path).read_text(), f"{command} is no command of {path}"
         if command == "submit" and Path(f"experiments/{rest[0]}.py").exists():
-            run_experiment(f"experiments/{rest[0]}.py", rest[1:], patch)
+            run_ours(["sweep", f"experiments/{rest[0]}.py", *rest[1:]], patch)
         elif command == "submit":
             run_ours(rest, patch)
 
@@ -220,9 +212,7 @@ def test_every_command_of_a_page_is_understood(page, parse):
         "mup-tpu analyze results/quickstart --nothing 1",
         "mup-tpu data prepare --corpus sotu",
         "python experiments/nothing.py",
-        "python experiments/lr_transfer.py --nothing",
-        "python experiments/lr_transfer.py --tune nothing=1,2",
-        "python experiments/tune_small.py --nothing",
+        "mup-tpu sweep experiments/lr_transfer.py --nothing",
         "python benchmarks/sweep.py --nothing",
         "scripts/nothing",
         "scripts/quickstart --nothing",
@@ -285,8 +275,6 @@ def test_options_that_prose_names_are_there(monkeypatch, capsys):
         assert f"\n## mup-tpu {command}\n" in reference, f"{command} is not on the page of commands"
         with pytest.raises(SystemExit):
             main([*command.split(), "--help"])
-    with pytest.raises(SystemExit):
-        run_experiment("experiments/ablations.py", ["--help"], monkeypatch)
     options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out)) | run_ray(["start", "--head"])
     for code, page in named(r"--[a-z].*"):
         missing = set(re.findall(r"(?<!\S)--[a-z][\w-]+", code)) - options

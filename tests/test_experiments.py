@@ -1,15 +1,11 @@
 """Experiments: every trial of every sweep is allowed and has a pack, and scripts run a part of their grid."""
 
-import dataclasses
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mup_tpu.cli import experiments
 from mup_tpu.config import Sweep
 from mup_tpu.store import load_runs
 from mup_tpu.training.trials import pack_key
@@ -20,7 +16,8 @@ SWEEPS = {
     f"{script}.{name}.{sweep.experiment}": sweep
     for script, names in SCRIPTS.items()
     for name, value in names.items()
-    for sweep in ([value] if isinstance(value, Sweep) else value.values() if name == "ABLATIONS" else [])
+    for sweep in [value]
+    if isinstance(value, Sweep)
 }
 
 
@@ -78,62 +75,37 @@ def test_rules_of_images_are_one_at_the_base_and_differ_beyond(architecture, opt
 ONE_TRIAL = ["--scale", "64", "--tune", "2^-8", "--num-seeds", "1", "--compare", "mup"]
 
 
-@pytest.mark.nightly
-def test_experiment_script_runs_one_width(tmp_path):
-    """The script as a user runs it, on a few trials of its own grid."""
-    command = [sys.executable, "experiments/quickstart.py", *ONE_TRIAL, "--results", tmp_path / "results"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    runs = load_runs(tmp_path / "results")
-    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "quickstart"]]
-    assert "figure: " in done.stdout
-
-
 @pytest.mark.slow
-def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capfd, monkeypatch):
-    """As it is but for the number of steps, in this process."""
-    run_experiment = experiments.run_experiment
-
-    def shortened(sweep, *others):
-        run_experiment(dataclasses.replace(sweep, base=sweep.base.replace(steps=20)), *others)
-
-    monkeypatch.setattr(experiments, "run_experiment", shortened)
-    script = str(ROOT / "experiments" / "lr_transfer.py")
-    monkeypatch.setattr(sys, "argv", [script, *ONE_TRIAL, "--results", str(tmp_path / "results")])
-    runpy.run_path(script, run_name="__main__")
+def test_a_script_s_sweep_runs_one_width_of_fewer_steps(tmp_path, outcome):
+    """A copy with fewer steps, and a neighbour that it imports."""
+    (tmp_path / "base.py").write_text("STEPS = 20\n")
+    text = (ROOT / "experiments" / "lr_transfer.py").read_text().replace("steps=500", "steps=STEPS")
+    (tmp_path / "short.py").write_text(f"from base import STEPS\n{text}")
+    code, out, err = outcome("sweep", tmp_path / "short.py", *ONE_TRIAL, "--results", tmp_path / "results")
+    assert code == 0 and "figure: " in out, err
     runs = load_runs(tmp_path / "results")
     assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "lr_transfer"]]
-    assert "figure: " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("script", "option", "value", "sentence"),
+    ("words", "sentence"),
     [
-        ("quickstart", "--scale", "100", "width 100 is not a multiple"),
+        (("sweep", "quickstart.py", "--scale", "100"), "width 100 is not a multiple"),
         (
-            "lr_transfer",
-            "--preset",
-            "tpu",
-            "preset 'tpu' is not allowed: this experiment has 'cpu' or 'h200'",
+            ("sweep", "lr_transfer.py:TPU"),
+            "lr_transfer.py has no Sweep of the name TPU; there are H200, SWEEP",
         ),
-        (
-            "ablations",
-            "--names",
-            "warmup",
-            "names: unknown key 'warmup'; the nearest known key is 'warmup_0",
-        ),
+        (("search", "lr_transfer.py"), "lr_transfer.py has no Search of the name SEARCH; there are none"),
+        (("sweep", "nothing.py"), "nothing.py cannot be read: No such file"),
     ],
 )
-def test_bad_input_is_one_sentence(script, option, value, sentence, capfd, monkeypatch):
-    path = str(ROOT / "experiments" / f"{script}.py")
-    monkeypatch.setattr(sys, "argv", [path, option, value, "--results", "/dev/null/x"])
-    with pytest.raises(SystemExit, match="^2$"):
-        runpy.run_path(path, run_name="__main__")
-    assert sentence in " ".join(capfd.readouterr().err.split())
+def test_bad_input_is_one_sentence(words, sentence, outcome):
+    command, file, *options = words
+    code, _, err = outcome(command, ROOT / "experiments" / file, *options, "--results", "/dev/null/x")
+    assert code == 2 and sentence in " ".join(err.split())
 
 
-def test_bad_input_of_a_process_has_no_traceback():
-    command = [sys.executable, "experiments/quickstart.py", "--scale", "100", "--results", "/dev/null/x"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "width 100 is not a multiple" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+def test_other_sweeps_of_a_script_have_names(outcome):
+    for name in ("lr_transfer.py:H200", "ablations.py:warmup_0.9"):
+        code, out, err = outcome("sweep", ROOT / "experiments" / name, "--dry-run")
+        assert code == 0 and name.partition(":")[2].lower() in out, err

@@ -117,10 +117,9 @@ def test_a_cluster_that_cannot_be_reached_is_a_sentence(words, costs, edited, tm
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["lr_transfer", "--scale", "64"], "python experiments/lr_transfer.py --address auto --device xla "
-         "--checkpoint-every 100 --results ~/results/lr_transfer --scale 64 2>&1"),
-        pytest.param(["coord_check"], "python experiments/coord_check.py --results ~/results/coord_check ",
-                     marks=pytest.mark.nightly),
+        (["lr_transfer", "--scale", "64"], "python -m mup_tpu sweep experiments/lr_transfer.py "
+         "--address auto --device xla --checkpoint-every 100 "
+         "--results ~/results/lr_transfer --scale 64 2>&1"),
         pytest.param(["sweep", "a.toml", "--results", "gs://b/a"], "python -m mup_tpu sweep --address auto "
                      "--device xla --checkpoint-every 100 a.toml --results gs://b/a 2>&1",
                      marks=pytest.mark.nightly),

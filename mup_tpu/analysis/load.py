@@ -204,12 +204,12 @@ def load_table(
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     experiment = str(stored["experiment"].iloc[0])
     script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
-    preset = " --preset h200" if experiment.endswith("_h200") else ""
+    preset = ":H200" if experiment.endswith("_h200") else ""
     is_ours = (Path(__file__).parents[2] / script).exists()
     table = replace(
         table,
         notes=(*table.notes, *notes),
-        command=f"python {script}{preset} --results {str(path).rstrip('/')}" if is_ours else None,
+        command=f"mup-tpu sweep {script}{preset} --results {str(path).rstrip('/')}" if is_ours else None,
         history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY],
         stored=stored,
         planned=planned,

@@ -63,7 +63,6 @@ COMMANDS = {
     "check": ("check", "Check that no layer's activations or updates grow with the scale."),
     "doctor": ("doctor", "Report packages, devices and folders, with a remedy for each problem."),
     "data prepare": ("data", "Write a corpus as tokenised shards that training streams."),
-    "data inspect": ("data", "Describe a corpus or prepared shards, and show held-out text."),
 }
 
 _DESCRIPTION = "Tune a narrow model, check that the optimum transfers, and train the wide model once."

@@ -17,7 +17,7 @@ from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files
 from mup_tpu.errors import CheckFailed, ConfigError, not_installed, reason
 from mup_tpu.files import Folder, cache_root, check_names
 from mup_tpu.internals.processes import cores
-from mup_tpu.jobs.this_machine import find_cluster, gpus_of_the_machine
+from mup_tpu.jobs.this_machine import gpus_of_the_machine
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_tpu", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup",
@@ -72,7 +72,7 @@ def doctor(results: FolderName | None = None, tpu: str | None = None) -> None:
 
 
 def examine(results: str = "results") -> Iterator[Finding]:
-    """Look at packages, machine, devices, Ray, text and folders, in that order."""
+    """Look at packages, machine, devices and folders, in that order."""
     versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -93,9 +93,7 @@ def examine(results: str = "results") -> Iterator[Finding]:
         state = f"{state}, {how}"
     yield Finding("machine", state)
     yield check_cuda()
-    yield from check_tpu(tpu_device_files(), dict(os.environ))
-    yield check_ray()
-    yield check_hub()
+    yield check_tpu(len(tpu_device_files()), os.environ.get("PJRT_DEVICE"))
     yield check_folder("results folder", results)
     try:
         yield check_folder("cache folder", str(cache_root()))
@@ -136,35 +134,14 @@ def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
         )
 
 
-def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Finding]:
-    """Report TPU chips, their processes, and the environment for torch_xla and Ray."""
-    pjrt = environment.get("PJRT_DEVICE")
+def check_tpu(chips: int, pjrt: str | None) -> Finding:
+    """Report TPU chips, and whether PJRT_DEVICE lets torch_xla use them."""
     problem = ""  # without PJRT_DEVICE, torch_xla looks for chips itself
     if chips and pjrt not in ("TPU", None):
-        problem = f"PJRT_DEVICE={pjrt} hides {len(chips)} TPU chips; export PJRT_DEVICE=TPU"
+        problem = f"PJRT_DEVICE={pjrt} hides {chips} TPU chips; export PJRT_DEVICE=TPU"
     elif not chips and pjrt == "TPU":
         problem = "PJRT_DEVICE=TPU, but there is no TPU chip here; on a machine without, PJRT_DEVICE=CPU"
-    yield Finding("TPU chips", f"{len(chips)}, PJRT_DEVICE {pjrt or 'not set'}", problem)
-    for chip in chips:
-        holder = process_that_has_open(chip)
-        if holder is not None:
-            yield Finding(
-                str(chip), f"open in process {holder}", f"{chip} is held by process {holder}; end that first"
-            )
-    settings = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("TPU_")]
-    if settings:
-        yield Finding("TPU environment", " ".join(settings))
-
-
-def process_that_has_open(device: Path) -> int | None:
-    """Return the process that has a device file open; None without one, or if this user may not see it."""
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if link.readlink() == device and int(link.parts[2]) != os.getpid():
-                return int(link.parts[2])
-        except OSError:
-            continue
-    return None
+    return Finding("TPU chips", f"{chips}, PJRT_DEVICE {pjrt or 'not set'}", problem)
 
 
 def check_folder(subject: str, folder: str) -> Finding:
@@ -213,29 +190,3 @@ def check_cuda() -> Finding:
     lacking = compiler_lacks()
     slow = f"steps on GPUs are not compiled, and slower, without {lacking}; install it"
     return Finding("CUDA", ", ".join(names), note=slow if lacking else "")
-
-
-def check_ray() -> Finding:
-    given = os.environ.get("RAY_ADDRESS")
-    try:
-        return Finding("Ray cluster", f"{find_cluster('auto')} accepts connections")
-    except ConfigError as error:
-        if given:
-            remedy = f"{error}; unset RAY_ADDRESS, or start it: ray start --head"
-            return Finding("Ray cluster", given, remedy)
-        return Finding("Ray cluster", "none running here; a sweep starts one of its own")
-
-
-def check_hub() -> Finding:
-    try:
-        from mup_tpu.data.corpus import INSTEAD_OF_HUB, hub_answers, hub_is_off
-    except ModuleNotFoundError as error:
-        return Finding("Hugging Face hub", f"not looked for, as {error.name} is not installed")
-
-    if hub_is_off():
-        return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {INSTEAD_OF_HUB}")
-    if not hub_answers():
-        return Finding(
-            "Hugging Face hub", "no answer", note=f"the hub is unreachable from here; {INSTEAD_OF_HUB}"
-        )
-    return Finding("Hugging Face hub", "answers")

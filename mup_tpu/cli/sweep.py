@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import runpy
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -22,7 +24,9 @@ from mup_tpu.config.options import File, Folder, SearchOptions
 from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
 from mup_tpu.config.values import counted, write_time
-from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
+from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed, raised_as
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ def sweep(
     """Run the missing trials of a sweep.
 
     Args:
-        file: TOML file, as `mup-tpu init` writes one: experiment, scale, tune, compare, num_seeds, and the
+        file: Script with a SWEEP, as experiments/quickstart.py; FILE.py:NAME is another sweep of it. Or a
+            TOML file, as `mup-tpu init` writes one: experiment, scale, tune, compare, num_seeds, and the
             shared trial under [base.model], [base.data], [base.optimizer], [base.train]. [[ladder]] tables
             are a scale of several fields that grow together. With trainer or [settings] it is a study of
             your own training (`mup-tpu init study`).
@@ -102,7 +107,7 @@ def sweep(
             shorter ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
         study: Options of a study.
     """
-    values = read_toml(file)
+    values = {} if is_script(file) else read_toml(file)
     target = values.get("target")
     if target is not None:  # of a plan, whose runs are bought size after size
         how = replace(how, until=replace(how.until, until_settled=True))
@@ -113,7 +118,7 @@ def sweep(
         return
     if study != StudyOptions():
         raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
-    loaded = load_sweep(file)
+    loaded = read_script(file, "SWEEP", Sweep) if is_script(file) else load_sweep(file)
     if target is not None and not how.dry.dry_run:
         from mup_tpu.store import StoredAxes
         from mup_tpu.tuning.plan import planned_of
@@ -121,6 +126,26 @@ def sweep(
         planned = planned_of(target, loaded.scale_axis.points, loaded.base, {}, StoredAxes.of(loaded))
         planned.keep(how.results or f"results/{loaded.experiment}")
     run_and_show(loaded, how, continue_to)
+
+
+def is_script(file: Path) -> bool:
+    return file.suffix.partition(":")[0] == ".py"
+
+
+def read_script(file: Path, name: str, kind: type[T]) -> T:
+    """Run a script and return its sweep or search; FILE.py:NAME has another name."""
+    path, _, given = str(file).partition(".py:")
+    path, name = (f"{path}.py", given) if given else (path, name)
+    sys.path.insert(0, str(Path(path).parent))  # scripts import each other
+    try:
+        with raised_as(ConfigError, f"script {path} cannot be read"):
+            values = runpy.run_path(path)
+    finally:
+        del sys.path[0]
+    if not isinstance(value := values.get(name), kind):
+        there = ", ".join(sorted(n for n, value in values.items() if isinstance(value, kind))) or "none"
+        raise ConfigError(f"script {path} has no {kind.__name__} of the name {name}; there are {there}")
+    return value
 
 
 def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
@@ -283,13 +308,14 @@ def search(file: Annotated[File, tyro.conf.Positional], how: SearchRun = SearchR
     Every trial is stored.
 
     Args:
-        file: TOML file: experiment, the shared trial under [base.model] and so on, and [space.NAME] tables
-            with kind (loguniform, uniform, choice), low and high, or values.
+        file: Script with a SEARCH; or a TOML file: experiment, the shared trial under [base.model] and so on,
+            and [space.NAME] tables with kind (loguniform, uniform, choice), low and high, or values.
         how: How the search is run.
     """
     from mup_tpu.config.toml import load_search
 
-    search_and_show(load_search(file), how, f"mup-tpu search {file}")
+    loaded = read_script(file, "SEARCH", Search) if is_script(file) else load_search(file)
+    search_and_show(loaded, how, f"mup-tpu search {file}")
 
 
 def search_and_show(search: Search, how: SearchRun, command: str) -> None:

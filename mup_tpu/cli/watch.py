@@ -1,34 +1,29 @@
-"""The command watch: a results folder as it fills, on the terminal and as a page that reloads itself."""
+"""The command watch: a results folder as it fills."""
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import math
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.cli.console import Console, to_json, write_file
-from mup_tpu.config.columns import Table
-from mup_tpu.config.options import File, Where
+from mup_tpu.cli.console import Console, to_json
+from mup_tpu.config.options import Where
 from mup_tpu.config.values import counted, parse_seconds, write_time
 from mup_tpu.errors import MupTpuError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mup_tpu.analysis.surface import JointAnalysis
-    from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+    from mup_tpu.cli.results import Results
 
 _RECENT = 20  # rows whose times give the time left
 _RUNNING, _FAILURES = 8, 4  # lines shown of each
 
 
-def watch(
-    folder: Where, every: str = "5s", once: bool = False, html: File | None = None, json: bool = False
-) -> None:
-    """Show a results folder as it fills: optima, time left, failures.
+def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = False) -> None:
+    """Show a results folder as it fills: what analyze shows, time left, failures.
 
     It reads the folder alone, so the runs may be anywhere: in another process, on a cluster, in a bucket. It
     ends with Ctrl-C, or when a study's grid is complete.
@@ -37,61 +32,32 @@ def watch(
         folder: Results folder of a sweep or study, or its fsspec URL. It need not exist yet.
         every: Time between two looks, as 5s or 1m.
         once: Look once.
-        html: Also write a page that reloads itself.
         json: Print a JSON object for each look, for machines.
     """
-    from html import escape
-
-    import rich.console
-    from rich.console import Group
-    from rich.live import Live
-
     pause, console, watched = parse_seconds("every", every), Console(), Watched(folder)
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not (once or json) else None
-    if live is not None:
-        live.start()
-    try:
-        while True:
-            if is_new := watched.look():
-                if json:
-                    console.write(to_json(watched.state()))
-                elif live is not None:
-                    live.update(Group(*watched.view()), refresh=True)
-                else:
-                    for part in watched.view():
-                        console.print(part)
-            if html is not None and is_new:
-                text = io.StringIO()
-                page = rich.console.Console(file=text, width=110, markup=False, emoji=False, highlight=False)
-                for part in watched.view():
-                    page.print(part)
-                head = (
-                    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" '
-                    f'content="{max(1, round(pause))}"><title>{escape(folder)}</title>'
-                )
-                write_file(f"page {html}", html, f"{head}<pre>{escape(text.getvalue())}</pre>\n")
-            if once or watched.is_complete:
-                break
-            time.sleep(pause)
-    finally:
-        if live is not None:
-            live.stop()
+    while True:
+        if watched.look():
+            if json:
+                console.write(to_json(watched.state()))
+            else:
+                if not once:
+                    console.clear()  # of a terminal; elsewhere nothing is written
+                watched.show(console)
+        if once or watched.is_complete:
+            break
+        time.sleep(pause)
 
 
 class Watched:
-    """A results folder, and its optima at the first look that had them."""
+    """A results folder as it was at the last look."""
 
     def __init__(self, path: str) -> None:
         from mup_tpu.store import results_folder
 
         self.path, self._folder = path, results_folder(path)
         self._seen: Any = None
-        self._first: dict[tuple[str, float], float] = {}
-        """Width of an optimum's first interval, in octaves, by rule and scale."""
         self.runs: pd.DataFrame | None = None
-        self.analysis: TransferAnalysis | None = None
-        self.joint: JointAnalysis | None = None  # of several tuned hyperparameters, in its place
-        self.why_not, self.total, self.replaced = "no run is stored yet", 0, ""
+        self.total, self.replaced = 0, ""
         self._grid = set[str]()  # ids of a study's trials
         self.running: list[tuple[str, str]] = []
 
@@ -101,8 +67,6 @@ class Watched:
 
     def look(self) -> bool:
         """Read the folder; return whether something has changed since the last look."""
-        from mup_tpu.analysis import analyze, analyze_jointly, load_table
-        from mup_tpu.analysis.load import tuned_together
         from mup_tpu.store import load_runs
         from mup_tpu.store.tables import part_names
 
@@ -113,25 +77,12 @@ class Watched:
             return bool(before != self._seen)
         runs = load_runs(self.path) if parts else None
         if self.runs is not None and (runs is None or not {*self.runs["trial_id"]} <= {*runs["trial_id"]}):
-            self._first.clear()
             self.replaced = "the runs that were shown before are gone: the folder was removed or replaced"
-        self.runs, self.analysis, self.joint, self.why_not = runs, None, None, "no run is stored yet"
+        self.runs = runs
         if self.runs is None:
             return True
         if not self._grid.issuperset(self.runs["trial_id"]):  # bought where they decide
             self.total = 0
-        self.why_not = ""
-        try:
-            if tuned_together(self.path):
-                self.joint = analyze_jointly(self.path)
-            else:
-                self.analysis = analyze(load_table(self.path, rows=self.runs))
-        except MupTpuError as error:
-            self.why_not = str(error)
-        for result in self.analysis.results if self.analysis else ():
-            for optimum in result.optima:
-                if math.isfinite(width := optimum.high - optimum.low):
-                    self._first.setdefault((result.compared, optimum.scale), width)
         return True
 
     def _running_trials(self) -> list[tuple[str, str]]:
@@ -177,67 +128,47 @@ class Watched:
             return math.nan
         return left * (times[-1] - times[0]) / (len(times) - 1)
 
+    @property
+    def results(self) -> Results:
+        from mup_tpu.cli.results import open_results
+        from mup_tpu.cli.table import TableOptions
+
+        return open_results(self.path, TableOptions())
+
     def state(self) -> dict[str, Any]:
-        """Return the look as plain values."""
-        statuses = {} if self.runs is None else self.runs["status"].value_counts().to_dict()
-        results = [] if self.analysis is None else self.analysis.to_dict()["results"]
-        optima = {one["parametrization"]: one["optima"] for one in results}
-        left = self.time_left()
+        """Return the look as plain values; analysis is None before an optimum is known."""
+        analysis, left = None, self.time_left()
+        with contextlib.suppress(MupTpuError):
+            analysis = None if self.runs is None else self.results.to_dict()
         return {
-            "statuses": statuses, "trials": self.total or None, "running": dict(self.running),
-            "seconds_left": None if math.isnan(left) else left, "optima": optima,
-            "verdicts": {one["parametrization"]: one["verdict"]["verdict"] for one in results},
-        } | ({} if self.joint is None else {"together": self.joint.to_dict()})  # fmt: skip
+            "statuses": {} if self.runs is None else self.runs["status"].value_counts().to_dict(),
+            "trials": self.total or None,
+            "running": dict(self.running),
+            "seconds_left": None if math.isnan(left) else left,
+            "analysis": analysis,
+        }
 
-    def view(self) -> Sequence[str | Table]:
-        """Return lines and tables for people."""
-        from mup_tpu.words import surfaces, verdicts
-
-        gone = [self.replaced] if self.replaced else []
+    def show(self, console: Console) -> None:
+        """Print the state for people."""
+        if self.replaced:
+            console.print(self.replaced)
         if self.runs is None:
-            return [*gone, f"{self.path}: {self.why_not}", *self._running_lines()]
-        counts = counted(self.runs["status"].value_counts().items())
-        of, left = f" of {self.total}" if self.total else "", self.time_left()
-        title = f"{self.path}: {len(self.runs)}{of} trials stored ({counts})"
-        parts: list[str | Table] = [
-            *gone,
-            title if math.isnan(left) else f"{title}; about {write_time(left)} left",
-        ]
-        if self.joint is not None:
-            parts += surfaces.lines(self.joint)
-        elif self.analysis is None:
-            best = self.runs["loss"].min()
-            parts += [f"best loss so far: {best:.4f}"] if math.isfinite(best) else []
-            parts += [f"no optimum yet: {self.why_not}"]
+            console.print(f"{self.path}: no run is stored yet")
         else:
-            parts += [self._optima_table(result) for result in self.analysis.results]
-            parts += [verdicts.verdict(result, self.analysis) for result in self.analysis.results]
-        failed = self.runs[self.runs["status"] == "failed"]
-        reasons = failed["reason"].dropna().astype(str).value_counts()
-        parts += [f"failed ({count} ×): {why}" for why, count in reasons.head(_FAILURES).items()]
-        return [*parts, *self._running_lines()]
-
-    def _running_lines(self) -> list[str]:
-        lines = [f"running: {trial}: {doing}" for trial, doing in self.running[:_RUNNING]]
-        return lines + ([f"and {more} more"] if (more := len(self.running) - _RUNNING) > 0 else [])
-
-    def _optima_table(self, result: TransferResult) -> Table:
-        from mup_tpu.config.columns import label
-        from mup_tpu.words.names import name
-        from mup_tpu.words.tables import optima_table
-
-        assert self.analysis is not None
-        table = optima_table(result, self.analysis.columns, "")
-        rows = []
-        for row, optimum in zip(table.rows, result.optima, strict=True):
-            curve = next((c for c in result.curves if c.scale == optimum.scale), None)
-            runs = "-" if curve is None else str(int(curve.count_G.sum()))
-            first = self._first.get((result.compared, optimum.scale), math.nan)
-            width = optimum.high - optimum.low
-            narrows = f"{first:.2f} → {width:.2f}" if math.isfinite(width) else "-"
-            best = f"2^{optimum.best_x:.1f}" if math.isfinite(optimum.best_x) else "-"
-            at = f"2^{optimum.x:.2f}" if optimum.is_bracketed else "-"
-            rows.append((row[0], runs, best, at, *row[2:4], narrows))
-        headings = (*table.headings[:1], "runs", "best run", *table.headings[1:4], "width, octaves")
-        rule, tuned = name(result.compared, self.analysis.compares), label(self.analysis.hyperparameter)
-        return Table(headings, rows, f"{rule}: best {tuned}")
+            counts = counted(self.runs["status"].value_counts().items())
+            of, left = f" of {self.total}" if self.total else "", self.time_left()
+            title = f"{self.path}: {len(self.runs)}{of} trials stored ({counts})"
+            console.print(title if math.isnan(left) else f"{title}; about {write_time(left)} left")
+            try:
+                self.results.show(console)
+            except MupTpuError as error:
+                best = self.runs["loss"].min()
+                so_far = f"best loss so far: {best:.4f}; " if math.isfinite(best) else ""
+                console.print(f"{so_far}no optimum yet: {error}")
+            failed = self.runs[self.runs["status"] == "failed"]
+            for why, count in failed["reason"].dropna().astype(str).value_counts().head(_FAILURES).items():
+                console.print(f"failed ({count} ×): {why}")
+        for trial, doing in self.running[:_RUNNING]:
+            console.print(f"running: {trial}: {doing}")
+        if (more := len(self.running) - _RUNNING) > 0:
+            console.print(f"and {more} more")

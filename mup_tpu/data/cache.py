@@ -41,8 +41,6 @@ TOKENIZER_FILE = "tokenizer.json"
 # Size of the local files of a corpus up to which all their bytes are hashed in each command
 HASHED_BYTES = 2**26
 
-_SAMPLE = 256, 2**16  # blocks that are hashed of a larger corpus, about, and the bytes of each
-
 # Characters of the documents that are tokenised together, about; a kill loses no more
 CHUNK_CHARACTERS = 2**22
 
@@ -61,8 +59,8 @@ def fingerprint(config: DataConfig, progress: bool = False) -> str:
     """Return the name of the tokens: 16 hex digits of text, tokenizer and split, wherever the text lies.
 
     The whole text must be read, so the cache is made on the way, and the answer is kept beside it. Local
-    files are known again by path, size, time of change and content (all of it up to HASHED_BYTES, else a
-    sample), a data set of the hub by its name.
+    files are known again by path, size, time of change and, up to HASHED_BYTES, content; a data set of the
+    hub by its name.
     """
     return _known(config) or _build(config, progress)
 
@@ -242,18 +240,13 @@ def _stats(files: list[Path]) -> list[tuple[str, int, int]]:
 
 
 def _content(files: list[Path]) -> str:
-    """Hash files: all their bytes, or of a large text blocks of each file, at equal distances.
+    """Hash the bytes of files, unless they are large.
 
     A text whose size and time of change are kept (rsync --times, a restored backup) is another text.
     """
-    sizes = {file: file.stat().st_size for file in files}
-    total, (blocks, length), digest = sum(sizes.values()), _SAMPLE, hashlib.sha256()
-    for file, size in sizes.items():
-        with raised_as(DataError, f"corpus file {file} cannot be read"), file.open("rb") as opened:
-            if total <= HASHED_BYTES:
+    digest = hashlib.sha256()
+    if sum(file.stat().st_size for file in files) <= HASHED_BYTES:
+        for file in files:
+            with raised_as(DataError, f"corpus file {file} cannot be read"), file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
-                continue
-            for place in np.linspace(0, max(0, size - length), max(1, round(blocks * size / total))):
-                opened.seek(int(place))
-                digest.update(opened.read(length))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The commands `data prepare` and `data inspect`."""
+"""The command `data prepare`."""
 
 import shutil
 
@@ -19,15 +19,6 @@ def bpe_shards(corpus, tmp_path_factory):
         "--out", str(out),
     ])  # fmt: skip
     return out
-
-
-def test_inspect_says_what_shards_and_corpora_hold(bpe_shards, corpus, outcome):
-    code, out, err = outcome("data", "inspect", "--corpus", bpe_shards, "--texts", 2)
-    assert code == 0, err
-    assert "600 different" in out and "nat/token" in out
-    code, text, err = outcome("data", "inspect", "--corpus", corpus, "--texts", 1)
-    assert code == 0, err
-    assert "256 different" in text and "shards" not in text
 
 
 def test_a_sweep_trains_on_prepared_shards(bpe_shards, corpus, tmp_path, outcome):

@@ -2,14 +2,12 @@
 
 import os
 import pwd
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from mup_tpu.cli.doctor import check_fit, check_folder, check_ray, check_tpu, examine, process_that_has_open
+from mup_tpu.cli.doctor import check_fit, check_folder, check_tpu, examine
 from mup_tpu.files import Folder
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -40,27 +38,9 @@ def test_torch_and_torch_xla_that_do_not_fit():
         (0, None, ""),
     ],
 )
-def test_tpu_chips_and_pjrt_device(chips, pjrt, sentence, tmp_path):
-    files = [tmp_path / f"accel{i}" for i in range(chips)]
-    environment = {"PJRT_DEVICE": pjrt} if pjrt else {}
-    first = next(iter(check_tpu(files, environment)))
-    assert sentence in first.problem
-    assert bool(first.problem) == bool(sentence)
-
-
-def test_a_chip_held_by_another_process_is_named(tmp_path):
-    chip = tmp_path / "accel0"
-    chip.touch()
-    program = f"file = open({str(chip)!r}); print('open', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout.readline() == "open\n"
-        assert process_that_has_open(chip) == holder.pid
-        problems = [finding.problem for finding in check_tpu([chip], {"PJRT_DEVICE": "TPU"})]
-        assert f"{chip} is held by process {holder.pid}; end that first" in problems
-        holder.communicate("\n")
-    assert process_that_has_open(chip) is None
+def test_tpu_chips_and_pjrt_device(chips, pjrt, sentence):
+    problem = check_tpu(chips, pjrt).problem
+    assert sentence in problem and bool(problem) == bool(sentence)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -84,33 +64,19 @@ def test_a_results_url_is_asked_not_taken_for_a_folder_here():
     ("environment", "code", "sentence"),
     [
         ({}, 0, "no problems"),
-        ({"HF_HUB_OFFLINE": "1"}, 0, "HF_HUB_OFFLINE is set"),
-        ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, 0, "note: the hub is unreachable"),
         ({"PJRT_DEVICE": "TPU"}, 1, "- PJRT_DEVICE=TPU, but there is no TPU chip here"),
-        ({"RAY_ADDRESS": "127.0.0.1:9"}, 1, "- no Ray cluster answers at address '127.0.0.1:9'"),
     ],
 )
 def test_the_exit_code_is_1_where_a_problem_would_stop_a_run(
     environment, code, sentence, outcome, tmp_path, monkeypatch
 ):
-    for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "PJRT_DEVICE", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("mup_tpu.cli.doctor.tpu_device_files", list)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no note of a cluster
     ended, out, err = outcome("doctor", "--results", tmp_path)
     assert ended == code and sentence in out, out + err
     assert err == ("error: problems that would stop a run: 1, with remedies above" if code else "")
-
-
-def test_a_cluster_that_has_ended_stops_no_run(tmp_path, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
-    found = check_ray()
-    assert "none running here" in found.state and not found.problem
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from mup_tpu import Study, octaves
 from mup_tpu.cli import main
+from mup_tpu.cli.console import Console
 from mup_tpu.cli.watch import Watched
 from mup_tpu.files import Folder
 from mup_tpu.store import Store
@@ -28,7 +29,7 @@ def watch(study, capsys, *words):
     return capsys.readouterr().out
 
 
-def test_a_folder_is_watched_as_it_fills(study, capsys, tmp_path):
+def test_a_folder_is_watched_as_it_fills(study, capsys):
     assert "no run is stored yet" in watch(study, capsys)
     trials = study.ask(20)
     study.tell(trials[0], failed="out of \x1b[31mmemory")
@@ -41,21 +42,18 @@ def test_a_folder_is_watched_as_it_fills(study, capsys, tmp_path):
     assert watched.look() and not watched.look(), "nothing is new at the second look"
     state = watched.state()
     assert state["statuses"] == {"finished": 18} and state["trials"] == 20 and len(state["running"]) == 2
-    assert [round(optimum["x"]) for optimum in state["optima"]["one"]] == [-6, -6]
-    before = watched.view()[1].rows[1][-1]
+    assert [round(optimum["x"]) for optimum in state["analysis"]["results"][0]["optima"]] == [-6, -6]
     for trial in trials[18:]:
         study.tell(trial, loss(trial))
     assert watched.look() and watched.is_complete and not watched.running
-    first, _, last = watched.view()[1].rows[1][-1].partition(" → ")
-    assert before == f"{first} → {first}" and float(last) > 0
     printed = json.loads(watch(study, capsys, "--json"))
-    assert printed["statuses"] == {"finished": 20} and printed["verdicts"].keys() == {"one"}
-    main(["watch", study.folder, "--html", str(tmp_path / "page.html")])  # ends: the grid is complete
-    page = (tmp_path / "page.html").read_text()
-    assert "http-equiv" in page and "best learning rate" in page and "20 of 20 trials" in page
+    assert printed["statuses"] == {"finished": 20}
+    main(["watch", study.folder])  # ends: the grid is complete
+    shown = capsys.readouterr().out
+    assert "20 of 20 trials" in shown and "best learning rate" in shown and "\x1b" not in shown
 
 
-def test_a_folder_that_was_removed_or_replaced_is_said(tmp_path):
+def test_a_folder_that_was_removed_or_replaced_is_said(tmp_path, capsys):
     def fill(rate):
         study = Study(tmp_path / "one", scale={"width": [64]}, tune={"lr": [rate]})
         study.tell(study.ask(1)[0], 2.5)
@@ -66,13 +64,14 @@ def test_a_folder_that_was_removed_or_replaced_is_said(tmp_path):
     shutil.rmtree(tmp_path / "one")
     assert watched.look() and not watched.is_complete and not watched.look()
     assert watched.state()["statuses"] == {}
-    gone, nothing = watched.view()
+    watched.show(Console())
+    gone, nothing = capsys.readouterr().out.splitlines()
     assert "are gone: the folder was removed or replaced" in gone and "no run is stored yet" in nothing
     watched = Watched(fill(0.5).folder)
     watched.look()
     shutil.rmtree(tmp_path / "one")
     fill(0.25)
-    assert watched.look() and "the folder was removed or replaced" in watched.view()[0]
+    assert watched.look() and "the folder was removed or replaced" in watched.replaced
 
 
 def test_steps_of_running_trials_are_shown_and_files_of_others_are_no_traceback(study, capsys):

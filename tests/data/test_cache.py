@@ -171,19 +171,6 @@ def test_another_text_of_the_same_size_and_time_is_tokenised_anew(folder, own_ca
     assert fingerprint(config) != before
 
 
-def test_of_a_large_text_the_last_block_is_read(own_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "HASHED_BYTES", 10_000)
-    monkeypatch.setattr(cache, "_SAMPLE", (4, 8))
-    file = tmp_path / "a.txt"
-    file.write_text("".join(f"sentence {i:05}. " for i in range(2000)))
-    config = DataConfig(corpus=str(file), validation_fraction=0.5)
-    before = fingerprint(config)
-    _change_unseen(file, b"sentence 01900", b"Sentence 01900")
-    assert fingerprint(config) == before, "the change lies between the blocks"
-    _change_unseen(file, b"1999.", b"2999.")
-    assert fingerprint(config) != before, "the last block is read"
-
-
 def test_a_corpus_that_cannot_be_read_is_named(own_cache, tmp_path, monkeypatch):
     file = tmp_path / "a.txt"
     file.write_text("text")

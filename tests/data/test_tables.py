@@ -103,7 +103,9 @@ def test_without_the_hub_a_name_is_one_sentence_after_one_connection(corpus, mon
         "HuggingFaceFW/fineweb-edu": ["--corpus", "HuggingFaceFW/fineweb-edu", "--max-documents", "9"],
         "openai-community/gpt2": ["--corpus", str(corpus), "--tokenizer", "openai-community/gpt2"],
     }
-    commands = [["data", "inspect", *options] for options in cases.values()]
+    commands = [
+        ["data", "prepare", "--out", str(tmp_path / "shards"), *options] for options in cases.values()
+    ]
     # In a process of its own, since HF_ENDPOINT and HF_HOME are read when the libraries are imported.
     code = (
         "import json, sys\nfrom mup_tpu.cli import main\nfor command in json.loads(sys.argv[1]):\n    "
