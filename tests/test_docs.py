@@ -164,7 +164,7 @@ def dispatch(words: list[str], patch: pytest.MonkeyPatch) -> None:
     program, *arguments = words
     for before, word in pairwise(words):
         if re.match(r"(experiments|benchmarks|tests|scripts)/(?!NAME)", word) and before != "--out":
-            assert Path(word).exists(), f"{word} is not there"
+            assert Path(word.partition(":")[0]).exists(), f"{word} is not there"
     if program == "mup-tpu":
         run_ours(arguments, patch)
     elif program == "python" and arguments[0].startswith("benchmarks/"):

@@ -57,7 +57,7 @@ COMMANDS = {
     "transfer": ("training", "Train a larger model with the hyperparameters of a search or sweep."),
     "ask": ("study", "Print trials of a study to run elsewhere, each trial once."),
     "tell": ("study", "Store the loss of a trial that `mup-tpu ask` printed."),
-    "watch": ("watch", "Show a results folder as it fills: optima, time left, failures."),
+    "watch": ("watch", "Show a results folder as it fills: what analyze shows, time left, failures."),
     "analyze": ("analysis", "Print the optimum of every scale, its drift and regret, and the verdict."),
     "predict": ("analysis", "Predict the optimum at a scale that was not run."),
     "check": ("check", "Check that no layer's activations or updates grow with the scale."),

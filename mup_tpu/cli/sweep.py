@@ -129,7 +129,7 @@ def sweep(
 
 
 def is_script(file: Path) -> bool:
-    return file.suffix.partition(":")[0] == ".py"
+    return ".py:" in str(file) or file.suffix == ".py"
 
 
 def read_script(file: Path, name: str, kind: type[T]) -> T:

@@ -217,3 +217,43 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome
     file.write_text(only)
     code, out, err = outcome(*run, "--results", tmp_path / "two")
     assert code == 1 and "nothing to show: table has no finished run" in out, out + err
+
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+ONE_TRIAL = ["--scale", "64", "--tune", "2^-8", "--num-seeds", "1", "--compare", "mup"]
+
+
+@pytest.mark.slow
+def test_a_script_s_sweep_runs_one_width_of_fewer_steps(tmp_path, outcome):
+    """A copy with fewer steps, and a neighbour that it imports."""
+    (tmp_path / "base.py").write_text("STEPS = 20\n")
+    text = (EXPERIMENTS / "lr_transfer.py").read_text().replace("steps=500", "steps=STEPS")
+    (tmp_path / "short.py").write_text(f"from base import STEPS\n{text}")
+    code, out, err = outcome("sweep", tmp_path / "short.py", *ONE_TRIAL, "--results", tmp_path / "results")
+    assert code == 0 and "figure: " in out, err
+    runs = load_runs(tmp_path / "results")
+    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "lr_transfer"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("sweep", "quickstart.py", "--scale", "100"), "width 100 is not a multiple"),
+        (
+            ("sweep", "lr_transfer.py:TPU"),
+            "lr_transfer.py has no Sweep of the name TPU; there are H200, SWEEP",
+        ),
+        (("search", "lr_transfer.py"), "lr_transfer.py has no Search of the name SEARCH; there are none"),
+        (("sweep", "nothing.py"), "nothing.py cannot be read: No such file"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, sentence, outcome):
+    command, file, *options = words
+    code, _, err = outcome(command, EXPERIMENTS / file, *options, "--results", "/dev/null/x")
+    assert code == 2 and sentence in " ".join(err.split())
+
+
+def test_other_sweeps_of_a_script_have_names(outcome):
+    for name in ("lr_transfer.py:H200", "ablations.py:warmup_0.9"):
+        code, out, err = outcome("sweep", EXPERIMENTS / name, "--dry-run")
+        assert code == 0 and name.partition(":")[2].lower() in out, err

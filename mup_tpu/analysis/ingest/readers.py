@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import json
 import logging
-import math
 import os
 import re
 import sqlite3
@@ -129,21 +128,6 @@ def is_log(head: bytes) -> bool:
     return bool(log.curves()) and not any("loss" in known and known & {*AXES} for known in heads)
 
 
-def wandb_dump(file: Path) -> pd.DataFrame:
-    """Read a run of W&B as JSON: `config`, and `summary` (whose numbers are no settings) or `history`."""
-    run = json.loads(_text(file))
-    if not isinstance(run, dict) or not isinstance(run.get("config"), dict):
-        return pd.DataFrame()
-    history, summary = run.get("history"), run.get("summary") or {}
-    metrics = history if isinstance(history, list) and history else [summary]
-    if summary.get("_step", 0) > metrics[-1].get("_step", math.inf):  # a sampled history lacks the end
-        metrics = [*metrics, summary]
-    state = {"State": run["state"]} if "state" in run else {}
-    return pd.json_normalize(
-        [{"config": _wandb_config(run["config"]), **state, **row} for row in metrics], sep="/"
-    )
-
-
 def is_tune_result(head: bytes) -> bool:
     """Return whether result.json begins with a line of Tune, whole or torn, or is empty as after a kill."""
     first = head.partition(b"\n")[0].strip()
@@ -166,29 +150,6 @@ def _wandb_config(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in ("_wandb", "wandb_version")}
 
 
-def hydra_run(file: Path) -> pd.DataFrame:
-    """Read metrics.json of a job of Hydra's multirun, with the configuration in .hydra beside it."""
-    metrics = json.loads(_text(file))
-    rows = metrics if isinstance(metrics, list) else [metrics]
-    config = _yaml(file.parent / ".hydra" / "config.yaml")
-    return pd.json_normalize([{"config": config, **row} for row in rows], sep="/")
-
-
-def mlflow_run(file: Path) -> pd.DataFrame:
-    """Read a run in MLflow's folder: a file for each parameter, and one with all values for each metric."""
-    folder, meta = file.parent, _yaml(file)
-    # MLflow's numbers of states, in its RunStatus.
-    states = {1: "running", 2: "scheduled", 3: "finished", 4: "failed", 5: "killed"}
-    row = {f"params.{param.name}": _text(param).strip() for param in sorted(folder.glob("params/*"))}
-    for metric in sorted(path for path in folder.glob("metrics/**/*") if path.is_file()):
-        lines = _text(metric).split("\n")
-        values = [line.split() for line in lines if line.strip()]  # time, value, step
-        if values:
-            name = metric.relative_to(folder / "metrics").as_posix()
-            row[f"metrics.{name}"] = float(values[-1][1])  # type: ignore[assignment]
-    return pd.DataFrame([{"status": states.get(int(meta.get("status", 0)), "unknown"), **row}])
-
-
 def _text(file: Path) -> str:
     return _bytes(file).decode(errors="replace")
 
@@ -205,13 +166,6 @@ def _yaml(file: Path) -> dict[str, Any]:
     content = read_yaml(_text(file)) if file.exists() else None
     return content if isinstance(content, dict) else {}
 
-
-def aim_export(file: Path) -> pd.DataFrame:
-    # A context stands behind the metric: loss subset="val" is val/loss.
-    return read_file(file).rename(columns=lambda name: _CONTEXT.sub(r"\2/\1", str(name)))
-
-
-_CONTEXT = re.compile(r"^(\S+) \{?\"?subset\"?\s*[=:]\s*\"?(\w+)\"?\}?$")
 
 _EVENTS = "events.out.tfevents"
 
@@ -334,14 +288,6 @@ def _events(accumulators: Any, folder: Path) -> Any:
     return events
 
 
-def offline_wandb(folder: Path) -> pd.DataFrame:
-    """Refuse offline runs of Weights & Biases: its package has no reader for their files."""
-    raise TableError(
-        f"{folder} holds offline runs of Weights & Biases, which has no reader for their files: send them "
-        "with `wandb sync` and give wandb:ENTITY/PROJECT"
-    )
-
-
 def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
     """Check a run for damage, at which TensorBoard's reader stops without a word.
 
@@ -361,37 +307,19 @@ def _settings(events: Any, hparams: Any) -> dict[str, Any]:
 
 
 def database(file: Path) -> pd.DataFrame:
-    """Read the runs in a SQLite database of MLflow or Optuna."""
-    with sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True) as connection:
+    """Read the runs in a SQLite database of MLflow or Optuna, by that package."""
+    uri = f"sqlite:///{file.absolute()}"
+    with contextlib.closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-        # A view may compute for ever; the two packages make none.
-        views = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='view'")}
-        if views:
-            raise TableError(f"{file} has views ({_some(views)}), which neither MLflow nor Optuna makes")
-        if {"trials", "studies", "trial_values"} <= tables:
-            studies = [name for (name,) in connection.execute("SELECT study_name FROM studies")]
-            trials: dict[int, dict[str, Any]] = {
-                key: {"number": number, "state": state, "run": study}
-                for key, number, state, study in connection.execute(
-                    "SELECT trial_id, number, state, study_name FROM trials JOIN studies USING (study_id)"
-                )
-            }
-            for key, value in connection.execute(
-                "SELECT trial_id, value FROM trial_values WHERE objective = 0"
-            ):
-                trials[key]["value"] = value
-            for key, name, value, kind in connection.execute(
-                "SELECT trial_id, param_name, param_value, distribution_json FROM trial_params"
-            ):
-                trials[key][f"params_{name}"] = _optuna_value(value, kind)
-            return _optuna(file, studies, trials)
+    if {"trials", "studies"} <= tables:
+        return _optuna(file, uri)
     if not {"experiments", "runs"} <= tables:
         raise TableError(
             f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}"
         )
     mlflow = package(str(file), "mlflow", "mlflow")
     hush_mlflow()
-    before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
+    before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
     try:
         runs = mlflow.search_runs(search_all_experiments=True)
@@ -406,46 +334,27 @@ def database(file: Path) -> pd.DataFrame:
     return runs
 
 
-def _optuna_value(value: float, distribution: str) -> Any:
-    # Of a choice its number is stored.
-    choices = json.loads(distribution)["attributes"].get("choices")
-    return value if choices is None else choices[int(value)]
-
-
 def optuna_journal(file: Path) -> pd.DataFrame:
-    """Read the trials in Optuna's journal, a line an operation."""
-    states = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")  # numbers of Optuna's TrialState
-    studies, trials = list[str](), dict[int, dict[str, Any]]()
-    for line in _text(file).splitlines():
-        entry = json.loads(line)
-        trial = trials.get(entry.get("trial_id"), {})
-        match entry["op_code"]:  # numbers of Optuna's JournalOperation
-            case 0:
-                studies.append(entry["study_name"])
-            case 4:
-                study = studies[entry["study_id"]]
-                number = sum(one["run"] == study for one in trials.values())
-                trials[len(trials)] = {"number": number, "state": "RUNNING", "run": study}
-            case 5:
-                value = _optuna_value(entry["param_value_internal"], entry["distribution"])
-                trial[f"params_{entry['param_name']}"] = value
-            case 6:
-                trial["state"] = states[entry["state"]]
-                trial |= {"value": entry["values"][0]} if entry.get("values") else {}
-    return _optuna(file, studies, trials)
+    storages = package(str(file), "optuna", "optuna.storages")
+    backend = package(str(file), "optuna", "optuna.storages.journal")
+    return _optuna(file, storages.JournalStorage(backend.JournalFileBackend(str(file))))
 
 
-def _optuna(file: Path, studies: list[str], trials: dict[int, dict[str, Any]]) -> pd.DataFrame:
-    """Return the trials of the only study, or of several whose names hold their size."""
-    if len(studies) != 1 and not all(
-        {"width", "depth", "size"} & {*settings(name)} for name in studies or [""]
-    ):
+def _optuna(file: Path, storage: Any) -> pd.DataFrame:
+    """Read the trials of the only study, or of several whose names hold their size."""
+    optuna = package(str(file), "optuna", "optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    names = optuna.get_all_study_names(storage)
+    if len(names) != 1 and not all({"width", "depth", "size"} & {*settings(name)} for name in names or [""]):
         raise TableError(
-            f"{file} holds {len(studies)} studies ({_some(studies)}), not one, and their names "
+            f"{file} holds {len(names)} studies ({_some(names)}), not one, and their names "
             "hold no width; write one as a table with study.trials_dataframe().to_csv(...)"
         )
-    rows = pd.DataFrame([*trials.values()])
-    return rows if len(studies) > 1 else rows.drop(columns="run")
+    studies = [optuna.load_study(study_name=name, storage=storage) for name in names]
+    frames = [study.trials_dataframe(("number", "value", "params", "state")) for study in studies]
+    if len(names) > 1:
+        frames = [frame.assign(run=name) for name, frame in zip(names, frames, strict=True)]
+    return pd.concat(frames, ignore_index=True)
 
 
 def _some(names: Iterable[Any]) -> str:
@@ -487,13 +396,7 @@ READERS = (
     Reader("Lightning", "metrics.csv", lightning, of_file=False),
     Reader("Trainer", "trainer_state.json", trainer),
     Reader("W&B", "wandb-summary.json", wandb_run),
-    Reader("Hydra", "metrics.json", hydra_run, of_file=False),
-    # An experiment's meta.yaml begins with its artifact_location.
-    Reader("MLflow", "meta.yaml", mlflow_run, lambda head: head.startswith(b"artifact_uri"), of_file=False),
-    Reader("W&B", "*.json", wandb_dump, of_file=False),
     Reader("TensorBoard", "*events.out.tfevents*", tensorboard, of_folder=True, of_file=False),
-    Reader("W&B", "run-*.wandb", offline_wandb, of_folder=True, of_file=False),
-    Reader("Aim", "*.csv", aim_export, lambda head: b"run.hash" in head.partition(b"\n")[0]),
     *(Reader("Optuna or MLflow", pattern, database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
     Reader("Optuna", "*", optuna_journal, is_optuna_journal),
     *(Reader("training logs", pattern, training_log) for pattern in ("log.txt", "*.log", "*.out")),

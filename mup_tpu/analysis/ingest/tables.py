@@ -6,7 +6,6 @@ columns for values or curves, settings in names, or rows of steps.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import json
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from mup_tpu.analysis.ingest.table_columns import (
     ROUNDING,
@@ -44,7 +42,7 @@ _KINDS = {
     ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet", ".xlsx": "excel",
     ".xls": "excel",
 }  # fmt: skip
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 STDIN = "-"
 # Lines before the head: comments, and the line with which spreadsheets name their delimiter
 _NO_HEAD = re.compile(rb"\s*$|#|sep=.?\s*$", re.IGNORECASE)
@@ -115,9 +113,9 @@ def _bytes(path: str | Path) -> bytes:
         if len(names) != 1:
             listed = ", ".join(names[:3])
             raise ValueError(f"it holds {len(names)} files, not one ({listed}); unpack it, and name one")
-    packed = "zstd" if str(path).lower().endswith(".zst") else None  # fsspec needs a package for it
-    with fsspec.open(str(path), "rb", compression=None if packed else "infer") as file:
-        return pa.input_stream(file, compression=packed).read() if packed else file.read()
+    with fsspec.open(str(path), "rb", compression="infer") as file:
+        content: bytes = file.read()
+    return content
 
 
 def _check_columns(count: int) -> None:
@@ -185,29 +183,13 @@ def _delimited(content: bytes) -> pd.DataFrame:
     if heads[delimiter] == 1 and len(head.split()) > 1:
         delimiter = r"\s+"
     rows = pd.read_csv(io.BytesIO(content), sep=delimiter, skiprows=start, low_memory=False)
-    table = _with_cells_as_columns(rows)
-    if len(table.columns) > 1 and all(as_number(name) is not None for name in table.columns):
+    if len(rows.columns) > 1 and all(as_number(name) is not None for name in rows.columns):
         raise ValueError("its first line holds numbers, not names of columns")
     names = pd.read_csv(io.BytesIO(head), sep=delimiter, header=None, dtype=str).iloc[0]
-    if len(names) == len(rows.columns) and table is rows:
+    if len(names) == len(rows.columns):
         # pandas calls the second of two columns x "x.1"; the caller refuses two of one name.
-        table.columns = pd.Index(names.where(names.notna(), rows.columns))
-    return table
-
-
-def _with_cells_as_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Turn cells that hold mappings into columns: W&B documents such an export of its API."""
-    for name in [name for name in table if table[name].dtype.kind not in "iufb"]:
-        cells = table[name].dropna()
-        if cells.empty or not str(cells.iloc[0]).startswith("{"):
-            continue
-        try:
-            rows = [ast.literal_eval(cell) if isinstance(cell, str) else {} for cell in table[name]]
-        except (ValueError, SyntaxError):
-            continue
-        nested = pd.json_normalize([{str(name): row} for row in rows], sep="/").set_index(table.index)
-        table = pd.concat([table.drop(columns=name), nested], axis=1)
-    return table
+        rows.columns = pd.Index(names.where(names.notna(), rows.columns))
+    return rows
 
 
 def _json(content: Any) -> pd.DataFrame:
@@ -284,8 +266,6 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     """Gather the losses of a table of any shape in one column; return it with notes."""
     if any(means(name) == "loss" for name in table) or columns.loss in table:
         return table, []
-    if (by_step := _metrics_in_rows(table)) is not None:
-        return by_step, []
     if (curves := _curves(table)) is not None:
         return curves
     if (headings := _headings(table, columns)) is None:
@@ -301,38 +281,6 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     if empty.any():
         notes.append(Reason.of("empty cells", count=int(empty.sum())))
     return rows[~empty].reset_index(drop=True), notes
-
-
-# Columns of a table with a row for each metric and step: names and values of metrics, and times of logging
-_METRIC, _VALUE = ("metric_name", "metric", "key", "tag"), ("metric_value", "value")
-_TIMES = {
-    "timestamp",
-    "time",
-    "wall_time",
-    "epoch",
-    "offset",
-    "duration",
-    "run_context",
-    "metric_context_subset",
-}
-
-
-def _metrics_in_rows(table: pd.DataFrame) -> pd.DataFrame | None:
-    """Make a column of each metric in a table as Comet, MLflow and Aim export it; None for another."""
-    plain = {plain_name(name): str(name) for name in table}
-    metric, value = (
-        next((plain[name] for name in names if name in plain), "") for names in (_METRIC, _VALUE)
-    )
-    if not metric or not value:
-        return None
-    names = table[metric].astype(str)
-    if "metric_context_subset" in plain:  # Aim's: loss of the subset val
-        names = table[plain["metric_context_subset"]].fillna("").str.cat(names, "/").str.strip("/")
-    if not any(means(name) == "loss" for name in names.unique()):
-        return None
-    keys = [name for key, name in plain.items() if key not in _TIMES and name not in (metric, value)]
-    values = table.assign(metric=names).groupby([*keys, "metric"], dropna=False, sort=False)[value].last()
-    return values.unstack("metric").reset_index().rename_axis(columns=None)
 
 
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:

@@ -70,14 +70,6 @@ def test_folders_of_other_things_are_no_tracker_s(tmp_path):
     assert find_reader(tmp_path) is None
 
 
-def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path):
-    """Its package has no reader for their files."""
-    (tmp_path / "offline-run-20260101_000000-abc").mkdir()
-    (tmp_path / "offline-run-20260101_000000-abc" / "run-abc.wandb").touch()
-    with pytest.raises(TableError, match="holds offline runs .*`wandb sync` and give wandb:ENTITY/PROJECT"):
-        load_table(tmp_path)
-
-
 @pytest.mark.slow
 def test_runs_of_an_experiment_of_mlflow_by_its_name_and_by_its_database(tmp_path, monkeypatch):
     """In a database of its own, as on a laptop."""
