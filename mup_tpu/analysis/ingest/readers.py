@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import os
 import re
 import sqlite3
