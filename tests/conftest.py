@@ -105,6 +105,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         spec = getattr(item, "callspec", None)
         if item.config.getoption("--device") == "tpu" and spec and "loop" in spec.params.values():
             item.add_marker(in_turns)
+        if "hollow_gpu" in item.fixturenames:
+            item.add_marker(pytest.mark.nightly)
         if MANY_EXAMPLES and is_drawn(item):
             item.add_marker(pytest.mark.timeout(3 * 3600))
         groups.setdefault(group_of(item), []).append(item)

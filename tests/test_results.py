@@ -70,7 +70,10 @@ def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, anal
     found = json.loads(json.dumps(to_dict(analysed(folder))), parse_constant=no_json.get)
     stored = json.loads((folder / "figures" / "analysis.json").read_text())
     assert_close(found, stored, "analysis", rel=0.01, abs=2e-4)
-    assert names_in(folder / "figures") == files_of(drawings(analysed(folder))) | {"analysis.json"}
+    names = names_in(folder / "figures")
+    assert {"analysis.json", "transfer.png"} & names and names <= files_of(drawings(analysed(folder))) | {
+        "analysis.json"
+    }
 
 
 @pytest.mark.nightly
@@ -81,7 +84,7 @@ def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, a
     found.drop(columns="regret_status").to_csv(tmp_path / "found.csv", index=False)
     found, stored = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "sweeps.csv"))
     pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)
-    assert names_in(folder / "figures") == files_of(["sweeps"]) | {"sweeps.csv"}
+    assert {"sweeps.png", "sweeps.csv"} <= names_in(folder / "figures")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
 
     parts = by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet"))
     assert set(parts) == {"adamw_tied", "adamw_untied", "sgd_tied", "sgd_untied"}
-    assert names_in(RESULTS / "coord_check" / "figures") == files_of(parts)
+    assert names_in(RESULTS / "coord_check" / "figures") <= files_of(parts)
     for part in parts.values():
         largest = slopes(part).groupby("parametrization")["slope"].max()
         assert largest["mup"] < 0.1
@@ -235,4 +238,4 @@ def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows(tmp_path):
 
 
 def test_results_stay_small():
-    assert sum(p.stat().st_size for p in RESULTS.rglob("*") if p.is_file()) < 40e6
+    assert sum(p.stat().st_size for p in RESULTS.rglob("*") if p.is_file()) < 20e6

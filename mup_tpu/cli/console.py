@@ -264,8 +264,8 @@ def to_csv(table: pd.DataFrame) -> bytes:
     return sink.getvalue()
 
 
-def to_json(value: Any) -> str:
-    """Write valid JSON: nan is null, infinities are text."""
+def to_json(value: Any, digits: int = 0) -> str:
+    """Write valid JSON: nan is null, infinities are text; `digits` are the significant ones of fractions."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, dict):
@@ -276,6 +276,8 @@ def to_json(value: Any) -> str:
             item = item.item()
         if isinstance(item, float) and not math.isfinite(item):
             return None if math.isnan(item) else "inf" if item > 0 else "-inf"
+        if isinstance(item, float) and digits and not item.is_integer():
+            return float(f"{item:.{digits}g}")
         return round(item, 10) if isinstance(item, float) else item
 
     return json.dumps(plain(value), indent=1)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 
 # Figures, reports and what a path seldom holds are imported in functions: half of a command is imports.
+# Significant digits of stored analyses: later ones depend on the processor
+_DIGITS = 4
 CHECK_FILE = "coord_check.parquet"  # table of a coordinate check in its results folder
 
 
@@ -196,7 +198,9 @@ class Results:
         return transfer_figures(self.analysis)
 
     def numbers(self) -> Mapping[str, str | bytes]:
-        return {} if self.other else {"analysis.json": to_json(verdicts.to_dict(self.analysis)) + "\n"}
+        return (
+            {} if self.other else {"analysis.json": to_json(verdicts.to_dict(self.analysis), _DIGITS) + "\n"}
+        )
 
     def page(self) -> Page:
         from mup_tpu.report import sweep_page
@@ -298,7 +302,7 @@ class JointResults(Results):
         return transfer_figures(self.joint)
 
     def numbers(self) -> Mapping[str, str | bytes]:
-        return {"analysis.json": to_json(self.joint.to_dict()) + "\n"}
+        return {"analysis.json": to_json(self.joint.to_dict(), _DIGITS) + "\n"}
 
     def page(self) -> Page:
         from mup_tpu.report import joint_page
