@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -51,8 +51,6 @@ class RunTable:
     """Rows of the results folder, which say how the runs were made; None for other tables."""
     planned: tuple[float, ...] = ()
     """Scales of a sequence, which has a look after each purchase; none for a table with one look."""
-    zeros: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Runs at hyperparameter 0, which has no log2; columns of `runs` without x."""
 
     def __repr__(self) -> str:
         scales = ", ".join(f"{scale:g}" for scale in sorted(self.runs["scale"].unique()))
@@ -69,7 +67,6 @@ class RunTable:
             self,
             runs=kept(self.runs),
             history=None if self.history is None else kept(self.history),
-            zeros=kept(self.zeros),
         )
 
 

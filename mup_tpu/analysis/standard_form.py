@@ -107,7 +107,6 @@ def standard_form(
         name,
         cost_column(table, columns)[1],
         history=history,
-        zeros=kept[is_zero].drop(columns="x").reset_index(drop=True),
     )
 
 

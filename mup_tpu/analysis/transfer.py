@@ -77,16 +77,6 @@ class LearningCurve:
 
 
 @dataclass(frozen=True)
-class AtZero:
-    """Runs of one scale with the hyperparameter at 0: a point of its own, in no fit."""
-
-    scale: float
-    loss: float  # Mean loss, nat per token; +inf if half of the runs diverged or were stopped
-    error: float  # Standard error of the mean, from the noise near the optimum
-    runs: int
-
-
-@dataclass(frozen=True)
 class Sequenced:
     """Looks of a sequence, with their costs."""
 
@@ -124,7 +114,6 @@ class TransferResult:
     learning_curves: tuple[LearningCurve, ...] = ()
     """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     next_batch: Batch | None = None  # Next runs; None after a settled verdict
-    at_zero: tuple[AtZero, ...] = ()  # Results with the hyperparameter at 0, one per scale
     sequence: Sequenced | None = None  # Looks of the sequence; None for a single look
 
     @property
@@ -154,7 +143,6 @@ class TransferResult:
             "law": self.law.to_dict(),
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
-            **({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {}),
             **({"sequence": self.sequence.to_dict()} if self.sequence else {}),
         }
 
@@ -308,20 +296,8 @@ def _analyze_one(
         learning_curves=learning_curves(optima, table.history) if whole else (),
         verdict=last.verdict,
         next_batch=batch,
-        at_zero=_at_zero(table.zeros, evidence.noise),
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
     )
-
-
-def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
-    points = []
-    for _, group in runs.groupby("scale") if len(runs) else ():
-        losses = group["loss"].to_numpy()
-        finite = losses[np.isfinite(losses)]
-        loss = float(finite.mean()) if 2 * len(finite) > len(losses) else np.inf
-        scale, error = float(group["scale"].iloc[0]), noise.sigma / np.sqrt(max(1, len(finite)))
-        points.append(AtZero(scale, loss, error, len(losses)))
-    return tuple(points)
 
 
 def _law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:

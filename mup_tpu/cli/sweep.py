@@ -143,8 +143,8 @@ def read_script(file: Path, name: str, kind: type[T]) -> T:
     finally:
         del sys.path[0]
     if not isinstance(value := values.get(name), kind):
-        there = ", ".join(sorted(n for n, value in values.items() if isinstance(value, kind))) or "none"
-        raise ConfigError(f"script {path} has no {kind.__name__} of the name {name}; there are {there}")
+        names = ", ".join(sorted(n for n, value in values.items() if isinstance(value, kind))) or "none"
+        raise ConfigError(f"script {path} has no {kind.__name__} of the name {name}; there are {names}")
     return value
 
 

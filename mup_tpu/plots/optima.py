@@ -34,7 +34,6 @@ _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "missed": ("*", "optimum, fit off its runs", {"ms": 10, **_HOLLOW}),
     "edge": (">", "best of the grid, at its edge", {"ms": 8}),
     "first": ("", "the smallest's optimum", {"ls": ":", "lw": 0.9}),
-    "zero": ("D", "at 0", {"ms": 5, **_HOLLOW}),
     "diverged": ("x", "diverged", {"mew": 1.6, "ms": 5}),
     "stopped early": ("s", "stopped early", {"ms": 4, **_HOLLOW}),
     "refused": ("p", "refused by a condition", {"ms": 5, **_HOLLOW}),
@@ -75,9 +74,8 @@ class _LossRange:
         finite = [c.mean_G[np.isfinite(c.mean_G)] for c in result.curves if np.isfinite(c.mean_G).any()]
         if not finite:
             return cls(0.0, 1.0)
-        zeros = [zero.loss for zero in result.at_zero if np.isfinite(zero.loss)]
         optima = [o.loss for o in result.optima if np.isfinite(o.loss)]
-        losses = np.concatenate([*finite, zeros])
+        losses = np.concatenate(finite)
         best, worst = min(f.min() for f in finite), max(f.min() for f in finite)
         bottom = float(min([losses.min(), *optima]))
         wanted = max(best + max(0.6, 0.2 * abs(best)), worst + max(0.35, 0.12 * abs(worst)))
@@ -112,20 +110,17 @@ def transfer_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | None = N
     if share_y:
         ranges = [_LossRange(bottom, top)] * len(ranges)
     axes = style.panels(len(results), 4.6, 4.0, True, share_y)
-    used, zero_x = set[str](), None
-    if any(result.at_zero for result in results):  # 0 lies more than a step left of all values
-        curves = [curve for result in results for curve in result.curves]
-        zero_x = float(min(c.x_G[0] for c in curves) - max(1.0, *(c.step for c in curves)) - 0.5)
+    used = set[str]()
     for panel, result, shown in zip(axes, results, ranges, strict=True):
         of_result = None if runs is None else runs[runs["compared"] == result.compared]
-        used |= _draw_valleys(panel, result, shown, analysis, zero_x, of_result)
+        used |= _draw_valleys(panel, result, shown, analysis, of_result)
         rule = names.name(result.compared, analysis.compares)
         texts = (f"{rule}: {result.verdict.decision}", names.alpha(result))
         panel.set_title(style.raised(", ".join(filter(None, texts))))
         panel.set_xlabel(style.title(analysis.hyperparameter))
         panel.set_ylim(*shown.limits)
         panel.yaxis.set_major_formatter(style.PlainTicks())
-        style.log2_axis(panel, zero_x)
+        style.log2_axis(panel)
     style.label_rows(axes, style.in_unit("loss", analysis.columns), each=not share_y)
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
     lines = {line.get_label(): line for panel in axes for line in panel.lines}
@@ -138,12 +133,10 @@ def _draw_valleys(
     result: TransferResult,
     losses: _LossRange,
     analysis: TransferAnalysis,
-    zero_x: float | None,
     runs: pd.DataFrame | None,
 ) -> set[str]:
     """Draw each scale's curve and optimum in a panel; return the entries of `_KEY` that they need."""
     used, scales = set[str](), names.scales_of(analysis.results)
-    zeros = {zero.scale: zero for zero in result.at_zero}
     for curve, optimum in zip(result.curves, result.optima, strict=True):
         color, entry = style.sequential(scales, curve.scale), style.at(analysis.scale, curve.scale)
         head = f"{names.point(analysis.scale, curve.scale)}, {columns.label(analysis.hyperparameter)}"
@@ -176,14 +169,6 @@ def _draw_valleys(
             style.describe(marks, tooltips_G[here_G].tolist())
             used |= {kind} if here_G.any() else set()
 
-        zero = zeros.get(curve.scale)
-        if zero is not None and zero_x is not None:
-            is_shown = zero.loss <= losses.top
-            y, marker = (zero.loss, "D") if is_shown else (losses.rail, "^")
-            (mark,) = ax.plot(zero_x + offset, y, marker, color=color, ms=5, mfc="none", mew=1.3)
-            text = f"{head} 0\n{style.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
-            style.describe(mark, [text])
-            used |= {"zero"} if is_shown else {"zero", "above"}
         used |= _draw_optimum(ax, curve, optimum, color, f"{head} at its best")
     if (first := names.smallest_known(result)) is not None:
         ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
@@ -191,8 +176,6 @@ def _draw_valleys(
     if used & {*_AT_RAIL}:
         ax.axhline(losses.rail, color=INK, lw=0.5, alpha=0.4)
         used.add("rail")
-    if zero_x is not None:
-        ax.axvline(zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
     return used
 
 

@@ -315,17 +315,9 @@ def turned(texts: Sequence[str], width: float) -> dict[str, Any]:
     return {"rotation": 90} if is_crowded else {}
 
 
-def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
-    """Format an axis of log2 as powers of 2, with 0 at its edge where it is drawn."""
-
-    def tick(x: float, _: object) -> str:
-        return power(x) if zero_x is None or x > zero_x + 0.5 else ""
-
+def log2_axis(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    ax.xaxis.set_major_formatter(tick)
-    if zero_x is not None:
-        ax.set_xticks([zero_x], ["0"], minor=True)
-        ax.tick_params(axis="x", which="minor", length=3.5)
+    ax.xaxis.set_major_formatter(lambda x, _: power(x))
 
 
 _MOST_RUNS = 6  # most runs that a tooltip lists one by one

@@ -174,8 +174,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "runs stopped early": "{count} runs stopped early are kept, as +inf: they bound the optimum, and no "
         "fit uses their loss",
         "runs diverged": "{count} diverged runs are kept, as +inf",
-        "runs at 0": "{count} runs at {column} 0 are reported apart: 0 has no logarithm, and no fit uses "
-        "them",
+        "runs at 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "runs at scale 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "unequal seeds": "unequal seeds: cells have {least} to {most} runs, so means come from a model with "
         "an effect of each seed",

@@ -12,7 +12,7 @@ from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.ingest.table_columns import Columns, means
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.run_table import Cost
-from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, LookTaken, Regret, Verdict
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.words import names
@@ -112,7 +112,6 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
             "α's interval rests on the prior: half or twice the scatter in it would change whether "
             "the interval holds 0 or lies within ±δ"
         )
-    lines += [_at_zero(zero, result, columns) for zero in result.at_zero]
     wider = result.wider_is_better
     if wider.pairs:
         word = "wider" if means(analysis.scale) == "width" else "larger"
@@ -143,16 +142,6 @@ def recommendation(result: TransferResult, columns: Columns) -> str:
     most = f"{high} {columns.unit}" if math.isfinite(headline.high) else "an unknown amount"
     advice = use if result.verdict.decision == "TRANSFERS" else f"if you {use}"
     return f"{advice}: the expected cost is {cost} {columns.unit}, at most {most}"
-
-
-def _at_zero(zero: AtZero, result: TransferResult, columns: Columns) -> str:
-    best = next((o.loss for o in result.optima if o.scale == zero.scale), math.nan)
-    at = f"{label(columns.hyperparameter)} 0, {point(columns.scale, zero.scale)}"
-    line = f"at {at}: loss {columns.metric(zero.loss):.4f} ± {zero.error:.4f}, not part of the fit"
-    if math.isfinite(best) and zero.loss < best - 2 * zero.error:
-        gap = f"{best - zero.loss:.4f} {columns.unit} better than"
-        return f"{line}; {gap} the best of the others: the best value may be 0"
-    return line
 
 
 @dataclass(frozen=True)

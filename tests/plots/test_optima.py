@@ -90,28 +90,6 @@ def test_one_far_run_leaves_the_axis_for_the_rail_and_the_valley_keeps_a_third_o
     assert beyond == [] and "above the axis" not in key and low < 2.508 and high > 2.56
 
 
-def test_runs_at_zero_stand_at_the_edge_of_the_log_axis_and_are_marked():
-    def drawn(at_zero):
-        rows = [
-            {"width": w, "weight_decay": v, "loss": 2.5 + 0.01 * (np.log2(v) + 4) ** 2 if v else at_zero}
-            for w in (64, 128)
-            for v in (0.0, *(2.0**x for x in range(-7, 0)))
-        ]
-        table = check_table(pd.DataFrame(rows), Columns(hyperparameter="weight_decay"))
-        return plots.transfer_figure(analyze(table))
-
-    (_, high), beyond, key = in_panel(drawn(9.0))
-    assert high < 3 and len(beyond) == 2, "far above the others it stands on the rail"
-    assert {"above the axis", "off the axis, on this line"} <= {*key}
-    figure = drawn(2.55)
-    (ax,) = figure.axes
-    diamonds = [line for line in ax.lines if line.get_marker() == "D"]
-    assert [line.get_ydata()[0] for line in diamonds] == [2.55, 2.55]
-    assert all(line.get_xdata()[0] < -7.5 for line in diamonds)
-    assert [label.get_text() for label in ax.get_xticklabels(minor=True)] == ["0"]
-    assert "at 0" in key_of(figure)
-
-
 def rows_of(compared: str, optima: dict, grid=range(-12, -2)) -> pd.DataFrame:
     """Parabolas of a rule for tokens; `optima` by scale."""
     return pd.DataFrame(

@@ -308,12 +308,10 @@ def texts_of(figure, start: str) -> list[str]:
 
 def test_runs_without_a_place_say_what_became_of_them():
     fates = {-5: "diverged", -9: "stopped"}
-    table = two_widths(status=lambda w, x: fates.get(x, "finished"), grid=[-np.inf, *range(-9, -4)])
+    table = two_widths(status=lambda w, x: fates.get(x, "finished"), grid=range(-9, -4))
     figure = plots.transfer_figure(analyze(table), runs=table.runs)
     for x, fate in ((-5, "diverged"), (-9, "stopped early")):
         assert f"seed 1: {fate}" in texts_of(figure, f"width 64, learning rate 2^{x}\n")[0]
-    (text,) = texts_of(figure, "width 64, learning rate 0\n")
-    assert text.startswith("width 64, learning rate 0\nloss 3.8755 ± 0.0") and text.endswith(", 2 runs")
 
 
 def test_learning_curves_say_steps_and_seeds():

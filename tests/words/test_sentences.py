@@ -96,7 +96,7 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
         ),
         (
             Reason.of("runs at 0", count=3, column="lr"),
-            "3 runs at learning rate 0 are reported apart: 0 has no logarithm, and no fit uses them",
+            "3 runs at learning rate 0 left out: 0 has no logarithm",
         ),
     ],
     ids=lambda case: case.code if isinstance(case, Reason) else "",
