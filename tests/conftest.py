@@ -24,8 +24,6 @@ import psutil
 import pytest
 
 from mup_tpu.config import Trial
-from mup_tpu.config.columns import configured
-from mup_tpu.store import Store
 
 # Folders on the path of tests and of the processes that they start: one hides a package which makes each
 # process of Ray three times as slow to start, the other has the jobs of tests of pools.
@@ -481,6 +479,9 @@ def two_rules(tmp_path: Path) -> str:
 
     μP's optimum lies at 2^-6 at every width, SP's at 2^-5 at width 64 and an octave lower with each octave.
     """
+    from mup_tpu.config.columns import configured
+    from mup_tpu.store import Store
+
     rows = []
     for rule, width, x in (
         (r, w, x) for r in ("mup", "sp") for w in (64, 128, 256, 512) for x in range(-11, -2)

@@ -48,8 +48,7 @@ def analyze(
         table: Columns and rows of the table.
         next: Print the runs that would settle each open verdict, why, and their cost.
         runs: Print the run table of a results folder; of more than 1 000 runs the first and last 20.
-        csv: File for the rows of a results folder, with every column; a quote goes before text that a
-            spreadsheet would take for a formula.
+        csv: File for the rows of a results folder, with every column.
         figures: Also draw the figures, as PNG and SVG, with the numbers behind them.
         report: Also write a page with verdict, figures, tables, origin of the runs and warnings: one
             self-contained HTML file, or with --out NAME.md Markdown with its figures beside it.

@@ -126,21 +126,9 @@ def discard_output(stream: TextIO | None = None) -> None:
 
 
 def prepare_streams() -> None:
-    """Make standard streams fit for any text, and control characters in warnings and log lines visible.
-
-    A closed stream is opened to nowhere; else the next file would take its number. Characters that the
-    terminal's encoding lacks become escapes.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif hasattr(stream, "reconfigure"):
+    """Write characters that the terminal's encoding lacks, and control characters of logs, as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # earlier output may have no reader
                 stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = _format_warning
@@ -189,16 +177,7 @@ def guard(call: Callable[[], Any]) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             discard_output()
             _fail(f"{reason(error)}; stored results are kept; run the same command to continue", 2)
-        if error.errno == errno.ENAMETOOLONG:
-            name = str(error.filename)
-            shown = name if len(name) <= 80 else f"{name[:77]}..."
-            _fail(f"{shown!r} is too long for the name of a file or folder; give a shorter one", 2)
-        try:
-            os.listdir(os.curdir)
-            os.getcwd()
-        except FileNotFoundError:
-            _fail("the working folder no longer exists; change to another", 2)
-        raise
+        _fail(": ".join(filter(None, (reason(error), error.filename))), 2)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
@@ -242,25 +221,11 @@ def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str
 
 
 def to_csv(table: pd.DataFrame) -> bytes:
-    """Write CSV without formulas for a spreadsheet: a quote goes before text with =, +, -, @ or a tab first.
-
-    Control characters become escapes: a carriage return would begin a row, and so a formula.
-    """
     import pyarrow as pa
     import pyarrow.csv  # in a tenth of pandas' time
 
-    def quoted(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        return f"'{visible(value)}" if value.startswith(tuple("=+-@\t")) else visible(value)
-
-    for name, column in table.items():
-        values = column.unique() if column.dtype.kind == "O" else ()
-        text = "\n".join(v for v in values if isinstance(v, str))
-        if visible(text) != text or re.search(r"^[=+\-@\t]", text, re.MULTILINE):  # seldom: ids are many
-            table = table.assign(**{str(name): column.map({v: quoted(v) for v in values})})
     sink = io.BytesIO()
-    pa.csv.write_csv(pa.Table.from_pandas(table.rename(columns=quoted), preserve_index=False), sink)
+    pa.csv.write_csv(pa.Table.from_pandas(table, preserve_index=False), sink)
     return sink.getvalue()
 
 

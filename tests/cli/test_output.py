@@ -207,22 +207,8 @@ def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, 
     assert capfd.readouterr().out == "\\x1b[33mcorpus\n" and log.endswith("\\x1b[33mcorpus\n")
 
 
-def test_no_cell_of_an_exported_table_is_a_formula(tmp_path, outcome):
-    reasons = ['=HYPERLINK("http://x","y")', "+1", "-1", "@SUM(A1)", "\t=1", "plain", "a\r=1"]
-    rows = [
-        configured(Trial()) | {"trial_id": f"{i}", "status": "failed", "loss": -1.5, "reason": reason}
-        for i, reason in enumerate(reasons)
-    ]
-    Store(tmp_path / "x", "x").append(rows)
-    assert outcome("analyze", tmp_path / "x", "--csv", tmp_path / "out.csv")[0] == 0
-    written = pd.read_csv(tmp_path / "out.csv")
-    assert written["reason"].tolist() == [f"'{reason}" for reason in reasons[:-2]] + ["plain", r"a\r=1"]
-    assert set(written["loss"]) == {-1.5}, "numbers stay numbers"
-
-
 LOST = {
     "unread": "import os\nread, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)",
-    "closed": "import os, sys\nos.close(1)\nsys.stdout = None",
     "ascii": "import io, os, sys\nsys.stdout = io.TextIOWrapper(os.fdopen(1, 'wb', closefd=False), 'ascii')",
 }
 

@@ -53,9 +53,12 @@ def files() -> set[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_prints_the_frozen_words_and_numbers(command, transcripts, outcome, folder):
-    """Numbers may differ by one of their last digit or 1 %, which other processors' arithmetic changes."""
+    """Numbers may differ by one of their last digit or 1 %, which other processors' arithmetic changes.
+
+    Those of several hyperparameters may differ by 5 %: quantiles of a few thousand draws differ by 3 %.
+    """
     words, _, written = command.partition("; cat ")
-    before = files()
+    before, share = files(), 0.05 if "," in command.partition("--tune ")[2] else 0.01
     code, out, error = outcome(*shlex.split(words))
     shown = out + (Path(written).read_text() if written else "")
     if code:
@@ -69,4 +72,4 @@ def test_a_command_prints_the_frozen_words_and_numbers(command, transcripts, out
         assert NUMBER.sub("0", line) == NUMBER.sub("0", frozen)
         for number, wanted in zip(NUMBER.findall(line), NUMBER.findall(frozen), strict=True):
             digit = 10.0 ** -len(wanted.partition(".")[2])
-            assert float(number) == pytest.approx(float(wanted), rel=0.01, abs=1.01 * digit), line
+            assert float(number) == pytest.approx(float(wanted), rel=share, abs=1.01 * digit), line
