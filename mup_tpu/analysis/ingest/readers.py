@@ -29,7 +29,6 @@ from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
 from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import TableError, reason
-from mup_tpu.files import read_regular
 from mup_tpu.logs import TrainingLog
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.runs import LOG_FILE
@@ -40,7 +39,6 @@ _BOOKKEEPING = (
     "pid", "hostname", "node_ip", "done", "trial_id", "experiment_tag", "checkpoint_dir_name",
     "should_checkpoint",
 )  # fmt: skip
-_MOST_BYTES = 2**30
 _PROBED = 2**16  # bytes at the beginning of a file
 
 
@@ -156,9 +154,8 @@ def _text(file: Path) -> str:
 
 
 def _bytes(file: Path) -> bytes:
-    """Read a file of a run, or one beside it: a named pipe would make us wait, a device would never end."""
     try:
-        return read_regular(file, _MOST_BYTES)
+        return file.read_bytes()
     except OSError as error:
         raise TableError(f"{file} cannot be read: {reason(error)}") from None
 
@@ -284,8 +281,7 @@ def tensorboard(folder: Path) -> pd.DataFrame:
 
 def _events(accumulators: Any, folder: Path) -> Any:
     events = accumulators.EventAccumulator(os.fspath(folder), size_guidance={"scalars": 0})
-    if all(file.is_file() for file in folder.glob(f"*{_EVENTS}*")):  # a pipe would never end
-        events.Reload()
+    events.Reload()
     return events
 
 
@@ -434,10 +430,6 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         matches = [(reader, files) for reader, files in matches if files]
         if not matches:
             raise TableError(f"{path} holds no runs that are read")
-        # A reader of a whole folder leaves a damaged run out, and says so.
-        alone = [file for reader, files in matches if not reader.of_folder for file in files]
-        if other := next((file for file in alone if not file.is_file()), None):
-            raise TableError(f"{other} is not a regular file: take it away")
         reader, matching = matches[0]
         # Names with a star may be anybody's files.
         others = [file for r, files in matches if "*" not in r.files for file in files]

@@ -79,8 +79,6 @@ def read_file(path: str | Path) -> pd.DataFrame:
     if kind is None and name != STDIN:
         raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
     try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise ValueError("it is not a regular file")
         if kind == "parquet":
             table = pd.read_parquet(path)
             if table.index.names != [None] or not isinstance(table.index, pd.RangeIndex):

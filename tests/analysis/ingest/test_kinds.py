@@ -5,7 +5,6 @@ A kind writes `RUNS` and returns its path; `KINDS` has its options and the answe
 """
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -610,25 +609,6 @@ def test_trials_of_ray_tune_that_were_killed_are_named_and_the_others_read(torn,
     with pytest.warns(UserWarning, match=warning):
         runs = found_in(tmp_path / "sweep")
     assert runs == EXPECTED, "a trial that ended early is none"
-
-
-BESIDE = {
-    "metrics.csv": "hparams.yaml", "progress.csv": "params.json", "trainer_state.json": "config.json",
-    "wandb-summary.json": "config.yaml",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BESIDE)
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_what_lies_beside_a_run_and_is_no_file_is_refused_not_read(name, make, tmp_path):
-    """A pipe was waited for, a device read until memory was out."""
-    content = (
-        '{"log_history": [{"step": 1, "loss": 2.0}], "global_step": 1}' if "state" in name else '{"loss": 2}'
-    )
-    (tmp_path / name).write_text("step,loss\n1,2.0\n" if name.endswith("csv") else content)
-    make(tmp_path / BESIDE[name])
-    with pytest.raises(TableError, match=f"{BESIDE[name]} .*is not a regular file"):
-        load_table(tmp_path)
 
 
 def test_a_file_that_cannot_be_looked_into_is_left_to_the_reader_of_tables(tmp_path, monkeypatch):

@@ -3,11 +3,9 @@
 import gzip
 import io
 import json
-import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -56,16 +54,6 @@ def test_what_is_no_table_says_what_it_is(tmp_path, name, content, sentence):
     with pytest.raises(TableError, match=sentence) as caught:
         load_table(tmp_path / name)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["runs.csv", "runs.parquet", "runs/one/metrics.csv"])
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_not_read(name, make, tmp_path):
-    file = tmp_path / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    make(file)
-    with pytest.raises(TableError, match="is not a regular file"):
-        load_table(tmp_path / Path(name).parts[0])
 
 
 def test_an_archive_of_several_tables_and_a_table_of_too_many_columns_are_refused(tmp_path):
