@@ -64,7 +64,7 @@ class Console(rich.console.Console):
             self.lose(error)
 
     def status(self, status: Any, **options: Any) -> Status:
-        if not self.is_terminal:  # a quiet one, which a full disk cannot end
+        if not self.is_terminal:  # a quiet console cannot fail on a full disk
             return rich.console.Console(quiet=True).status(status, **options)
         return super().status(Text(status), **options)
 
@@ -96,7 +96,7 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
-# Space between a number and its unit, at which no line breaks
+# Space between a number and its unit, where no line breaks
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(nat|s|min|h|FLOP|octaves?)\b|%)")
 
 
@@ -129,7 +129,7 @@ def prepare_streams() -> None:
     """Write characters that the terminal's encoding lacks, and control characters of logs, as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # earlier output may have no reader
+            with contextlib.suppress(OSError):  # nobody may read earlier output any more
                 stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = _format_warning
     if logging.lastResort is not None:
@@ -154,7 +154,7 @@ def guard(call: Callable[[], Any]) -> None:
     Console.failure = None
     try:
         call()
-        sys.stdout.flush()  # while errors still become sentences
+        sys.stdout.flush()  # here an error still becomes a sentence
         if Console.failure is not None:
             raise Console.failure
     except MupTpuError as error:
@@ -166,7 +166,7 @@ def guard(call: Callable[[], Any]) -> None:
         _fail(f"this command {not_installed(missing)}", 2)
     except KeyboardInterrupt as interrupt:
         Console(stderr=True).print(str(interrupt) or "stopped", style="yellow")
-        with contextlib.suppress(OSError):  # Ctrl-C ends a reader of the output too
+        with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output
             sys.stdout.flush()
         # At exit libraries would wait for threads, and the interrupt may have left those hanging.
         os._exit(130)
@@ -222,7 +222,7 @@ def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str
 
 def to_csv(table: pd.DataFrame) -> bytes:
     import pyarrow as pa
-    import pyarrow.csv  # in a tenth of pandas' time
+    import pyarrow.csv  # takes a tenth of pandas' time
 
     sink = io.BytesIO()
     pa.csv.write_csv(pa.Table.from_pandas(table, preserve_index=False), sink)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from mup_tpu.cli.results import Results
 
-_RECENT = 20  # rows whose times give the time left
-_RUNNING, _FAILURES = 8, 4  # lines shown of each
+_RECENT = 20  # number of last rows from whose times the time left is estimated
+_RUNNING, _FAILURES = 8, 4  # largest number of lines for running trials, and for reasons of failures
 
 
 def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = False) -> None:
@@ -41,7 +41,7 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
                 console.write(to_json(watched.state()))
             else:
                 if not once:
-                    console.clear()  # of a terminal; elsewhere nothing is written
+                    console.clear()  # does nothing where output is no terminal
                 watched.show(console)
         if once or watched.is_complete:
             break
@@ -81,12 +81,12 @@ class Watched:
         self.runs = runs
         if self.runs is None:
             return True
-        if not self._grid.issuperset(self.runs["trial_id"]):  # bought where they decide
+        if not self._grid.issuperset(self.runs["trial_id"]):  # trials are bought one batch after the other
             self.total = 0
         return True
 
     def _running_trials(self) -> list[tuple[str, str]]:
-        """List trials that run, with their last saved step or lease; of a study alone, which names them."""
+        """List running trials of a study, with their last saved step or lease."""
         from mup_tpu.store.header import read_file
 
         self.total, self._grid = 0, set()

@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-OF_EACH = ("transfer", "optimum", "regret")  # figures of each of several hyperparameters
+OF_EACH = ("transfer", "optimum", "regret")  # figures that each of several hyperparameters has
 
 
 def drawings(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Callable[..., Figure]]:

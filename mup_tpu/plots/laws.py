@@ -25,7 +25,7 @@ from mup_tpu.plots.optima import has_scales
 from mup_tpu.plots.style import INK, LOSS, figure_type
 from mup_tpu.words import names
 
-_FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))  # quantiles between which a fan is drawn, and its opacity
+_FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))  # lower and upper quantile of a shade, and its opacity
 _COMPUTE = "compute 6·N·D (FLOP)"
 
 
@@ -176,7 +176,7 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         raise TableError(f"figure: contours need two scales, and there is {laws[0].scales[0]} alone")
     first, second = laws[0].scales[:2]
     targets_N2 = np.array([[sizes[first], sizes[second]] for sizes in at]).reshape(-1, 2)
-    planes = []  # of each law: two axes that hold all cells and targets, and the optimum (log2) over them
+    planes = []  # for each law: two axes that hold all cells and targets, and the optimum (log2) over them
     for law in laws:
         sizes_N2 = np.vstack([law.sizes_SA[:, :2], np.log2(targets_N2)])
         low_A, high_A = sizes_N2.min(axis=0), sizes_N2.max(axis=0)
@@ -187,7 +187,7 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         planes.append((*sides, x.reshape(across.shape)))
     x_LT = np.array([[law.at(sizes)[0] for sizes in at] for law in laws])
     shown = [*x_LT, *(x.ravel() for *_, x in planes), *(_measured(law)[1] for law in laws)]
-    shown_N = np.concatenate(shown)  # the bar of colours has all of them
+    shown_N = np.concatenate(shown)  # range of the colour bar
     colors = Normalize(math.floor(shown_N.min()), math.ceil(shown_N.max()))
     axes = style.panels(len(laws), 5.4, 4.4)
     for ax, law, plane, x_T in zip(axes, laws, planes, x_LT, strict=True):

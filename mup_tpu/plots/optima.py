@@ -23,12 +23,12 @@ from mup_tpu.words import names
 from mup_tpu.words.names import bound
 from mup_tpu.words.verdicts import status
 
-_RAISED = 8  # points from a star up to its interval, which it would hide
-_REACH = 1.5  # most octaves of an interval on either side of an optimum; an arrow marks a longer one
-# Most of an axis' range, in ranges of the lower three quarters of its points; more would squeeze them
+_RAISED = 8  # distance of an interval above its star, points; the star would hide it
+_REACH = 1.5  # longest half of an interval that is drawn, octaves; an arrow marks a longer one
+# Longest axis, over the range of the lower three quarters of its points: a longer one would squeeze them
 _SQUEEZED = 3.0
 _HOLLOW = {"mfc": "none"}
-# Marker, text and look of each mark, by its name, in the order of the key
+# Name of a mark -> its marker, text and look, in the order of the key
 _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fitted": ("*", "optimum, below its 95 % interval", {"ms": 10}),
     "missed": ("*", "optimum, fit off its runs", {"ms": 10, **_HOLLOW}),
@@ -58,7 +58,7 @@ def is_tuned_at_scales(analysis: TransferAnalysis) -> bool:
 
 @dataclass(frozen=True)
 class _LossRange:
-    """Losses that a panel shows; runs without a place among them lie on a rail above."""
+    """Range of losses that a panel shows; runs outside of it lie on a line above, the rail."""
 
     bottom: float
     top: float
@@ -188,7 +188,9 @@ def _draw_optimum(
     drawn: list[Line2D] = []
     if optimum.is_bracketed:
         low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
-        ends = [x for x in (optimum.low, optimum.high) if low <= x <= high]  # not where the grid ends
+        ends = [
+            x for x in (optimum.low, optimum.high) if low <= x <= high
+        ]  # a bound at the end of the grid has no mark
         above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
         for x, marks in (([low, high], "-"), (ends, "|")):
             y = [optimum.loss] * len(x)

@@ -21,7 +21,7 @@ from mup_tpu.plots.style import INK, LOSS, figure_type
 from mup_tpu.words import names
 from mup_tpu.words.names import bound
 
-_POINTS = 120  # most points of a curve with a tooltip: a pointer cannot tell closer ones apart
+_POINTS = 120  # largest number of tooltips on a curve: a pointer cannot separate closer points
 # Quantity of a coordinate check -> title of its panel, name of its axis
 CHECKED = {
     "activation": ("activation size", "rms of activation"),
@@ -125,7 +125,7 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
 
 
 def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
-    # Logarithmic for powers, and for a range beyond a factor of 5.
+    # The axis is logarithmic for powers of 2, and where values differ by more than a factor of 5.
     is_power = columns.COLUMNS[name].as_power
     if values.min() <= 0 or not (is_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())):
         return values

@@ -56,9 +56,9 @@ STYLE: dict[Any, Any] = {
 }
 INK = "#333333"
 LOSS = "loss (nat per token)"
-BAR = 1.0  # width of a bar of colours with its numbers, inches
-_ACROSS = 3  # largest number of panels beside each other; further ones go below
-_LETTERS = 11  # letters of an inch of text
+BAR = 1.0  # width of a colour bar with its numbers, inches
+_ACROSS = 3  # largest number of panels in a row
+_LETTERS = 11  # letters per inch of text
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,9 @@ def in_unit(quantity: str, columns: Columns) -> str:
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:
     position = list(scales).index(scale) / max(1, len(scales) - 1)
-    return matplotlib.colormaps["viridis"](0.88 * (1 - position))  # its yellow end is too light on white
+    return matplotlib.colormaps["viridis"](
+        0.88 * (1 - position)
+    )  # the yellow end of viridis is too light on white
 
 
 def categorical(index: int) -> str:
@@ -173,7 +175,7 @@ def panels(count: int, width: float, height: float, share_x: bool = True, share_
 
 
 def label_rows(axes: Sequence[Axes], text: str, each: bool = False) -> None:
-    """Write a label of heights at each row's left; with `each`, at all panels."""
+    """Label the vertical axis of the first panel in each row, or with `each` of all panels."""
     for ax in axes:
         spec = ax.get_subplotspec()
         if each or (spec is not None and spec.colspan.start == 0):
@@ -310,7 +312,7 @@ def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> N
 
 
 def turned(texts: Sequence[str], width: float) -> dict[str, Any]:
-    """Return text properties of ticks: upright where they would touch each other."""
+    """Return text properties of ticks: turned by 90° where they would touch each other."""
     is_crowded = max(map(len, texts), default=0) + 1 > 12 * (width - 1) / max(1, len(texts))
     return {"rotation": 90} if is_crowded else {}
 
@@ -320,7 +322,7 @@ def log2_axis(ax: Axes) -> None:
     ax.xaxis.set_major_formatter(lambda x, _: power(x))
 
 
-_MOST_RUNS = 6  # most runs that a tooltip lists one by one
+_MOST_RUNS = 6  # largest number of runs that a tooltip lists
 
 
 def describe(line: Line2D, tooltips: Sequence[str]) -> None:
@@ -350,14 +352,14 @@ def svg(figure: Figure, prefix: str) -> str:
     with matplotlib.rc_context(STYLE):
         if (layout := figure.get_layout_engine()) is not None:
             layout.execute(figure)
-        figure.set_layout_engine(None)  # places of points stay those of the file
+        figure.set_layout_engine(None)  # keeps the points where the file has them
         file = io.StringIO()
         figure.savefig(
             file, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
     text = file.getvalue()
     text = text[text.index("<svg") :].rstrip().removesuffix("</svg>")
-    # Hundredths of a point are enough; without comments, ids of groups and indents half of the bytes is left.
+    # Hundredths of a point are enough. Comments, ids of groups and indents take half of the bytes.
     text = re.sub(r"(?<!scale\(0)(\.\d\d)\d+", r"\1", text)
     text = re.sub(r"\s+", " ", re.sub(r'<!--.*?-->|(?<=<g) id="[^"]*"', "", text))
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)

@@ -24,18 +24,18 @@ from mup_tpu.plots.style import INK, figure_type
 from mup_tpu.words import names
 from mup_tpu.words.tables import span
 
-# Largest exponent drawn; intervals that go on beyond end in an arrow, or they would squeeze the others
+# Largest exponent drawn. Longer intervals end in an arrow: they would squeeze the others.
 _REACH = 1.5
 _MOST_REGRET = 0.3  # largest regret drawn, nat
-_MOST_INTERVALS = 6  # most scales of a map of regrets whose cells have room for intervals
+_MOST_INTERVALS = 6  # largest number of scales for which cells have room for intervals
 # Regrets at which colours change, in units of the regret that does not matter
 _STEPS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 # Colours of regret in all figures: blue where it does not matter, orange where it does
 _COLORS = ListedColormap(
     ["#f7fbff", "#deebf7", "#b7d4ea", "#fee0c1", "#fdae6b", "#f57622", "#c94402", "#8c2d04"], name="regret"
 ).with_extremes(over="#511a02", bad="white")
-_USUAL = ("gpt2", "adamw", "lr")  # a ruling's setting that its name leaves out
-# Status of a regret -> its short form in a cell, and the form's meaning
+_USUAL = ("gpt2", "adamw", "lr")  # setting that is not written beside a rule
+# Status of a regret -> its short form in a cell, and the meaning of that form
 _WORDS = {
     "outside the grid": ("out", "outside its grid"),
     "diverged": ("∞", "diverges"),
@@ -69,7 +69,9 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             i, j = scales.index(r.source), scales.index(r.target)
             grid[i, j] = r.value
             red, green, blue, _ = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
-            ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK  # luma of the cell
+            ink = (
+                "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
+            )  # luma of the cell, between 0 and 1
             below = _interval(r) if has_room else ""
             look: dict[str, Any] = {"ha": "center", "color": ink}
             ax.text(j, i, _written(r), va="bottom" if below else "center", fontsize=8.5, **look)
@@ -205,7 +207,9 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     axes[0].set_yticks(rows, written)
     for ax in axes:
         ax.tick_params(axis="y", labelsize=8.5)
-        for tick, entry in zip(ax.get_yticklabels(), entries, strict=False):  # none in a second column
+        for tick, entry in zip(
+            ax.get_yticklabels(), entries, strict=False
+        ):  # the second panel has no tick labels
             tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
     axes[0].set_ylim(-0.7, sum(lines) - 0.3)
     axes[0].set_xlim(-1.05 * _REACH, 1.05 * _REACH)

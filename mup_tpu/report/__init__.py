@@ -47,13 +47,13 @@ from mup_tpu.words.verdicts import details, remedy, score, verdict
 
 @dataclass(frozen=True)
 class Box:
-    """Main message, set apart."""
+    """A main message in a box."""
 
     kind: ClassVar[str] = "box"
     sentence: str
     details: Sequence[str] = ()
-    commands: Sequence[str] = ()  # command lines at the ends of details, shown as they are
-    decision: str = ""  # verdict that gives the box its colour; "" for none
+    commands: Sequence[str] = ()  # command lines at the ends of details, shown as code
+    decision: str = ""  # verdict, which sets the colour of the box; "" for none
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Page:
     title: str
     lead: Sequence[Block]  # blocks at the top
     sections: Sequence[Section]
-    foot: str  # guide to the page
+    foot: str  # how to read the page
 
 
 def render(page: Page, template: str = "html") -> str:
@@ -253,7 +253,7 @@ def search_page(title: str, runs: pd.DataFrame) -> Page:
 def sweeps_page(
     title: str, comparison: Comparison, predictions: Mapping[str, Sequence[bool]] | None = None
 ) -> Page:
-    """Return the report of several sweeps; `predictions` has which intervals were right, by folder."""
+    """Return the report of several sweeps; `predictions` says for each folder which intervals were right."""
     fitted = [r for r in comparison.rulings if not math.isnan(r.parabola)]
     parts = sum(r.parts_from_parabola for r in fitted)
     model, update_rule, tuned = common_setting(comparison)

@@ -22,13 +22,13 @@ from mup_tpu.training.members import state_slots
 # Vectors of the model's width that a layer keeps per token, by the kind of the torch device, as measured
 _KEPT = {"cpu": 40.0, "cuda": 22.0, "xla": 12.0, "tpu": 10.0}
 _LOGITS = 3.0  # numbers per token and vocabulary entry: logits, log-softmax, and a gradient
-_GATHERED = 4.0  # copies of the largest part of a split trial that one process has whole
+_GATHERED = 4.0  # copies of the largest part of a split trial in each process
 
 # A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say
 # that an allocation failed (CUBLAS_STATUS_ALLOC_FAILED).
 _SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread", "ALLOC_FAILED")
 
-# Beginnings of errors of CUDA, as torch and Triton word them; those of its libraries among them.
+# Beginnings of errors of CUDA and its libraries, as torch and Triton word them
 _FAILURES = ("CUDA error: ", "CUDA driver error: ", "Triton Error [CUDA]: ")
 
 
@@ -51,7 +51,9 @@ def estimate_pack_bytes(
     declaration = declare(trial.model, vocab_size, data.sequence_length)
     total, width, layers = declaration.total, declaration.width, declaration.layers
     members = math.ceil(members / mesh.trial)  # on each device
-    training = members if execution == "vmap" else 1  # members with gradients and activations at a time
+    training = (
+        members if execution == "vmap" else 1
+    )  # members that have gradients and activations at the same time
     tokens = math.ceil(data.batch_size / mesh.data / shards / micro_batches) * data.sequence_length
     slots = state_slots(trial, declaration.parameters).values()
     state = (total + sum(declaration.parameters[name].size for names in slots for name in names)) / shards
@@ -59,7 +61,7 @@ def estimate_pack_bytes(
         first = declaration.blocks[0]
         block = sum(p.size for name, p in declaration.parameters.items() if name.startswith(first))
         state += _GATHERED * max(block, total - layers * block)
-    gradients = total / shards * (2 if micro_batches > 1 else 1)  # of micro-batches also their sum
+    gradients = total / shards * (2 if micro_batches > 1 else 1)  # micro-batches also need their sum
     rows = min(tokens, rows_at_once(vocab_size)) if kind == "cpu" else tokens  # tokens with logits in memory
     activations = tokens * layers * _KEPT[kind] * width + _LOGITS * vocab_size * rows
     numbers = members * state + training * (gradients + activations)
@@ -75,7 +77,7 @@ def check_fits(
         kind = device.torch_device.type
         return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, kind, micro_batches)
 
-    # Asked even for a single trial: on a CPU this frees memory that a pack too large has left.
+    # This call is needed for a single trial too: on a CPU it frees memory that a failed pack has left.
     free = device.free_memory_bytes()
     if members == 1 or needed(members) <= free:
         return
@@ -106,7 +108,9 @@ def device_errors(members: int) -> Iterator[None]:
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS):
             trials = f"{members} trials" if members > 1 else "a trial"
             hint = "" if members > 1 else "; --micro-batches may help"
-            why = message.partition(" Of the allocated memory")[0].rstrip(".")  # then come torch's options
+            why = message.partition(" Of the allocated memory")[0].rstrip(
+                "."
+            )  # the rest are options of torch
             raise PackTooLarge(f"{trials} ran out of memory ({why}){hint}", members // 2) from None
         if any(sign in message for sign in _FAILURES):
             raise DeviceFailed(f"the GPU failed ({message})") from None

@@ -96,7 +96,7 @@ class TrialProgress(Generic[T]):
             left = everything.time_remaining
             ends = f", {write_time(left)} left" if left else ""
             line = f"{at}: {result}; {self._stored} of {self._trials} trials stored{ends}"
-            self.console.print(line, soft_wrap=True)  # Rich takes seven times as long to wrap it
+            self.console.print(line, soft_wrap=True)  # wrapping takes Rich seven times as long
 
     def _advance(self, job: Any, share: float, note: str) -> None:
         more = len(job.trials) * (share - self._shares.get(job, 0.0))
