@@ -230,7 +230,7 @@ def test_what_pages_show_for_the_base_install_runs_in_it(base_python, tmp_path):
         (run / "wandb-summary.json").write_text(
             json.dumps({"val/loss": 3 + (octave - 1.1) ** 2 - width / 640})
         )
-    shown = [*SHOWN, ("docs/your_own_table.md", "mup-tpu analyze wandb", "best learning rate by n embd")]
+    shown = [*SHOWN, ("docs/your_own_table.md", "mup-tpu analyze wandb", "best learning rate by n_embd")]
     serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
     threading.Thread(target=server.serve_forever, daemon=True).start()
