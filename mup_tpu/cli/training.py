@@ -301,7 +301,7 @@ def _peak(on: str | None, base: Trial) -> float:
     from mup_tpu.devices.peak import gpu_peak_flops, tpu_type
 
     count, _, name = on.rpartition("x")  # 8xH100
-    if re.fullmatch(r"\d+", count) or not count:
+    if re.fullmatch(r"0*[1-9]\d{0,5}", count) or not count:
         peak = gpu_peak_flops(name, "bf16" if is_auto else base.train.precision)
         if peak is not None:
             return int(count or 1) * peak

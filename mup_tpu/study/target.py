@@ -61,11 +61,13 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
             if many - few > few / 2 or many > limit_s / 4:
                 break
             more *= 4  # the start took as long as these steps, and would hide them
-        each = max((many - few) / more, 1e-6)
+        # Less than a tenth of the start is within its scatter.
+        each = max(many - few, few / 10) / more
         start = max(few - steps * each, 0.0)
         times[work] = start, each
         at = at_words(values, [name for name in values if name != "steps"])
-        console.print(f"timed {at}: {each:.2g} s a step, after {start:.2g} s")
+        known_as = "" if many - few > few / 10 else "at most "
+        console.print(f"timed {at}: {known_as}{each:.2g} s a step, after {start:.2g} s")
 
     time(goal.values_at(goal.floors))
     for _ in range(_ROUNDS):

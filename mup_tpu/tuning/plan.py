@@ -32,7 +32,7 @@ from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.store import StoredAxes
-from mup_tpu.tuning.target import Goal, Values, goal_of, params_of, rate_by_law, read_target
+from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, params_of, rate_by_law, read_target
 from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_lines
 
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
@@ -515,7 +515,9 @@ def _start(
         return {name: tuple(values) for name, values in space.tune.items()}
     start: dict[str, tuple[float, ...]] = {"learning_rate": ()}
     for name, values in tune.items():
-        start[name] = tuple(sorted(parse_number(value, f"tune: {name}") for value in values))
+        if name in SIZES:
+            raise ConfigError(f"tune {name}: it is a size of the target, which a plan does not tune")
+        start[name] = tuple(sorted({parse_number(value, f"tune: {name}") for value in values}))
     if len(start) > 1:
         design_points({name: values or (1.0, 2.0, 4.0) for name, values in start.items()}, DESIGNS[0])
     return start

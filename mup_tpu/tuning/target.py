@@ -32,12 +32,17 @@ _LEAST = {"width": 128, "depth": 4}
 _LEAST_OF_OURS = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
 _LEAST_STEPS = 500  # fewer are mostly warm-up, and their optimum says little about longer training
 _SHORTEST = 16  # factor by which a size of unknown meaning is shortened at most
+_MOST, _FEWEST = 1e18, 10_000  # of any size; of parameters
 _PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 # Names of transformers' configurations
 _CONFIG = {
     "width": ("hidden_size", "n_embd", "d_model"),
     "depth": ("num_hidden_layers", "n_layer", "num_layers"),
 }
+
+SIZES = ("width", "depth", "params", "tokens", "batch", "steps")  # of a transformer, by their names
+# Least and most of each size of a transformer that is planned
+_POSSIBLE = {"width": (1, 10**6), "depth": (1, 10**4), "tokens": (10**3, 10**17), "batch": (1, 10**10)}
 
 Sizes = dict[str, float]
 Values = dict[str, Any]
@@ -66,8 +71,9 @@ def number(text: str, name: str) -> float:
         value = (float(base) ** float(power or 1)) * _PREFIXES.get(prefix, 1)
     except (ValueError, OverflowError):
         value = math.nan
-    if not (isinstance(value, float) and 0 < value < math.inf):
-        raise ConfigError(f"target: {name} {shown(text)} is not a number above 0; write 4096, 1.3B or 26e9")
+    if not (isinstance(value, float) and 0 < value <= _MOST):
+        known = f"a number above 0, at most {_MOST:g}"
+        raise ConfigError(f"target: {name} {shown(text)} is not {known}; write 4096, 1.3B or 26e9")
     return value
 
 
@@ -87,6 +93,7 @@ def read_target(target: str | Sequence[str] | Mapping[str, Any]) -> dict[str, st
         if not equals and text.endswith(".json"):
             with raised_as(ConfigError, f"target {text} cannot be read as JSON", (OSError, ValueError)):
                 config = json.loads(Path(text).read_text())
+            config = config if isinstance(config, dict) else {}
             pairs = {
                 size: str(config[key]) for size, keys in _CONFIG.items() for key in keys if key in config
             }
@@ -249,13 +256,16 @@ def goal_of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal
 
 def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     """Return the goal of somebody's own transformer; what is not given is derived by published laws."""
-    allowed = ("width", "depth", "params", "tokens", "batch", "steps")
-    if unknown := next((name for name in given if name not in allowed), None):
-        raise ConfigError(f"target: {unknown_key(unknown, allowed)}")
+    if unknown := next((name for name in given if name not in SIZES), None):
+        raise ConfigError(f"target: {unknown_key(unknown, SIZES)}")
     of = {name: number(text, name) for name, text in given.items()}
     derived = []
     if not {"width", "depth", "params"} & of.keys():
         raise ConfigError("target: the model's size is missing: give params=1.3B, or width=2048 depth=24")
+    if of.get("params", math.inf) < _FEWEST:
+        raise ConfigError(
+            f"target: params {given['params']} are fewer than {_FEWEST:,}: no transformer has so few"
+        )
     if "params" in of:
         by_aspect = (of["params"] / 12 / _ASPECT**2) ** (1 / 3)
         depth = of.get("depth") or (of["params"] / (12 * of["width"] ** 2) if "width" in of else by_aspect)
@@ -294,6 +304,14 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
         batch = 2.0 ** round(math.log2(batch_by_law(tokens)))
         law = "0.58·tokens^0.571 to a power of 2 (Step Law, Li et al. 2025)"
         derived.append(f"batch {short(batch)} tokens: {law}")
+    for name, size in {"width": width, "depth": depth, "tokens": tokens, "batch": batch}.items():
+        low, high = _POSSIBLE[name]
+        if not low <= size <= high or (name in ("width", "depth") and size % 1):
+            kind = "a whole number" if name in ("width", "depth") else "a number"
+            how = "" if name in of else f", derived from {', '.join(f'{n}={given[n]}' for n in given)},"
+            raise ConfigError(f"target: {name} {size:g}{how} is not {kind} from {low:g} to {high:g}")
+    if batch > tokens:
+        raise ConfigError(f"target: batch {short(batch)} is larger than all tokens, {short(tokens)}")
     values = {"width": int(width), "depth": int(depth), "batch": int(batch)}
     values["steps"] = max(1, round(tokens / batch))
     least = {name: min(float(_LEAST[name]), float(values[name])) for name in _LEAST}

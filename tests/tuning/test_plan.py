@@ -260,7 +260,14 @@ def test_a_sweeps_own_rules_and_rates_are_taken():
         ("", None, "1e17", "a plan needs a target: give --at params=1.3B, or --at width=4096"),
         ("tokens=1B", None, "1e17", "the model's size is missing: give params=1.3B, or width=2048 depth=24"),
         ("widht=3", None, "1e17", "target: unknown key 'widht'; the nearest known key is 'width'"),
-        ("params=big", None, "1e17", "params 'big' is not a number above 0; write 4096, 1.3B or 26e9"),
+        ("params=big", None, "1e17", "params 'big' is not a number above 0, at most 1e+18; write 4096"),
+        ("params=1e300", None, "1e17", "params '1e300' is not a number above 0, at most 1e+18"),
+        ("params=10", None, "1e17", "params 10 are fewer than 10,000: no transformer has so few"),
+        ("width=0.3", None, "1e17", "width 0.3 is not a whole number from 1 to 1e+06"),
+        ("width=64 depth=1.5", None, "1e17", "depth 1.5 is not a whole number from 1 to 10000"),
+        ("width=2048 tokens=1", None, "1e17", "tokens 1 is not a number from 1000 to 1e+17"),
+        ("width=2048 steps=1", None, "1e17", "batch 2.41592e+10, derived from width=2048, steps=1, is not"),
+        ("width=64 batch=1B tokens=1M", None, "1e17", "batch 1B is larger than all tokens, 1M"),
         ("params=1B params=2B", None, "1e17", "'params=2B' and another value of params were both given"),
         ("params=1.3B width=512 depth=4", None, "1e17", "contradict width 512 and depth 4, which have 12.6M"),
         ("width=512 tokens=1B steps=10 batch=1k", None, "1e17", "tokens 1B contradict steps 10 of batch 1k"),
@@ -283,6 +290,25 @@ def test_what_cannot_be_planned_is_one_sentence(target, base, budget, sentence):
     with pytest.raises(ConfigError) as error:
         plan(target, budget, base)
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", "null", '"text"', "{}", '{"hidden_size": 64}'])
+def test_a_configuration_of_no_transformer_is_one_sentence(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json has no hidden_size and num_hidden_layers"):
+        plan(str(tmp_path / "config.json"), "1e20")
+
+
+@pytest.mark.parametrize(
+    ("tune", "sentence"),
+    [
+        ({"weight_decay": [0.1, 0.1, 0.1]}, "weight_decay has fewer than three values"),
+        ({"steps": [1, 2, 3]}, "tune steps: it is a size of the target"),
+    ],
+)
+def test_hyperparameters_that_cannot_be_tuned_are_one_sentence(tune, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        plan("width=2048", "1e20", tune=tune)
 
 
 def _bought(bought, made, best, folder, noise=0.0, stop=math.inf, loss=None):
