@@ -70,6 +70,34 @@ CONFIGS: Mapping[str, hf.PreTrainedConfig] = {
         decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, dropout=0.0, scale_embedding=True,
         max_position_embeddings=16,
     ),
+    "OPT": hf.OPTConfig(
+        hidden_size=BASE, num_hidden_layers=2, ffn_dim=64, num_attention_heads=4, max_position_embeddings=16,
+        word_embed_proj_dim=BASE, dropout=0.0, **TEXT,
+    ),
+    "BLOOM": hf.BloomConfig(hidden_size=BASE, n_layer=2, n_head=4, hidden_dropout=0.0, **TEXT),
+    "Granite": hf.GraniteConfig(
+        **SMALL, **HEADS, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22,
+        attention_multiplier=1 / 64,
+    ),
+    "Bamba": hf.BambaConfig(
+        **SMALL, **HEADS, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
+        mamba_chunk_size=8, attn_layer_indices=[1],
+    ),
+    "RWKV-4": hf.RwkvConfig(hidden_size=BASE, num_hidden_layers=2, context_length=16, **TEXT),
+    "RecurrentGemma": hf.RecurrentGemmaConfig(
+        **SMALL, **SIZE, num_attention_heads=4, num_key_value_heads=1, lru_width=BASE,
+        block_types=("recurrent", "attention"),
+    ),
+    "Qwen3-Next": hf.Qwen3NextConfig(
+        **SMALL, **HEADS, **FEW, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "Mamba": hf.MambaConfig(**SMALL, state_size=8),
+    "Jamba": hf.JambaConfig(
+        **SMALL, **HEADS, num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1,
+        expert_layer_period=2, expert_layer_offset=1, use_mamba_kernels=False, mamba_d_state=8,
+    ),
     "ViT": hf.ViTConfig(
         hidden_size=BASE, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=8,
         patch_size=4, hidden_dropout_prob=0.0, num_labels=10,

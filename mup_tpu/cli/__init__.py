@@ -6,6 +6,7 @@ dataclasses. Only the module of the command that runs is imported, so that help 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import gc
@@ -21,6 +22,7 @@ from types import FrameType
 
 import mup_tpu
 from mup_tpu.errors import ConfigError
+from mup_tpu.internals import backends
 
 __all__ = ["COMMANDS", "main"]
 
@@ -82,9 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n".join([*lines, "", "`mup-tpu COMMAND --help` lists the options of a command."]))
         sys.exit(0 if words else 2)
 
+    backends.leave_out()
+    atexit.unregister(_end_quietly)
+    atexit.register(_end_quietly)
     from mup_tpu.cli.console import guard
 
     guard(lambda: _run(words))
+
+
+def _end_quietly() -> None:
+    """Hide what nanobind (in triton, which torch imports) writes after the results when Python ends."""
+    if "triton" in sys.modules:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _run(words: Sequence[str]) -> None:

@@ -21,8 +21,17 @@ import torch
 from torch import nn
 
 from mup_tpu.analysis.coord_check import SIZES
+from mup_tpu.analysis.diagnosis import (
+    Diagnosis,
+    Exponent,
+    Finding,
+    GrownParameter,
+    Mend,
+    pooled,
+    pooled_name,
+    tried,
+)
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.parametrize.diagnosis import Diagnosis, Exponent, Finding, GrownParameter, pooled, pooled_name
 from mup_tpu.parametrize.measure import Loss, Trained, TrainedModules
 from mup_tpu.parametrize.module import FactorTable
 from mup_tpu.parametrize.roles import (
@@ -59,21 +68,31 @@ class Report:
 
     @property
     def passes(self) -> bool:
-        # What is not known does not fail.
-        return not any(f.verdict in ("grows", "dies", "not scaled") for f in self.findings)
+        return not any(f.is_wrong for f in self.findings) and not self.unknown
+
+    @property
+    def unknown(self) -> list[Finding]:
+        """Findings of parameters that leave the check without an answer: of matrices, or of all."""
+        unknown = [f for f in self.findings if f.verdict == "unknown"]
+        judged = [f for f in self.findings if f.verdict not in ("unknown", "not judged")]
+        matrices = {p.name for p in self.parameters if p.inputs_grow and p.outputs_grow}
+        return [f for f in unknown if not judged or (f.cause and f.name in matrices)]
 
     @property
     def sentence(self) -> str:
-        if self.passes:
+        wrong = [f for f in self.findings if f.is_wrong and f.cause] or [
+            f for f in self.findings if f.is_wrong
+        ]
+        if not wrong and self.unknown:
+            return f"not known: {_line(self.unknown)}"
+        if not wrong:
             return (
                 f"no layer grows with {self.scale}, and none dies; if a large model diverges all the same, "
                 "look at the base's learning rate and warm-up, at depth, and at what a few steps do not show"
             )
-        first, *_ = wrong = [f for f in self.findings if f.verdict in ("grows", "dies", "not scaled")]
-        same = sum(f.cause == first.cause for f in wrong) - 1
-        others = [cause for cause in self.causes if cause != first.cause]
-        more = f"; {same} more of this cause" if same else ""
-        return str(first) + more + (f"; also: {', '.join(others)}" if others else "")
+        others = [cause for cause in self.causes[1:] if any(f.cause == cause for f in wrong)]
+        first = [f for f in wrong if f.cause == wrong[0].cause]
+        return _line(first) + (f"; also: {', '.join(others)}" if others else "")
 
     @property
     def sizes(self) -> pd.DataFrame:
@@ -105,9 +124,11 @@ class Report:
         return FactorTable(pd.DataFrame(rows).set_index("parameter"))
 
     def __str__(self) -> str:
-        wrong = [f"- {f}" for f in self.findings if f.cause]
-        explained = "exponents of the " + self.scale
-        return "\n".join([self.sentence, *wrong, f"{explained}:", repr(self.table())])
+        # Vectors without a gradient or a growing axis need no word beside the table.
+        shown = [f for f in self.findings if f.cause and (f.is_wrong or f in self.unknown)]
+        causes = [f"- {_line([f for f in shown if f.cause == cause])}" for cause in self.causes]
+        wrong = [line for line in causes if line != "- "]
+        return "\n".join([self.sentence, *wrong[1:], f"exponents of the {self.scale}:", repr(self.table())])
 
     def to_dict(self) -> dict[str, Any]:
         table = self.table().reset_index().astype(object)
@@ -115,7 +136,11 @@ class Report:
             "passes": self.passes,
             "sentence": self.sentence,
             "causes": self.causes,
-            "findings": [vars(f) | {"remedy": f.remedy} for f in self.findings if f.cause],
+            "findings": [
+                {key: value for key, value in vars(f).items() if key != "mends"} | {"remedy": f.remedy}
+                for f in self.findings
+                if f.cause
+            ],
             "parameters": table.where(table.notna(), None).to_dict("records"),
         }
 
@@ -142,6 +167,15 @@ class CoordinateCheck:
             "sentences": list(self.sentences),
             "rules": {rule: report.to_dict() for rule, report in self.reports.items()},
         }
+
+
+def _line(findings: Sequence[Finding]) -> str:
+    """Return one sentence about parameters of one cause: the first in full, the others by name."""
+    if not findings:
+        return ""
+    names = list(dict.fromkeys(pooled_name(f.name) for f in findings[1:] if f.name != findings[0].name))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return str(findings[0]) + (f"; so too {', '.join(names[:3])}{more}" if names else "")
 
 
 def lint(
@@ -294,8 +328,8 @@ def _trained(build: Callable[..., Any], scale: str, size: int, lr: float) -> Tra
         built = build(**{scale: size}) if scale in names else build(size) if scale == "width" else build()
     except ConfigError:
         raise
-    except Exception as error:
-        raise ConfigError(f"build({size}) fails ({type(error).__name__}: {first_line(error)})") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"build({size}) fails ({first_line(error)})") from error
     parts = built if isinstance(built, tuple) else (built,)
     flat = [part for of in parts for part in (of if isinstance(of, list | tuple) else [of])]
     if not isinstance(flat[0], nn.Module) or not all(hasattr(o, "param_groups") for o in flat[1:]):
@@ -305,6 +339,13 @@ def _trained(build: Callable[..., Any], scale: str, size: int, lr: float) -> Tra
         )
     module, *optimizers = flat
     parameters = list(module.parameters())
+    if not parameters:
+        raise ConfigError(f"build({size}) returns a {type(module).__name__} without parameters")
+    if any(nn.parameter.is_lazy(p) for p in parameters):
+        raise ConfigError(
+            f"build({size}) returns a module with lazy parameters; call it once on a batch in build, so that "
+            "they have shapes"
+        )
     if not optimizers and parameters and all(hasattr(p, "infshape") for p in parameters):
         import mup
 
@@ -339,17 +380,21 @@ def _check(
             f"neither build nor batch has a parameter {scale!r}; build has {', '.join(taken) or 'none'}"
         )
 
-    def start(size: int) -> TrainedModules:
-        trained = []
+    def start(size: int, seeds: int = seeds, mends: Sequence[Mend] = ()) -> TrainedModules:
+        trained: list[Trained] = []
         for seed in range(seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 trained.append(_trained(build, scale, size, lr))
+        if len({id(module) for module, _ in trained}) < len(trained):
+            raise ConfigError(
+                f"build({size}) returns the same module twice; it must make a new one each time"
+            )
         of_size, names = batch, _parameters(batch)
         if inspect.isroutine(batch):
             is_required = any(p.default is p.empty for p in names.values())
             of_size = batch(**{scale: size}) if scale in names else batch(size) if is_required else batch()
-        return TrainedModules(trained, loss, of_size, required)
+        return TrainedModules(trained, loss, of_size, required, mends, size / min(sizes))
 
     cells = [
         Cell(f"{rule}{scale} {size}", size, {scale: size}, float(size) ** 2, functools.partial(start, size))
@@ -367,8 +412,6 @@ def _check(
             print(f"{doing}: {share:.0%}", file=sys.stderr, flush=True)
 
     *_, table = measure_cells(cells, steps, pd.DataFrame(), set(), progress or say, seconds)
-    if progress is None:
-        say("", 1.0)
     with torch.random.fork_rng(devices=[]):
         small, optimizers = _trained(build, scale, int(table[scale].min()), lr)
         large, _ = _trained(build, scale, int(table[scale].max()), lr)
@@ -376,7 +419,27 @@ def _check(
     if scale != "width":
         table = pooled(table)
     diagnosis = Diagnosis(table, parameters, scale)
-    return Report(tuple(diagnosis.findings()), tuple(parameters), diagnosis.fits, table, scale)
+    findings = diagnosis.findings()
+
+    def measured(mends: Sequence[Mend]) -> list[Finding] | None:
+        """Return the findings of a quick check with mends: one seed, without the largest of many sizes."""
+        few = sorted(set(sizes))
+        few = few[: max(3, len(few) - 1)]
+        quick = [
+            Cell(f"trying causes, {scale} {size}", size, {scale: size}, float(size) ** 2,
+                 functools.partial(start, size, 1, mends))
+            for size in few
+        ]  # fmt: skip
+        with contextlib.suppress(ConfigError):
+            *_, again = measure_cells(quick, min(steps, diagnosis.steps), pd.DataFrame(), set(), progress or say, math.inf)
+            return Diagnosis(again, parameters, scale).findings()
+        return None
+
+    if scale == "width" and any(f.is_wrong for f in findings):
+        findings = tried(findings, diagnosis.suspects(findings), measured)
+    if progress is None:
+        say("", 1.0)
+    return Report(tuple(findings), tuple(parameters), diagnosis.fits, table, scale)
 
 
 def _subjects(
@@ -396,7 +459,8 @@ def _subjects(
                 "the module has the same shapes at all widths; build must use the width that it gets"
             )
         axes = infer_infshapes(shapes[0], shapes[1], shapes[1])
-    names = {id(p): unwrapped(name) for name, p in small.named_parameters()}
+    named = {unwrapped(name): p for name, p in small.named_parameters()}
+    names = {id(p): name for name, p in named.items()}
     families = {  # an optimizer of accelerate has torch's inside
         names[id(p)]: next(
             (f for f in ("sgd", "muon") if f in type(getattr(o, "optimizer", o)).__name__.lower()), "adam"
@@ -425,7 +489,8 @@ def _subjects(
         modules = tuple(o.name if scale == "width" else pooled_name(o.name) for o in owners)
         subject = GrownParameter(
             kind, role, before[name].shape, after[name].shape, inputs_grow, outputs_grow,
-            families.get(name, "adam"), modules, is_tied,
+            families.get(name, "adam"), modules, is_tied, named[name].requires_grad,
+            torch.finfo(named[name].dtype).bits < 32,
         )  # fmt: skip
         subjects.setdefault(kind, subject)
     return list(subjects.values())

@@ -14,17 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mup_tpu.analysis.diagnosis import Mend
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.parametrize.roles import unwrapped
 from mup_tpu.training.coord_check import Subject
 
 Loss = Callable[[nn.Module, Any], Tensor]  # Function of a module and the batch; a scalar
 
-# Gradients smaller than the largest by this are sums that cancel, such as of biases of keys, to which a
-# softmax is blind.
-_ROUNDING = 1e-9
+# A gradient below this many units in the last place of the largest one beside it is a sum that cancels, such
+# as that of a bias of keys, to which a softmax is blind.
+_ROUNDING = 8
 
 Trained = tuple[nn.Module, Sequence[torch.optim.Optimizer]]  # A module as it is trained, and its optimizers
 
@@ -33,9 +35,18 @@ class TrainedModules(Subject):
     """Modules of one width that train on one batch, one per seed.
 
     `required` has submodules that the forward pass must call, with the sentence for one that it does not.
+    `mends` are applied with the growth m.
     """
 
-    def __init__(self, trained: Sequence[Trained], loss: Loss, batch: Any, required: Mapping[str, str] = {}):
+    def __init__(
+        self,
+        trained: Sequence[Trained],
+        loss: Loss,
+        batch: Any,
+        required: Mapping[str, str] = {},
+        mends: Sequence[Mend] = (),
+        m: float = 1.0,
+    ) -> None:
         self.seeds = range(len(trained))
         self._trained, self._loss, self._batch, self._required = trained, loss, batch, dict(required)
         self._losses: list[Tensor] = []
@@ -44,8 +55,11 @@ class TrainedModules(Subject):
         self._order: list[dict[str, int]] = [{} for _ in trained]
         self._attention = [AttentionLogits() for _ in trained]
         self._rows: list[dict[tuple[str, str], float]] = [{} for _ in trained]
-        for k, (module, _) in enumerate(trained):
+        self._step_factors: dict[str, float] = {}
+        for k, (module, optimizers) in enumerate(trained):
             lists = {unwrapped(n) for n, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+            for mend in mends:
+                self._apply(mend, m, module, optimizers)
             for path, part in module.named_modules():
                 if isinstance(part, nn.ModuleList):
                     continue
@@ -54,6 +68,31 @@ class TrainedModules(Subject):
                 has_matrix = any(p.dim() >= 2 for p in part.parameters(False))
                 is_measured = not name or is_block or has_matrix
                 part.register_forward_hook(functools.partial(self._keep, k, name, is_measured))
+
+    def _apply(
+        self, mend: Mend, m: float, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Change a copy of the module as it would be without a suspected cause."""
+        factors = {name: m**power for name, power in mend.powers.items()}
+        if mend.kind == "step":
+            for name, factor in factors.items():
+                self._step_factors[name] = self._step_factors.get(name, 1.0) * factor
+        elif mend.kind == "float32":
+            module.float()
+        elif mend.kind == "epsilon":
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["eps"] = 1e-9 * group.get("eps", 1.0)
+        elif mend.kind == "init":
+            for name, p in module.named_parameters():
+                p.data.mul_(factors.get(unwrapped(name), 1.0))
+        else:
+            for name, part in module.named_modules():
+                if (factor := factors.get(unwrapped(name), 1.0)) != 1:
+                    hook: Callable[..., Any] = functools.partial(_scaled, factor)
+                    if mend.kind == "output":
+                        part.register_forward_hook(lambda module, inputs, out, hook=hook: hook(out))
+                    else:
+                        part.register_forward_pre_hook(lambda module, inputs, hook=hook: hook(inputs))
 
     def _keep(self, k: int, name: str, is_measured: bool, module: nn.Module, inputs: Any, out: Any) -> None:
         self._attention[k].layer = name
@@ -75,7 +114,7 @@ class TrainedModules(Subject):
                     loss = self._loss(module, self._batch)
                 except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
                     raise ConfigError(
-                        f"loss(module, batch) fails ({type(error).__name__}: {first_line(error)}); it must "
+                        f"loss(module, batch) fails ({first_line(error)}); it must "
                         "return the loss of a module that build made on the batch"
                     ) from error
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -93,32 +132,57 @@ class TrainedModules(Subject):
             before = {name: _whole(p.detach()).clone() for name, p in named.items()}
             gradients = {n: _whole(p.grad).clone() for n, p in named.items() if p.grad is not None}
             for optimizer in optimizers:
-                optimizer.step()
-            groups = {
-                id(p): g for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]
-            }
-            rows = self._rows[k] = {}
-            for name, parameter in named.items():
-                change = (_whole(parameter.detach()) - before[name]).flatten()
-                if group := groups.get(id(parameter)):
-                    lr = float(group["lr"])
-                    rows[name, "learning rate"] = lr
-                    rows[name, "decay"] = lr * float(group.get("weight_decay") or 0.0)
-                if number == 0:
-                    rows[name, "init"] = _rms(before[name])
-                rows[name, "size"] = _rms(change)
-                gradient = gradients.get(name)
-                rows[name, "gradient"] = 0.0 if gradient is None else _rms(gradient)
-                # Entries with one sign: a sum in single precision loses nothing that an exponent shows.
-                rows[name, "effect"] = 0.0 if gradient is None else abs(float(gradient.flatten() @ change))
-            largest = max((rows[name, "gradient"] for name in named), default=0.0)
-            for name in named:
-                if rows[name, "gradient"] < _ROUNDING * largest:
-                    rows[name, "gradient"] = rows[name, "effect"] = 0.0
-            clipped = [_whole(p.grad) for p in named.values() if p.grad is not None]
-            if gradients and clipped:
-                whole = [torch.cat([g.flatten() for g in of]).norm() for of in (gradients.values(), clipped)]
-                rows["", "clipping"] = float(whole[1] / whole[0]) if whole[0] else 1.0
+                try:
+                    with torch.compiler.set_stance("force_eager"), _Float32Products():
+                        optimizer.step()
+                except (TypeError, RuntimeError, AttributeError) as error:
+                    raise ConfigError(
+                        f"step() of {type(optimizer).__name__} fails ({first_line(error)}); a check needs an "
+                        "optimizer that steps by the gradients, without evaluating the loss again"
+                    ) from error
+            for name, factor in self._step_factors.items():
+                whole = before[name]
+                named[name].data.sub_(whole).mul_(factor).add_(whole)
+            self._rows[k] = self._measured(named, before, gradients, optimizers, number)
+
+    def _measured(
+        self,
+        named: Mapping[str, nn.Parameter],
+        before: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+        number: int,
+    ) -> dict[tuple[str, str], float]:
+        """Return what one step shows of each parameter."""
+        groups = {id(p): g for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+        rows: dict[tuple[str, str], float] = {}
+        largest: dict[str, float] = {}  # gradient among the parameters of one module, and of all
+        for name, parameter in named.items():
+            change = (_whole(parameter.detach()) - before[name]).flatten().to(before[name].dtype)
+            rows[name, "size"] = _rms(change)
+            if group := groups.get(id(parameter)):
+                lr = float(group.get("lr", rows[name, "size"])) * self._step_factors.get(name, 1.0)
+                rows[name, "learning rate"] = lr
+                rows[name, "decay"] = lr * float(group.get("weight_decay") or 0.0)
+            if number == 0:
+                rows[name, "init"] = _rms(before[name])
+            gradient = gradients.get(name)
+            rows[name, "gradient"] = size = 0.0 if gradient is None else _rms(gradient)
+            # Entries with one sign: a sum in single precision loses nothing that an exponent shows.
+            rows[name, "effect"] = 0.0 if gradient is None else abs(float(gradient.flatten() @ change))
+            for of in {name.rpartition(".")[0], ""}:
+                largest[of] = max(largest.get(of, 0.0), size)
+        for name, parameter in named.items():
+            of = name.rpartition(".")[0]
+            beside = largest[of] if rows[name, "gradient"] < largest[of] else largest[""]
+            rounding = torch.finfo(parameter.dtype).eps if beside is largest[of] else torch.finfo().eps
+            if rows[name, "gradient"] < _ROUNDING * rounding * beside:
+                rows[name, "gradient"] = rows[name, "effect"] = 0.0
+        clipped = [_whole(p.grad) for p in named.values() if p.grad is not None]
+        if gradients and clipped:
+            whole = [torch.cat([g.flatten() for g in of]).norm() for of in (gradients.values(), clipped)]
+            rows["", "clipping"] = float(whole[1] / whole[0]) if whole[0] else 1.0
+        return rows
 
     def others(self, model: int, step: int) -> dict[tuple[str, str], float]:
         rows = dict(self._rows[model])
@@ -128,6 +192,23 @@ class TrainedModules(Subject):
             rows |= {(name, "input"): rms for name, rms in self._inputs[model].items()}
             rows |= {(name, "order"): i for name, i in self._order[model].items()}
         return rows
+
+
+class _Float32Products(TorchFunctionMode):
+    """Muon orthogonalizes in bfloat16, which CPUs compute ten times as slowly; float32 says the same."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = [*args[1:], *(kwargs or {}).values()]
+        is_cast = func is Tensor.to and any(value is torch.bfloat16 for value in given)
+        if (
+            (is_cast or func is Tensor.bfloat16)
+            and args[0].dtype == torch.float32
+            and args[0].device.type == "cpu"
+        ):
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
 
 
 class AttentionLogits(TorchDispatchMode):
@@ -142,7 +223,7 @@ class AttentionLogits(TorchDispatchMode):
         self.layer = ""  # Module whose forward pass ended last
         self.sizes: dict[str, float] = {}  # Standard deviation of the logits, by layer
         self.head_sizes: dict[str, int] = {}
-        self._product = (0, 0)
+        self._product, self._added = (0, 0), torch.zeros(())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -151,8 +232,12 @@ class AttentionLogits(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in ("bmm", "baddbmm"):
             self._product = (result.numel(), args[-2].shape[-1])
+            # What is added to the product, as ALiBi's slopes or a mask, is no logit of queries and keys.
+            added = args[0].detach() * (kwargs or {}).get("beta", 1) if name == "baddbmm" else result.new_zeros(())
+            self._added = added.expand(result.shape)
         elif name in ("_softmax", "_safe_softmax") and args[0].numel() == self._product[0]:
-            self._record(args[0].detach().float(), self._product[1])
+            seen = args[0].detach().float().flatten()
+            self._record(seen[seen > -1e4] - self._added.flatten()[seen > -1e4], self._product[1])
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
             queries, keys = (tensor.detach().float() for tensor in args[:2])
             if queries.shape[1] != keys.shape[1]:
@@ -162,9 +247,8 @@ class AttentionLogits(TorchDispatchMode):
         return result
 
     def _record(self, logits: Tensor, head_size: int) -> None:
-        seen = logits[logits > -1e4]  # masked ones are at -inf or at the type's least number
         layer = self.layer.rpartition(".")[0] or self.layer
-        self.sizes[layer], self.head_sizes[layer] = _rms(seen - seen.mean()), head_size
+        self.sizes[layer], self.head_sizes[layer] = _rms(logits - logits.mean()), head_size
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -187,3 +271,12 @@ def _first_tensor(value: Any) -> Tensor | None:
         if isinstance(value, Mapping | tuple | list):
             waiting = [*(value.values() if isinstance(value, Mapping) else value), *waiting]
     return None
+
+
+def _scaled(factor: float, value: Any) -> Any:
+    """Multiply the first floating tensor among results, and keep what is around it."""
+    if isinstance(value, Tensor):
+        return value * factor
+    if isinstance(value, tuple | list) and value:
+        return type(value)([_scaled(factor, value[0]), *value[1:]])
+    raise ConfigError("a factor cannot be tried here")

@@ -289,7 +289,8 @@ _SIZES = (
     "hidden_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim",
     "moe_intermediate_size",
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "mamba_d_ssm", "conv_dim",
-    "q_lora_rank", "kv_lora_rank",
+    "q_lora_rank", "kv_lora_rank", "word_embed_proj_dim", "lru_width",
+    "attention_hidden_size",
 )  # fmt: skip
 _NUMBERS = (
     "num_attention_heads", "num_key_value_heads", "num_heads", "mamba_n_heads", "mamba_num_heads",
@@ -403,6 +404,8 @@ def from_config(
     for of in (at(base), at(2 * base)):
         root = of.hidden_size**-0.5 if getattr(of, "scale_decoder_outputs", False) else 1.0
         scales.append(root / (getattr(of, "logits_scaling", None) or 1.0))
+    if getattr(config, "model_type", "") == "recurrent_gemma":  # its model has the factor, not its embedding
+        roles = {"*.embed_tokens": "width^0.5", **roles}
     roles = {**_roles(build, base, experts, roles, math.log2(scales[1] / scales[0])), **roles}
     mup = parametrize(build, width=width, base_width=base, roles=roles, **options)
     return GrownModel(at(width), grown, build, roles, mup)
@@ -418,10 +421,10 @@ def _roles(
     small, large = (build_on_meta(build, width, None) for width in (base, 2 * base))
     before, after = parameters_of(small), parameters_of(large)
     roles: dict[str, str] = {}
-    partly = []
+    partly, smaller = [], dict(small.named_modules())
     for name, part in large.named_modules():
         scales = [1.0, 1.0]
-        for i, one in enumerate((small.get_submodule(name), part)):
+        for i, one in enumerate((smaller.get(name), part)):
             for attribute in ("embed_scale", "scalar_embed_scale"):
                 factor = getattr(one, attribute, None)
                 if isinstance(one, nn.Embedding) and isinstance(factor, int | float):
@@ -443,14 +446,25 @@ def _roles(
         elif len(grows) == 1:
             if grows[0] and "bias" not in owner.attribute and not is_norm(owner.module):
                 roles[name] = "bias"  # as A_log and D of state spaces, and sinks: η as of all vectors
+        elif grows[-1] and all(size == 1 for size in built.shape[:-1]):
+            roles[name] = "router" if is_layer else "bias"  # a gate of one output, and vectors of RWKV
         elif built.shape[0] in experts and not grows[0] and sum(grows) == 1:
             roles[name] = "router"
         elif not in_block and not is_layer and sum(grows) == 1 and grows[-1]:
             roles[name] = "position_embedding"  # as the class token of a ViT
+        elif in_block and grows == [True, False, False] and not is_layer:
+            roles[name] = "token_embedding"  # blocks of one size, whose number grows (RecurrentGemma)
+        elif in_block and grows[0] and sum(grows) == 1 and "bias" in owner.attribute:
+            roles[name] = "bias"
         elif in_block and sum(grows) != 2 and not isinstance(owner.module, nn.Embedding):
             depthwise = isinstance(owner.module, _ConvNd) and owner.module.groups > 1
             if not depthwise:
                 partly.append(f"{name!r} {tuple(before[name].shape)} → {tuple(built.shape)}")
+    if any(".A_log" in name for name in partly):
+        raise ConfigError(
+            f"no rule is known for {partly[0]} of Mamba-1's selective state space, whose products leave Tensor "
+            "Programs (Vankadara et al. 2024, openreview.net/forum?id=aQv5AbN1wF); Mamba-2 grows by heads"
+        )
     if partly:
         more = f" and {len(partly) - 1} more" if len(partly) > 1 else ""
         raise ConfigError(

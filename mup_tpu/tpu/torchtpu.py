@@ -9,6 +9,8 @@ Shapes: L items that the stacks of a program hold.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.cuda import trace
 from mup_tpu.devices.peak import GENERATIONS, tpu_device_files
 from mup_tpu.errors import ConfigError, reason
+from mup_tpu.internals import backends
 from mup_tpu.internals.torch import tree_leaves
 
 ON_CPU = "tpu:CPU"
@@ -158,9 +161,14 @@ def dump_programs(folder: str) -> None:
 
 def create() -> TpuDevice:
     """Return the chip of this process."""
+    is_loaded = "torch_tpu" in sys.modules
+    if importlib.util.find_spec("torch_tpu") and not is_loaded and not tpu_device_files():
+        raise ConfigError("device 'tpu' found no TPU here: run on a TPU VM, or take another --device")
     try:
-        import torch_tpu  # noqa: F401 (gives torch its device "tpu")
+        import torch_tpu  # noqa: F401
 
+        if not is_loaded:
+            backends.load("torch_tpu")  # gives torch its device "tpu"
         torch.device("tpu")
     except ImportError as error:
         raise ConfigError(

@@ -149,7 +149,7 @@ def with_mistake(name):
                 "widths": [16, 32, 64],
                 "base_width": 16,
             },
-            "learning rate not scaled",
+            "readout's 1/m missing",
         ),
         (Net, {"lr": 1e30, "optimizer": "sgd"}, "diverges"),
     ],

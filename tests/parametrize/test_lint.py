@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from mup_tpu.analysis.diagnosis import Exponent
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import lint
-from mup_tpu.parametrize.diagnosis import Exponent
 from mup_tpu.plots import module_check_figure
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "lint_faults.py"

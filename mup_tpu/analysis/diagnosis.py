@@ -6,6 +6,9 @@ If not, the gradient's exponent shows what the forward pass contributes, and the
     effect of a parameter = gradient's excess (twice for SGD) + excess of the optimizer's step
 
 In μP the gradient of a parameter whose outputs grow is ∝ 1/width, and so is a readout's, by its 1/m.
+
+Exponents of several causes look alike, so each finding has a mend of its suspected cause. `tried` measures
+the modules again with each, and the cause whose mend makes all flat is named.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +25,13 @@ import pandas as pd
 
 # Exponents. A missing factor of μP makes ±1/2 or ±1; right models lie within -0.31 and 0.2 in three octaves.
 GROWS, DIES = 0.25, -0.36
+
+
+class Mend(NamedTuple):
+    """A change that undoes a suspected cause, by powers of the width of parameters or modules."""
+
+    kind: str  # "init" or "step" of parameters, "input" or "output" of modules, "epsilon", "float32"
+    powers: Mapping[str, float] = {}
 
 
 class Exponent(NamedTuple):
@@ -67,14 +77,23 @@ _REMEDIES = {
     "attention logits grow": "look at the scale of attention logits",
     "ε not scaled": "lower Adam's ε, or scale it by 1/m as the gradient",
     "clipping before scaling": "clip at a limit that follows the gradient's norm, or not at all",
+    "Muon's learning rate not scaled": 'follow the rule of its adjust_lr_fn: none for "original", 1/√m for '
+    '"match_rms_adamw"',
     "decay coupled": "multiply weight decay by m where the learning rate has 1/m, so that steps decay alike",
     "optimizer's groups made before parametrize": "make the optimizer from this module's parameters, last",
-    "not trained": "its gradient is 0 at every width: frozen, unused, or a bias of keys, without effect",
+    "not trained": "it is frozen, unused, or a bias of keys, to which a softmax is blind",
+    "not updated": "look at the optimizer: its step changes nothing",
+    "no gradient": "look at the loss: its gradient is 0 at every parameter",
+    "updates lost to rounding": "keep a float32 master copy of the weights, or round at random",
     "residual branch not scaled by depth": "multiply residual branches by base depth / depth (CompleteP)",
     "a sum over the batch": "average the loss over sequences and tokens",
     "diverges": "check with a smaller learning rate",
 }
 
+
+_EXACT = {"decay coupled", "not trained", "optimizer's groups made before parametrize"}
+
+_INIT = {"init not scaled", "init divided twice", "init grows with width", "embedding treated as hidden"}
 
 _FORWARD = {
     "readout's 1/m missing", "readout's 1/m applied twice", "readout's init not scaled", "applied twice",
@@ -95,6 +114,8 @@ class GrownParameter:
     optimizer: str = "adam"  # "adam", "sgd" or "muon": how the size of its updates follows the gradient
     modules: tuple[str, ...] = ()  # Modules that hold it; several if it is tied
     is_tied: bool = False  # Whether it is embedding and readout
+    trains: bool = True  # Whether it asks for a gradient
+    is_low: bool = False  # Whether its numbers have less than 24 bits
 
     @property
     def is_hidden(self) -> bool:
@@ -107,9 +128,15 @@ class Finding:
 
     name: str
     role: str
-    verdict: str  # "follows", "grows", "dies", "not scaled" or "unknown"
+    verdict: str  # "follows", "grows", "dies", "not scaled", "unknown" or "not judged"
     cause: str = ""
     evidence: str = ""  # Measured exponents on which the cause rests
+    excess: float = 0.0  # Exponent beyond the rule's
+    mends: tuple[Mend, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.verdict in ("grows", "dies", "not scaled")
 
     @property
     def remedy(self) -> str:
@@ -117,7 +144,8 @@ class Finding:
 
     def __str__(self) -> str:
         role = f" ({self.role.replace('_', ' ')})" if self.role else ""
-        text = f"{self.name or 'the output'}{role} {self.verdict}: {self.cause or 'as the rule has it'}"
+        verdict = f"is {self.verdict}" if self.verdict in ("unknown", "not judged") else self.verdict
+        text = f"{self.name or 'the output'}{role} {verdict}: {self.cause or 'as the rule has it'}"
         return (
             text
             + (f" ({self.evidence})" if self.evidence else "")
@@ -164,11 +192,16 @@ class Diagnosis:
             layer: fit.value for (layer, q, step), fit in self.fits.items() if (q, step) == ("head size", 0)
         }
         self._matrices = {module: p for p in parameters if len(p.shape) >= 2 for module in p.modules}
-        called = [self._matrices[layer] for layer in self._layers if layer in self._matrices]
+        # A module that holds a matrix beside other layers ends after them, wherever its matrix is used.
+        holders = [m for m in self._matrices if any(f"{o}.".startswith(f"{m}." if m else "") for o in
+                   self._matrices if o != m)]  # fmt: skip
+        called = [self._matrices[of] for of in self._layers if of in self._matrices and of not in holders]
         grown = [i for i, p in enumerate(called) if p.outputs_grow and not p.is_tied]
         # With finite outputs in front of growing ones it is no readout: keys of few heads, a router, an MLP
         # whose inner size stays.
-        self._inner = {p.name for p in called[: grown[-1]] if not p.outputs_grow} if grown else set()
+        last = grown[-1] if grown else 0
+        self._inner = {p.name for p in called[:last] if p.inputs_grow and not p.outputs_grow}
+        self._inner |= {p.name for p in parameters if p.role == "router"}
         self._readouts = [
             p for p in parameters if (p.is_tied or p.role == "readout") and p.name not in self._inner
         ]
@@ -179,19 +212,16 @@ class Diagnosis:
         if len(diverged):
             size = diverged[self.scale].min()
             return [Finding(diverged.iloc[0]["layer"], "", "grows", "diverges", f"at {self.scale} {size}")]
-        structural = []
-        for p in self.parameters:
-            rows = self._table[self._table["layer"] == p.name]
-            sizes = {quantity: of["rms"] for quantity, of in rows.groupby("quantity")}
-            if "learning rate" not in sizes:
-                cause = "optimizer's groups made before parametrize"
-                structural.append(Finding(p.name, p.role, "not scaled", cause, "no optimizer has it"))
-            elif not sizes["effect"].any():
-                cause = "" if sizes["gradient"].any() else "not trained"
-                structural.append(Finding(p.name, p.role, "unknown", cause))
+        structural = [f for f in map(self._structural, self.parameters) if f]
+        if structural and all(f.cause == "not trained" for f in structural) and not self._has("gradient"):
+            structural = [replace(f, verdict="unknown", cause="no gradient") for f in structural]
         forward = [f for f in (self._at_init(), self._attention()) if f]
         known = {f.name for f in structural}
         each = [self._parameter(p, bool(forward)) for p in self.parameters if p.name not in known]
+        by_forward = [f for f in each if f.cause in _FORWARD]
+        if all(f.role in ("norm", "bias") for f in by_forward):
+            # A factor of the forward pass would reach matrices too; one vector alone shows sums that cancel.
+            each = [replace(f, verdict="unknown", cause="", mends=()) if f in by_forward else f for f in each]
         wrong = [f for f in each if f.cause]
         # What the optimizer's settings show is exact; what the forward pass does may follow from others.
         wrong.sort(key=lambda f: (f.cause in _FORWARD, not f.cause.startswith("readout's")))
@@ -202,9 +232,73 @@ class Diagnosis:
                 if layer not in readouts and fit and fit.value > GROWS and fit.low > 0.1:
                     evidence = f"its {quantity} after {self._last} steps ∝ {self.scale}^{fit.value:.2f}"
                     forward = forward or [Finding(layer, "", "grows", "cause not known", evidence)]
-        first = [f for f in structural if f.verdict == "not scaled"]
-        rest = [f for f in structural if f.verdict == "unknown"]
+        first = [f for f in structural if f.is_wrong]
+        rest = [f for f in structural if not f.is_wrong]
         return [*first, *forward, *wrong, *rest, *(f for f in each if not f.cause)]
+
+    def _has(self, quantity: str) -> bool:
+        return bool(self._table.loc[self._table["quantity"] == quantity, "rms"].any())
+
+    def _structural(self, p: GrownParameter) -> Finding | None:
+        """Return the finding of a parameter of which no exponent can say anything."""
+        rows = self._table[(self._table["layer"] == p.name) & (self._table["step"] == self._last)]
+        sizes = {quantity: of["rms"] for quantity, of in rows.groupby("quantity")}
+        if not p.trains:
+            return Finding(p.name, p.role, "not judged", "not trained", "it needs no gradient")
+        if "learning rate" not in sizes:
+            cause = "optimizer's groups made before parametrize"
+            return Finding(p.name, p.role, "not scaled", cause, "no optimizer has it")
+        if (sizes["gradient"] == 0).mean() >= 0.5:
+            return Finding(p.name, p.role, "not judged", "not trained", "its gradient is 0")
+        if not sizes["size"].any():
+            cause = "updates lost to rounding" if p.is_low else "not updated"
+            return Finding(p.name, p.role, "unknown", cause, "no step changes it")
+        if self.scale == "width" and p.shape == p.wide:
+            return Finding(p.name, p.role, "not judged", "", "none of its axes grows")
+        return None
+
+    def suspects(self, findings: Sequence[Finding]) -> list[list[Finding]]:
+        """Return what may cause the findings, each cause with all of its parameters, the likeliest first."""
+        wrong = [f for f in findings if f.is_wrong]
+        suspects: list[Finding] = []
+        low, rounded = {p.name for p in self.parameters if p.is_low}, "updates lost to rounding"
+        for f in wrong:
+            if f.name in low and f.verdict == "dies":
+                evidence = f"{f.evidence}, its numbers have less than 24 bits"
+                suspects.append(replace(f, cause=rounded, evidence=evidence, mends=(Mend("float32"),)))
+        if any(f.cause in {*_FORWARD, *_INIT} for f in wrong):
+            verdicts = {f.verdict for f in wrong}
+            suspects += [f for f in map(self._drawn, self.parameters) if f and f.verdict in verdicts]
+        first = [f.cause for f in suspects]
+        drawn = {(f.name, f.cause): f.mends for f in suspects}
+        wrong = [replace(f, mends=f.mends + drawn.pop((f.name, f.cause), ())) for f in wrong if f.mends]
+        suspects = [f for f in suspects if (f.name, f.cause) in drawn] + wrong
+        causes = dict.fromkeys([*first, *(f.cause for f in suspects)])
+        return [[f for f in suspects if f.cause == cause] for cause in causes]
+
+    def _drawn(self, p: GrownParameter) -> Finding | None:
+        """Return the finding of a parameter whose σ departs from the rule's power of the width."""
+        drawn = self.fits.get((p.name, "init", 1))
+        if drawn is None or p.shape == p.wide:
+            return None
+        is_readout = p in self._readouts and not p.is_tied
+        by_root = p.is_hidden or p.name in self._inner
+        excess = drawn.value + (0.5 if by_root else 0.0)
+        if abs(excess) < 0.2:
+            return None
+        if is_readout and (excess > 0 or self._gradient(p) > -0.5):
+            return None  # without 1/m on logits σ falls rightly
+        if is_readout:
+            cause = "readout's init not scaled"
+        elif excess > 0:
+            cause = "init not scaled" if by_root else "init grows with width"
+        else:
+            cause = "init divided twice" if by_root else "embedding treated as hidden"
+            if p.role in ("norm", "bias") and not by_root:
+                cause = "applied twice"
+        verdict = "grows" if excess > 0 else "dies"
+        evidence = f"σ ∝ {self.scale}^{drawn.value:.2f}"
+        return Finding(p.name, p.role, verdict, cause, evidence, excess, (_mend("init", p.name, excess),))
 
     def _at_init(self) -> Finding | None:
         """Return the first tensor of the forward pass at init whose size follows the scale."""
@@ -219,11 +313,14 @@ class Diagnosis:
                     continue
                 if self.scale != "width" and fit.verdict == "dies":  # averages over more shrink rightly
                     continue
-                if is_readout and not is_input:  # its 1/m may come behind it: the output counts
-                    continue
+                if not is_input and (is_readout or (p and p.name in self._inner)):
+                    continue  # 1/m may come behind it: what follows counts
+                if p and p.shape == p.wide and self.scale == "width":
+                    continue  # fed by growing layers, it may see what the check does not
                 evidence = (
                     f"{'its input' if is_input else 'its output'} at init ∝ {self.scale}^{fit.value:.2f}"
                 )
+                mends: tuple[Mend, ...] = (_mend("input" if is_input else "output", layer, fit.value),)
                 if self.scale != "width":
                     cause = self._of_scale
                 elif is_input:
@@ -232,11 +329,27 @@ class Diagnosis:
                 elif is_last and layer not in self._matrices:
                     unscaled = any(self._gradient(readout) > -0.5 for readout in self._readouts)
                     cause = "readout's 1/m missing" if unscaled else "forward factor grows with width"
+                    mends = self._logits_mend(-1.0)
                 else:
                     cause = self._init_cause(p, fit, is_last)
-                return Finding(p.name if p else layer, p.role if p else "", fit.verdict, cause, evidence)
+                name, role = (p.name, p.role) if p else (layer, "")
+                return Finding(name, role, fit.verdict, cause, evidence, fit.value, mends)
             before = layer
         return None
+
+    def _logits_mend(self, power: float) -> tuple[Mend, ...]:
+        """Return a factor on the logits: on those of each readout, or on what the module returns."""
+        mends: list[Mend] = []
+        for p in self._readouts:
+            if p.is_tied and p.modules[-1] in self._layers:
+                mends.append(Mend("input", {p.modules[-1]: power}))
+            elif not p.is_tied:  # a step of SGD has the gradient, and so the factor, once more
+                steps = power * (2 if p.optimizer == "sgd" else 1)
+                drawn = self.fits.get((p.name, "init", 1))
+                # With 1/m on logits σ is constant; torch's own falls as 1/√m.
+                falls = min(0.0, drawn.value) if drawn and power < 0 else 0.0
+                mends += [Mend("init", {p.name: power - falls}), Mend("step", {p.name: steps})]
+        return tuple(mends) or (Mend("output", {"": power}),)
 
     def _init_cause(self, p: GrownParameter | None, fit: Exponent, is_last: bool) -> str:
         drawn = self.fits.get((p.name, "init", 1)) if p else None
@@ -275,9 +388,9 @@ class Diagnosis:
             if excess > GROWS and logits.low - expected > 0:
                 cause = "attention 1/√d" if size.value > 0 else "attention divided twice"
                 cause = cause if grown else "attention logits grow"
-                return Finding(layer, "attention", "grows", cause, evidence)
+                return Finding(layer, "attention", "grows", cause, evidence, excess)
             if excess < DIES and self.scale == "width":
-                return Finding(layer, "attention", "dies", "attention divided twice", evidence)
+                return Finding(layer, "attention", "dies", "attention divided twice", evidence, excess)
         return None
 
     def _gradient(self, p: GrownParameter) -> float:
@@ -286,15 +399,21 @@ class Diagnosis:
         return fit.value if fit else math.nan
 
     def _step(self, p: GrownParameter) -> int:
-        # The first with an effect at every size: behind zeros at init it is a later one
-        steps = (s for s in range(1, self._last + 1) if (p.name, "effect", s) in self.fits)
-        return next(steps, self._last)
+        # Behind a matrix that starts at 0, effects are ∝ 1/√width at first and flat some steps later, as
+        # that matrix aligns: nanochat's are (benchmarks/lint_models.md).
+        return 1 if (p.name, "effect", 1) in self.fits else self._last
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that a quick check needs: two, or all where something starts at 0."""
+        late = {name for name, quantity, _ in self.fits if quantity == "effect"}
+        return 2 if all((name, "effect", 1) in self.fits for name in late) else self._last
 
     def _parameter(self, p: GrownParameter, is_explained: bool) -> Finding:
         step = self._step(p)
         effect = self.fits.get((p.name, "effect", step))
-        if effect is None or (not p.inputs_grow and not p.outputs_grow and self.scale == "width"):
-            return Finding(p.name, p.role, "follows" if effect else "unknown")
+        if effect is None:
+            return Finding(p.name, p.role, "unknown", "", "its effect is 0 at some sizes")
         rate = self.fits[p.name, "learning rate", step].value
         gradient = self._gradient(p)
         forward, steps = self._split(p, effect.value, gradient)
@@ -305,7 +424,7 @@ class Diagnosis:
         evidence = (
             f"effect of updates ∝ {self.scale}^{effect.value:.2f}, learning rate ∝ {self.scale}^{rate:.2f}"
         )
-        verdict = effect.verdict
+        verdict, excess = effect.verdict, effect.value
         if self.scale != "width":
             if self.scale != "depth":
                 # Gradients of noise shrink as the root of what is averaged, and add up as its root.
@@ -320,11 +439,13 @@ class Diagnosis:
         if verdict in ("grows", "dies"):
             sign = 1 if verdict == "grows" else -1
             if steps * sign > min(GROWS, abs(effect.value) / 2):
-                return Finding(p.name, p.role, verdict, self._step_cause(p, step, rate, sign), evidence)
+                cause, mends = self._step_cause(p, step, rate, steps, sign)
+                return Finding(p.name, p.role, verdict, cause, evidence, excess, mends)
             if is_explained:  # a cause in front of it is known; its effect follows from that
-                return Finding(p.name, p.role, verdict, "", evidence)
-            cause, shared = self._forward_cause(p, forward, sign)
-            return Finding(p.name, p.role, verdict, cause, f"{evidence}, {shared}" if shared else evidence)
+                return Finding(p.name, p.role, verdict, "", evidence, excess)
+            cause, shared, mends = self._forward_cause(p, forward, sign)
+            evidence = f"{evidence}, {shared}" if shared else evidence
+            return Finding(p.name, p.role, verdict, cause, evidence, excess, mends)
         decay = self.fits.get((p.name, "decay", step))
         if decay and p.is_hidden and abs(decay.value) > 0.5:
             evidence = f"learning rate × weight decay ∝ width^{decay.value:.2f}"
@@ -337,7 +458,9 @@ class Diagnosis:
         if not p.outputs_grow and p.inputs_grow:
             # Logits with 1/m, or a learning rate with 1/m: both are right.
             rate = self.fits[p.name, "learning rate", self._step(p)].value
-            expected = 0.0 if p.name in self._inner or (rate < -0.5 and gradient > -0.5) else -1.0
+            is_inner = p.name in self._inner
+            if (rate < -0.5 and (is_inner or gradient > -0.5)) or (is_inner and gradient > -0.75):
+                expected = 0.0
         elif not p.outputs_grow:
             expected = 0.0
         forward = gradient - expected
@@ -353,45 +476,121 @@ class Diagnosis:
             forward = min(0.0, forward + 0.75 * slack)
         return forward, steps
 
-    def _step_cause(self, p: GrownParameter, step: int, rate: float, sign: int) -> str:
+    def _step_cause(
+        self, p: GrownParameter, step: int, rate: float, steps: float, sign: int
+    ) -> tuple[str, tuple[Mend, ...]]:
+        """Return the cause of what an optimizer's steps do to a parameter, and its mend."""
         size = self.fits.get((p.name, "size", step))
         clipping = self.fits.get(("", "clipping", step))
-        if p.optimizer == "adam" and sign < 0 and size and size.value < rate - 0.2:
-            return "ε not scaled"
-        if p.optimizer == "sgd" and clipping and clipping.value * sign > 0.2:
-            return "clipping before scaling"
-        if p.optimizer == "sgd" and sign < 0 and not p.is_hidden and rate > -0.5:
-            return "SGD's learning rate not scaled"
-        if p.optimizer == "muon" and p.is_hidden and sign < 0:
-            return "Muon's learning rate has Adam's 1/m"
+        mends = (_mend("step", p.name, steps),)
         hidden = p.is_hidden or p.name in self._inner
+        if p.optimizer == "adam" and sign < 0 and size and size.value < rate - 0.2:
+            return "ε not scaled", (Mend("epsilon"),)
+        if p.optimizer == "sgd" and clipping and clipping.value * sign > 0.2:
+            return "clipping before scaling", (Mend("step", {p.name: -clipping.value}),)
+        if p.optimizer == "sgd" and sign < 0 and not p.is_hidden and rate > -0.5:
+            return "SGD's learning rate not scaled", mends
+        if p.optimizer == "muon" and p.is_hidden:
+            cause = "Muon's learning rate not scaled"
+            return ("Muon's learning rate has Adam's 1/m" if sign < 0 else cause), mends
         if sign > 0:
-            return "learning rate not scaled" if hidden and rate < 0.5 else "learning rate grows with width"
+            is_missing = hidden and rate < 0.5
+            return "learning rate not scaled" if is_missing else "learning rate grows with width", mends
         if p.is_tied:
-            return "weight tied across roles"
+            return "weight tied across roles", mends
         if hidden:
-            return "learning rate divided twice"
+            return "learning rate divided twice", mends
         if p.role == "readout":
-            return "readout treated as hidden"
-        return "embedding treated as hidden" if len(p.shape) >= 2 else "norm or bias treated as hidden"
+            return "readout treated as hidden", mends
+        cause = "embedding treated as hidden" if len(p.shape) >= 2 else "norm or bias treated as hidden"
+        return cause, mends
 
-    def _forward_cause(self, p: GrownParameter, forward: float, sign: int) -> tuple[str, str]:
+    def _forward_cause(
+        self, p: GrownParameter, forward: float, sign: int
+    ) -> tuple[str, str, tuple[Mend, ...]]:
         """Return the cause of what the forward pass does to a parameter, its readout's first."""
         of_logits = "readout's 1/m missing" if sign > 0 else "readout's 1/m applied twice"
-        if p in self._readouts:
-            return of_logits, ""
-        for readout in self._readouts:
+        for readout in [p] if p in self._readouts else self._readouts:
             excess = self._gradient(readout) + 1
+            shared = f"as of {readout.name}" if readout is not p else ""
             drawn = self.fits.get((readout.name, "init", 1))
+            if readout is p:
+                return of_logits, "", self._logits_mend(-_rounded(forward))
             if excess > 0.5 and self.fits[readout.name, "learning rate", 1].value < -0.5:
                 # σ and learning rate ∝ 1/m in place of 1/m on logits
                 if sign > 0 and drawn and drawn.value > -0.8:
-                    return "readout's init not scaled", f"as of {readout.name}"
+                    mend = Mend("init", {readout.name: -1 - _rounded(drawn.value)})
+                    return "readout's init not scaled", shared, (mend,)
             elif excess * sign > GROWS:
-                return of_logits, f"as of {readout.name}"
+                return of_logits, shared, self._logits_mend(-_rounded(excess))
             if drawn and abs(excess + drawn.value - forward) < 0.25 and sign > 0 and drawn.value < -0.3:
-                return "readout's init not scaled", f"as of {readout.name}"
-        return _factor_cause("grows" if sign > 0 else "dies"), ""
+                mend = Mend("init", {readout.name: -1 - _rounded(drawn.value)})
+                return "readout's init not scaled", shared, (mend,)
+        if sign > 0 and p.inputs_grow and not p.outputs_grow:  # of a role that shapes do not show
+            return "learning rate not scaled", "", (_mend("step", p.name, forward),)
+        mends = () if self._readouts else self._logits_mend(-_rounded(forward))
+        return _factor_cause("grows" if sign > 0 else "dies"), "", mends
+
+
+def tried(
+    findings: Sequence[Finding],
+    suspects: Sequence[Sequence[Finding]],
+    measured: Callable[[Sequence[Mend]], Sequence[Finding] | None],
+) -> list[Finding]:
+    """Try each suspected cause by its mend, and order findings by what is left with it.
+
+    `measured` returns the findings of a quick check with mends, or None where they cannot be applied. A cause
+    whose mend makes all flat is the only one. Several that together do keep their order; else the one that
+    leaves the least is first.
+    """
+    base = _wrongness(findings)
+    left: dict[int, float] = {}
+    for i, of_cause in enumerate(suspects[:_MOST_TRIED]):
+        result = measured(_joined(of_cause))
+        if result is None:
+            continue
+        left[i] = _wrongness(result)
+        if left[i] < 0.15 * base:
+            return _caused(findings, [of_cause], "with this mended, all is flat")
+    best = [suspects[i] for i in sorted(left, key=left.__getitem__) if left[i] < 0.9 * base]
+    if len(best) > 1:
+        result = measured([mend for of_cause in best for mend in _joined(of_cause)])
+        if result is not None and _wrongness(result) < 0.15 * base:
+            together = [of_cause for of_cause in suspects if of_cause in best]
+            return _caused(findings, together, "with these mended, all is flat")
+    order = [of_cause[0].cause for of_cause in best]
+    rank = {cause: i for i, cause in enumerate(order)}
+    wrong = sorted((f for f in findings if f.is_wrong), key=lambda f: rank.get(f.cause, len(rank)))
+    missing = [f for of_cause in best[:1] for f in of_cause if f.cause not in {w.cause for w in wrong}]
+    return [*missing, *wrong, *(f for f in findings if not f.is_wrong)]
+
+
+_MOST_TRIED = 5
+
+
+def _joined(findings: Sequence[Finding]) -> list[Mend]:
+    return list({repr(mend): mend for f in findings for mend in f.mends}.values())
+
+
+def _wrongness(findings: Sequence[Finding]) -> float:
+    return sum(max(0.0, abs(f.excess) - GROWS / 2) for f in findings if f.is_wrong)
+
+
+def _caused(findings: Sequence[Finding], causes: Sequence[Sequence[Finding]], outcome: str) -> list[Finding]:
+    """Return findings with these causes alone; the others follow from them."""
+    named = [replace(f, evidence=f"{f.evidence}; {outcome}") for of_cause in causes for f in of_cause]
+    names = {f.name for f in named}
+    rest = [f if f.cause in _EXACT else replace(f, cause="") for f in findings if f.name not in names]
+    return [*named, *rest]
+
+
+def _mend(kind: str, name: str, excess: float) -> Mend:
+    return Mend(kind, {name: -_rounded(excess)})
+
+
+def _rounded(power: float) -> float:
+    # Factors of the width are powers of its root.
+    return round(2 * power) / 2 or math.copysign(0.5, power)
 
 
 def _factor_cause(verdict: str) -> str:

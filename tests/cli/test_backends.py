@@ -1,0 +1,51 @@
+"""Plug-ins of torch, such as TorchTPU: our processes load none, and a user's program does."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PLUG = "import os\ndef load():\n    open(os.environ['LOADED'], 'a').write('x')\n"
+OURS = "import mup_tpu.cli, mup_tpu.internals.backends as b; b.leave_out(); "
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run Python beside a package with a plug-in of torch; return the output, and whether it was loaded."""
+    (tmp_path / "plug.py").write_text(PLUG)
+    (tmp_path / "plug-1.dist-info").mkdir()
+    (tmp_path / "plug-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1\n")
+    entry = "[torch.backends]\nplug = plug:load\n"
+    (tmp_path / "plug-1.dist-info" / "entry_points.txt").write_text(entry)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "LOADED": str(tmp_path / "loaded")}
+    environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+
+    def run(*words):
+        (tmp_path / "loaded").unlink(missing_ok=True)
+        ended = subprocess.run(
+            [sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        return ended, (tmp_path / "loaded").exists()
+
+    return run
+
+
+@pytest.mark.slow
+def test_our_processes_load_no_plug_in_and_their_children_do(run):
+    inherited = "import torch, os; print('TORCH_DEVICE_BACKEND_AUTOLOAD' in os.environ)"
+    assert run("-c", "import torch")[1]
+    ended, is_loaded = run("-c", OURS + inherited)
+    assert (ended.stdout.strip(), is_loaded) == ("False", False), ended.stderr
+    ended, is_loaded = run("-c", "import mup_tpu.jobs.preload; " + inherited)
+    assert (ended.stdout.strip(), is_loaded) == ("False", False), ended.stderr
+    child = OURS + "import torch, subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
+    assert run("-c", child)[1]
+    ended, is_loaded = run("-m", "mup_tpu", "doctor")
+    assert not is_loaded and "torch" in ended.stdout
+    assert "nanobind" not in ended.stderr
+
+
+def test_a_plug_in_is_loaded_for_its_device(run):
+    assert run("-c", "from mup_tpu.internals import backends; backends.load('plug')")[1]
