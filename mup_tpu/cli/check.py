@@ -135,11 +135,14 @@ def _check_module(
             report = lint(build, batch, loss, **options, scale=field, progress=progress)
             reports, result = {"": report}, report.to_dict()
     if results:
-        from mup_tpu.plots import module_check_figure, save_figure
+        import pandas as pd
 
+        from mup_tpu.plots import coordinate_check_figure, save_figure
+
+        drawn = [r.sizes.assign(parametrization=rule or "as trained") for rule, r in reports.items()]
+        save_figure(coordinate_check_figure(pd.concat(drawn)), Path(results), f"check_{field}")
         for rule, report in reports.items():
             name = "_".join(filter(None, ("check", rule, field)))
-            save_figure(module_check_figure(report.sizes), Path(results), name)
             report.slopes().to_csv(Path(results) / f"{name}.csv", index_label="layer")
     if json:
         console.write(to_json(result))

@@ -96,7 +96,7 @@ class Report:
 
     @property
     def sizes(self) -> pd.DataFrame:
-        # Activations and updates by short names of layers, for `mup_tpu.plots.module_check_figure`
+        # Activations and updates by short names of layers, for `mup_tpu.plots.coordinate_check_figure`
         sizes = self.measured[self.measured["quantity"].isin(SIZES)]
         return sizes.assign(layer=sizes["layer"].map(_labels(list(dict.fromkeys(sizes["layer"])))))
 
@@ -431,7 +431,9 @@ def _check(
             for size in few
         ]  # fmt: skip
         with contextlib.suppress(ConfigError):
-            *_, again = measure_cells(quick, min(steps, diagnosis.steps), pd.DataFrame(), set(), progress or say, math.inf)
+            *_, again = measure_cells(
+                quick, min(steps, diagnosis.steps), pd.DataFrame(), set(), progress or say, math.inf
+            )
             return Diagnosis(again, parameters, scale).findings()
         return None
 

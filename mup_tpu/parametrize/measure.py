@@ -233,7 +233,11 @@ class AttentionLogits(TorchDispatchMode):
         if name in ("bmm", "baddbmm"):
             self._product = (result.numel(), args[-2].shape[-1])
             # What is added to the product, as ALiBi's slopes or a mask, is no logit of queries and keys.
-            added = args[0].detach() * (kwargs or {}).get("beta", 1) if name == "baddbmm" else result.new_zeros(())
+            added = (
+                args[0].detach() * (kwargs or {}).get("beta", 1)
+                if name == "baddbmm"
+                else result.new_zeros(())
+            )
             self._added = added.expand(result.shape)
         elif name in ("_softmax", "_safe_softmax") and args[0].numel() == self._product[0]:
             seen = args[0].detach().float().flatten()

@@ -462,8 +462,8 @@ def _roles(
                 partly.append(f"{name!r} {tuple(before[name].shape)} → {tuple(built.shape)}")
     if any(".A_log" in name for name in partly):
         raise ConfigError(
-            f"no rule is known for {partly[0]} of Mamba-1's selective state space, whose products leave Tensor "
-            "Programs (Vankadara et al. 2024, openreview.net/forum?id=aQv5AbN1wF); Mamba-2 grows by heads"
+            f"no rule is known for {partly[0]} of Mamba-1's selective state space: its products leave "
+            "Tensor Programs (Vankadara et al. 2024, openreview.net/forum?id=aQv5AbN1wF); Mamba-2 has one"
         )
     if partly:
         more = f" and {len(partly) - 1} more" if len(partly) > 1 else ""

@@ -19,7 +19,6 @@ from mup_tpu.plots.runs import (
     coordinate_check_figure,
     coordinate_check_figures,
     learning_curves_figure,
-    module_check_figure,
     search_figure,
 )
 from mup_tpu.plots.style import FIGURES, STYLE, FigureType, save_figure, svg
@@ -28,7 +27,7 @@ from mup_tpu.plots.verdict import regret_figure, sequence_figure, sweeps_figure
 __all__ = [
     "FIGURES", "OF_EACH", "STYLE", "FigureType", "best_loss_figure",
     "coordinate_check_figure", "coordinate_check_figures", "drawings", "law_figure",
-    "learning_curves_figure", "module_check_figure", "optimum_figure", "prediction_figure", "regret_figure",
+    "learning_curves_figure", "optimum_figure", "prediction_figure", "regret_figure",
     "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "svg", "sweeps_figure",
     "transfer_figure", "transfer_figures",
 ]  # fmt: skip

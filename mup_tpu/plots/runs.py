@@ -148,14 +148,19 @@ def coordinate_check_figures(table: pd.DataFrame) -> dict[str, Figure]:
 def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     """Draw activation and update size of each layer against the scale, with each layer's slope in the key.
 
-    Along the depth also blocks' distance from linearization. μP is the first column and SP the second.
+    Along the depth also blocks' distance from linearization. μP is the first column and SP the second. Of
+    many blocks the first, the middle and the last are drawn.
     """
     scale = scale_of(table)
     fits_of = slopes(table).to_dict("records")
     fitted = {(f["parametrization"], f["quantity"], f["layer"]): f for f in fits_of}
     parametrizations = names.ordered(table["parametrization"].unique())
     last = table[table["step"] == table["step"].max()]
-    layers, points = list(dict.fromkeys(table["layer"])), sorted(last[scale].unique())
+    block_of = {layer: re.search(r"(?<![^ .])\d+(?![^ .])", layer) for layer in table["layer"].unique()}
+    blocks = list(dict.fromkeys(match[0] for match in block_of.values() if match))
+    left_out = {*blocks[1:-1]} - {blocks[len(blocks) // 2]} if len(blocks) > 3 else set()
+    layers = [layer for layer, match in block_of.items() if not match or match[0] not in left_out]
+    points = sorted(last[scale].unique())
     measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
     rows, across = len(measured), len(parametrizations)
     figure = Figure(figsize=(_WIDTH * across, _HEIGHT * rows), layout="constrained")
@@ -182,52 +187,6 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
         row[0].set_ylim(low, max(high, 2 * low))  # an octave at least
     for ax in grid[-1]:
         ax.set_xlabel(style.title(scale))
-    return figure
-
-
-@figure_type(
-    "Sizes by step", "Sizes of layers at init and their updates after each step; no line should rise"
-)
-def module_check_figure(table: pd.DataFrame) -> Figure:
-    """Draw a module's check as Yang et al. 2022, figure 5: a row per block, column per step, line per layer.
-
-    The table has sizes of one rule, as `Report.sizes`. Of many blocks the first, the middle and the last are
-    drawn; a row has eight lines at most.
-    """
-    scale, steps = scale_of(table), sorted(map(int, table["step"].unique()))
-    blocks: dict[str, list[str]] = {}
-    for layer in dict.fromkeys(table["layer"]):
-        number = next((part for part in re.split(r"[ .]", layer) if part.isdecimal()), "")
-        blocks.setdefault(number, []).append(layer)
-    numbers = [number for number in blocks if number]
-    if len(numbers) > 3:
-        kept = {"", numbers[0], numbers[len(numbers) // 2], numbers[-1]}
-        blocks = {number: layers for number, layers in blocks.items() if number in kept}
-    rows = [(n, layers[i : i + 8]) for n, layers in blocks.items() for i in range(0, len(layers), 8)]
-    means = table.groupby(["quantity", "step", "layer", scale])["rms"].mean()
-    drawn = {key[:3] for key in means.index}
-    figure = Figure(figsize=(2.2 * len(steps) + 1.6, 2.4 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), len(steps), sharex=True, sharey="row", squeeze=False)
-    points = sorted(table[scale].unique())
-    for axes, (number, layers) in zip(grid, rows, strict=True):
-        for ax, step in zip(axes, steps, strict=True):
-            quantity = "update" if step else "activation"
-            for i, layer in enumerate(layers):
-                if (quantity, step, layer) in drawn:
-                    line = means[quantity, step, layer]
-                    line = line[line > 0]
-                    look = {"color": style.categorical(i), "marker": style.marker(i), "ms": 3, "lw": 1.2}
-                    ax.plot(line.index, line, label=style.plain(layer), **look)
-            ax.set_xscale("log", base=2)
-            ax.set_yscale("log", base=2)
-            ax.set_xticks(points, [columns.write(scale, point) for point in points], fontsize=7)
-            ax.minorticks_off()
-        axes[0].set_ylabel(f"rms, block {number}" if number else "rms")
-        axes[-1].legend(fontsize=6.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
-    for top, bottom, step in zip(grid[0], grid[-1], steps, strict=True):
-        title = f"updates, {step} step{'s' * (step > 1)}" if step else "activations at init"
-        top.set_title(title, fontsize=9)
-        bottom.set_xlabel(style.title(scale))
     return figure
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from mup_tpu.analysis.diagnosis import Exponent
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import lint
-from mup_tpu.plots import module_check_figure
+from mup_tpu.plots import coordinate_check_figure
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "lint_faults.py"
 _SPEC = importlib.util.spec_from_file_location("lint_faults", _PATH)
@@ -177,13 +177,16 @@ def test_a_scale_that_nothing_takes_is_refused():
         lint(plain, tokens, faults.loss, scale="depht", **QUICK)
 
 
-def test_sizes_are_drawn_by_block_and_step_and_slopes_are_a_table():
+def test_sizes_of_the_first_middle_and_last_block_are_drawn_and_slopes_are_a_table():
     report = faults.check("gpt", {"depth": 5}, **QUICK)
-    figure = module_check_figure(report.sizes)
-    assert len(figure.axes) == 4 * 3  # outside of blocks, and three of five blocks; three steps
-    assert max(len(ax.get_lines()) for ax in figure.axes) <= 8
-    titles = [ax.get_title() for ax in figure.axes[:3]]
-    assert titles == ["activations at init", "updates, 1 step", "updates, 2 steps"]
+    figure = coordinate_check_figure(report.sizes.assign(parametrization="as trained"))
+    assert [ax.get_title() for ax in figure.axes] == [
+        "as trained: activation size",
+        "as trained: update size",
+    ]
+    keys = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert {key.split()[1].rstrip(":") for key in keys if key[-8:].split()[0].isdecimal()} <= {"0", "2", "4"}
+    assert sum(key.startswith("down") for key in keys) == 3
     slopes = report.slopes()
     assert list(slopes.columns) == ["init", "update 1", "update 2"]
     assert abs(slopes.loc["blocks.0.up", "update 1"]) < 0.3

@@ -102,7 +102,7 @@ def test_mup_comes_first_and_sp_second_whatever_else_is_checked(rules):
 
 
 def test_lines_of_a_coordinate_check_are_all_different():
-    figure = plots.coordinate_check_figure(measured(("mup",), [f"layer {i}" for i in range(40)]))
+    figure = plots.coordinate_check_figure(measured(("mup",), [f"layer{i}" for i in range(40)]))
     lines = figure.axes[0].get_lines()
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(lines) == len(looks) == 40
