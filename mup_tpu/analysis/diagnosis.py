@@ -330,8 +330,13 @@ class Diagnosis:
                     unscaled = any(self._gradient(readout) > -0.5 for readout in self._readouts)
                     cause = "readout's 1/m missing" if unscaled else "forward factor grows with width"
                     mends = self._logits_mend(-1.0)
+                elif drawn := self._drawn(p) if p else None:
+                    if drawn.verdict == fit.verdict:
+                        return replace(drawn, evidence=f"{evidence}, {drawn.evidence}")
+                    cause = _factor_cause(fit.verdict)
                 else:
-                    cause = self._init_cause(p, fit, is_last)
+                    unscaled = is_last and p is not None and self._gradient(p) > -0.5
+                    cause = "readout's 1/m missing" if unscaled else _factor_cause(fit.verdict)
                 name, role = (p.name, p.role) if p else (layer, "")
                 return Finding(name, role, fit.verdict, cause, evidence, fit.value, mends)
             before = layer
@@ -350,21 +355,6 @@ class Diagnosis:
                 falls = min(0.0, drawn.value) if drawn and power < 0 else 0.0
                 mends += [Mend("init", {p.name: power - falls}), Mend("step", {p.name: steps})]
         return tuple(mends) or (Mend("output", {"": power}),)
-
-    def _init_cause(self, p: GrownParameter | None, fit: Exponent, is_last: bool) -> str:
-        drawn = self.fits.get((p.name, "init", 1)) if p else None
-        if p is None or drawn is None:
-            return _factor_cause(fit.verdict)
-        excess = drawn.value + (0.5 if p.inputs_grow else 0.0)
-        if is_last and p.name not in self._inner:
-            return "readout's 1/m missing" if self._gradient(p) > -0.5 else "forward factor grows with width"
-        if abs(excess) < 0.2 or (excess > 0) != (fit.value > 0):
-            return _factor_cause(fit.verdict)
-        if not p.inputs_grow and excess > 0:
-            return "init grows with width"
-        if not p.inputs_grow:
-            return "weight tied across roles" if p.is_tied else "embedding treated as hidden"
-        return "init not scaled" if excess > 0 else "init divided twice"
 
     def _attention(self) -> Finding | None:
         for (layer, quantity, step), size in self.fits.items():
