@@ -273,6 +273,14 @@ class Diagnosis:
         drawn = {(f.name, f.cause): f.mends for f in suspects}
         wrong = [replace(f, mends=f.mends + drawn.pop((f.name, f.cause), ())) for f in wrong if f.mends]
         suspects = [f for f in suspects if (f.name, f.cause) in drawn] + wrong
+        if not self._readouts:  # matrices with finite outputs whose role shapes do not show may read out
+            unknown = {p.name for p in self.parameters if p.inputs_grow and not p.outputs_grow} - self._inner
+            cause = "readout's 1/m missing"
+            suspects += [
+                replace(f, cause=cause, mends=(Mend("init", {f.name: -1.0}), Mend("step", {f.name: -1.0})))
+                for f in wrong
+                if f.name in unknown and f.verdict == "grows"
+            ]
         causes = dict.fromkeys([*first, *(f.cause for f in suspects)])
         return [[f for f in suspects if f.cause == cause] for cause in causes]
 
@@ -534,18 +542,19 @@ def tried(
     leaves the least is first.
     """
     base = _wrongness(findings)
+    flat = max(0.15 * base, 0.2)  # one exponent may scatter a little beyond the limit in a quick check
     left: dict[int, float] = {}
     for i, of_cause in enumerate(suspects[:_MOST_TRIED]):
         result = measured(_joined(of_cause))
         if result is None:
             continue
         left[i] = _wrongness(result)
-        if left[i] < 0.15 * base:
+        if left[i] < min(flat, 0.9 * base):
             return _caused(findings, [of_cause], "with this mended, all is flat")
     best = [suspects[i] for i in sorted(left, key=left.__getitem__) if left[i] < 0.9 * base]
     if len(best) > 1:
         result = measured([mend for of_cause in best for mend in _joined(of_cause)])
-        if result is not None and _wrongness(result) < 0.15 * base:
+        if result is not None and _wrongness(result) < flat:
             together = [of_cause for of_cause in suspects if of_cause in best]
             return _caused(findings, together, "with these mended, all is flat")
     order = [of_cause[0].cause for of_cause in best]

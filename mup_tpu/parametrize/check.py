@@ -422,13 +422,11 @@ def _check(
     findings = diagnosis.findings()
 
     def measured(mends: Sequence[Mend]) -> list[Finding] | None:
-        """Return the findings of a quick check with mends: one seed, without the largest of many sizes."""
-        few = sorted(set(sizes))
-        few = few[: max(3, len(few) - 1)]
+        """Return the findings of a quick check with mends, of one seed."""
         quick = [
             Cell(f"trying causes, {scale} {size}", size, {scale: size}, float(size) ** 2,
                  functools.partial(start, size, 1, mends))
-            for size in few
+            for size in sorted(set(sizes))
         ]  # fmt: skip
         with contextlib.suppress(ConfigError):
             *_, again = measure_cells(
