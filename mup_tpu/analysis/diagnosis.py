@@ -195,10 +195,11 @@ class Diagnosis:
         # A module that holds a matrix beside other layers ends after them, wherever its matrix is used.
         holders = [m for m in self._matrices if any(f"{o}.".startswith(f"{m}." if m else "") for o in
                    self._matrices if o != m)]  # fmt: skip
-        called = [self._matrices[of] for of in self._layers if of in self._matrices and of not in holders]
+        owned = {module: p for p in parameters for module in p.modules} | self._matrices
+        called = [owned[of] for of in self._layers if of in owned and of not in holders]
         grown = [i for i, p in enumerate(called) if p.outputs_grow and not p.is_tied]
-        # With finite outputs in front of growing ones it is no readout: keys of few heads, a router, an MLP
-        # whose inner size stays.
+        # With finite outputs in front of growing ones, a norm's too, it is no readout: keys of few heads, a
+        # router, an MLP whose inner size stays.
         last = grown[-1] if grown else 0
         self._inner = {p.name for p in called[:last] if p.inputs_grow and not p.outputs_grow}
         self._inner |= {p.name for p in parameters if p.role == "router"}
@@ -226,7 +227,8 @@ class Diagnosis:
         # What the optimizer's settings show is exact; what the forward pass does may follow from others.
         wrong.sort(key=lambda f: (f.cause in _FORWARD, not f.cause.startswith("readout's")))
         if not structural and not forward and not wrong:
-            readouts = {module for p in self._readouts for module in p.modules}
+            finite = (p for p in self.parameters if p in self._readouts or p.name in self._inner)
+            readouts = {module for p in finite for module in p.modules}  # 1/m may come behind them
             for layer, quantity in itertools.product(self._layers, ("activation", "update")):
                 fit = self.fits.get((layer, quantity, self._last))
                 if layer not in readouts and fit and fit.value > GROWS and fit.low > 0.1:
@@ -323,6 +325,8 @@ class Diagnosis:
                     continue
                 if not is_input and (is_readout or (p and p.name in self._inner)):
                     continue  # 1/m may come behind it: what follows counts
+                if not is_input and p and p.role == "token_embedding" and self._is_restored(layer):
+                    continue
                 if p and p.shape == p.wide and self.scale == "width":
                     continue  # fed by growing layers, it may see what the check does not
                 evidence = (
@@ -349,6 +353,13 @@ class Diagnosis:
                 return Finding(name, role, fit.verdict, cause, evidence, fit.value, mends)
             before = layer
         return None
+
+    def _is_restored(self, layer: str) -> bool:
+        """Return whether what follows a layer keeps its size, as by a factor of RecurrentGemma."""
+        behind = self._layers[self._layers.index(layer) + 1 :]
+        fits = (self.fits[of, "input", 0] for of in behind if (of, "input", 0) in self.fits)
+        fit = next(fits, None)
+        return fit is not None and abs(fit.value) < GROWS / 2
 
     def _logits_mend(self, power: float) -> tuple[Mend, ...]:
         """Return a factor on the logits: on those of each readout, or on what the module returns."""
@@ -438,6 +449,7 @@ class Diagnosis:
             sign = 1 if verdict == "grows" else -1
             if steps * sign > min(GROWS, abs(effect.value) / 2):
                 cause, mends = self._step_cause(p, step, rate, steps, sign)
+                verdict = verdict if cause else "unknown"
                 return Finding(p.name, p.role, verdict, cause, evidence, excess, mends)
             if is_explained:  # a cause in front of it is known; its effect follows from that
                 return Finding(p.name, p.role, verdict, "", evidence, excess)
@@ -482,10 +494,15 @@ class Diagnosis:
         clipping = self.fits.get(("", "clipping", step))
         mends = (_mend("step", p.name, steps),)
         hidden = p.is_hidden or p.name in self._inner
+        from_rule = rate + 1 if hidden else rate  # of Adam's learning rate
+        if p.optimizer == "adam" and abs(from_rule) > GROWS:
+            mends = (_mend("step", p.name, from_rule),)
         if p.optimizer == "adam" and sign < 0 and size and size.value < rate - 0.2:
             return "ε not scaled", (Mend("epsilon"),)
         if p.optimizer == "sgd" and clipping and clipping.value * sign > 0.2:
             return "clipping before scaling", (Mend("step", {p.name: -clipping.value}),)
+        if p.optimizer == "adam" and p.role in ("norm", "bias") and abs(from_rule) < GROWS:
+            return "", ()  # its rate is the rule's: gradients of several steps differ
         if p.optimizer == "sgd" and sign < 0 and not p.is_hidden and rate > -0.5:
             return "SGD's learning rate not scaled", mends
         if p.optimizer == "muon" and p.is_hidden:
