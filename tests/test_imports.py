@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "optimizers": CONFIGURATION,
     "models": CONFIGURATION | {"optimizers", "internals"},
     "data": CONFIGURATION | {"files", "internals"},
-    "internals": {"files"},
+    "internals": set(),
     "logs": {"errors", "config"},
     "devices": {"errors", "config", "files", "internals"},
     "training": TRAINING,

@@ -15,7 +15,7 @@ from mup_tpu.cli.console import Console
 from mup_tpu.config.options import Folder as FolderName
 from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files, tpu_type
 from mup_tpu.errors import CheckFailed, ConfigError, not_installed, reason
-from mup_tpu.files import Folder, cache_root, check_names
+from mup_tpu.files import Folder, cache_root
 from mup_tpu.internals.processes import cores
 from mup_tpu.jobs.this_machine import gpus_of_the_machine
 
@@ -145,11 +145,7 @@ def check_tpu(chips: int, pjrt: str | None) -> Finding:
 
 
 def check_folder(subject: str, folder: str) -> Finding:
-    """Report whether a folder can be written or created, or whether its URL answers.
-
-    Raises:
-        OSError: a part of the path is too long.
-    """
+    """Report whether a folder can be written or created, or whether its URL answers."""
     if "://" in folder:
         try:
             bucket = Folder(folder)
@@ -158,7 +154,6 @@ def check_folder(subject: str, folder: str) -> Finding:
         except OSError as error:
             return Finding(subject, folder, f"{subject} {folder} cannot be read: {reason(error)}")
     place = Path(folder).absolute()
-    check_names(place)
     while not place.exists():
         place = place.parent
     if place.is_dir() and os.access(place, os.W_OK):

@@ -26,7 +26,7 @@ from mup_tpu.config.values import (
     unknown_key,
 )
 from mup_tpu.errors import ConfigError, raised_as
-from mup_tpu.files import read_regular
+from mup_tpu.files import read_local
 
 T = TypeVar("T")
 
@@ -245,7 +245,7 @@ def _named(where: str) -> Iterator[None]:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read the values of a TOML file."""
     with raised_as(ConfigError, f"configuration {path} cannot be read"):
-        content = read_regular(path, MOST_BYTES)
+        content = read_local(path, MOST_BYTES)
     with raised_as(ConfigError, f"configuration {path} is not valid TOML", (ValueError, RecursionError)):
         text = content.decode("utf-8").replace("\r\n", "\n")
         # Before tomllib, which takes memory by the square of a key's parts.

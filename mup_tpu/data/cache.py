@@ -30,7 +30,7 @@ from mup_tpu.data.corpus import (
 )
 from mup_tpu.errors import DataError, raised_as
 from mup_tpu.files import Folder, cache_root, checksum, short_hash
-from mup_tpu.files.local import partial, remove_partial
+from mup_tpu.files.local import partial
 
 FORMAT = 1  # version in the fingerprint: tokens made by another rule are other data
 
@@ -98,7 +98,6 @@ def _build(config: DataConfig, progress: bool) -> str:
             known = _known(config)
             if known and token_folder(known).exists():
                 return known
-            remove_partial(cache_root())
             what = escape(f"tokenising {config.corpus} ({config.tokenizer})")
             status.update(what)
             work.mkdir(exist_ok=True)

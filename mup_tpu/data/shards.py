@@ -305,7 +305,6 @@ def prepare(config: DataConfig, out: str, shard_samples: int = 4096, progress: b
     counts, plan = _plan(config, cache, shard_samples)
     with raised_as(DataError, f"shards cannot be written to {out}"):
         folder = Folder(out)
-        folder.remove_leftovers()
         names = set(folder.names())
         for name in (INDEX, _PLAN):
             if name not in names:

@@ -1,9 +1,9 @@
-"""Files and folders, local or in a bucket: each file is whole or missing; what a kill leaves is removed."""
+"""Files and folders, local or in a bucket: each file is whole or missing."""
 
 from mup_tpu.files.folder import MIN_RATE, Folder, as_oserror, cache_root, file_system, patiently
-from mup_tpu.files.local import check_names, checksum, open_own, read_regular, short_hash
+from mup_tpu.files.local import checksum, read_local, short_hash
 
 __all__ = [
-    "MIN_RATE", "Folder", "as_oserror", "cache_root", "check_names", "checksum", "file_system", "open_own",
-    "patiently", "read_regular", "short_hash",
+    "MIN_RATE", "Folder", "as_oserror", "cache_root", "checksum", "file_system", "patiently", "read_local",
+    "short_hash",
 ]  # fmt: skip

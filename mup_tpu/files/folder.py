@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import logging
 import os
-import platform
 import shutil
 import stat
 import threading
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
-from mup_tpu.files.local import flush, open_own, partial, read_regular, remove_partial, scratch_folder
+from mup_tpu.files.local import flush, partial, read_local, scratch_folder
 
 NOTICE_S = 15.0  # time without an answer of a bucket after which a warning says so
 UNANSWERED_S = 60.0  # time limit of a request to a bucket, besides the time of its bytes at MIN_RATE
@@ -186,7 +184,7 @@ class Folder:
 
     def read(self, name: str, most: int | None = None) -> bytes:
         if self.is_local:
-            return read_regular(self._at(name), most)
+            return read_local(self._at(name), most)
         with self._request():
             content = bytes(self._fs.cat_file(self._at(name)))
         if most is not None and len(content) > most:
@@ -227,6 +225,8 @@ class Folder:
             except OSError:  # a disk without hard links
                 with target.open("xb") as file:
                     file.write(content)
+                flush(target)
+        _flush_names(target.parent)
 
     def _upload(self, name: str, content: bytes, **options: Any) -> None:
         with self._request(missing_bucket=True):
@@ -246,15 +246,24 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self, name: str, flushed: bool = True) -> Iterator[Path]:
-        """Yield a local path to write to; the file gets its name when the block ends without an error."""
+        """Yield a local path to write to; the file gets its name when the block ends without an error.
+
+        A device or a pipe, such as /dev/null and /dev/stdout, is written, never replaced.
+        """
         target = self._at(name)
         if self.is_local:
             self._make_room(name)
+            is_open_file = os.path.islink(target) and os.readlink(target).startswith("/proc/")
+            if is_open_file or (os.path.exists(target) and not os.path.isfile(target)):
+                yield Path(target)
+                return
             with partial(Path(target)) as path:
                 yield path
                 if flushed:
                     flush(path)
                 path.replace(target)
+            if flushed:
+                _flush_names(Path(target).parent)
             return
         with scratch_folder() as scratch:
             path = scratch / "file"
@@ -289,37 +298,34 @@ class Folder:
             shutil.rmtree(self._at(new), ignore_errors=True)
             path.rename(self._at(new))
 
-    def remove_leftovers(self) -> None:
-        if self.is_local:
-            remove_partial(Path(self._root))
-
     def append_to(self, name: str) -> TextIOWrapper:
-        """Open a file of a local folder to append to; see `open_own`."""
+        """Open a file of a local folder to append to, and to read."""
         self._make_room(name)
-        return open_own(self._at(name), self._root)
+        return open(self._at(name), "a+", encoding="utf-8")
 
     @contextlib.contextmanager
-    def locked(self, name: str, busy: str | None = None) -> Iterator[None]:
+    def locked(self, name: str, busy: str = "") -> Iterator[None]:
         """Hold a lock that one process has at a time, however that ends; a bucket has none.
 
-        `busy` is the error if another process holds it, with {who} for its name; None waits for it.
+        `busy` is the error if another process holds it; without one, wait for it. Where a network disk has no
+        `flock`, the file itself is the lock, and that of a killed process is broken.
         """
         if not self.is_local:
             yield
             return
-        with raised_as(StoreError, f"{self}/{name} cannot be opened"):
-            file = self.append_to(name)
-        with file:
+        from filelock import FileLock, Timeout  # a tenth of a second, which an analysis does without
+
+        with raised_as(StoreError, f"{self}/{name} cannot be locked", (OSError, NotImplementedError)):
+            self._make_room(name)
+            lock = FileLock(self._at(name))
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-            except BlockingIOError:
-                who = os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
-                raise StoreError((busy or "").replace("{who}", who)) from None
-            if busy:
-                file.truncate(0)
-                file.write(f"process {os.getpid()} of {platform.node()}")
-                file.flush()
+                lock.acquire(timeout=0 if busy else -1)
+            except Timeout:
+                raise StoreError(busy) from None
+        try:
             yield
+        finally:
+            lock.release()
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -362,3 +368,8 @@ def _special(folder: str, names: list[str]) -> list[str]:
     return [
         n for n, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
     ]
+
+
+def _flush_names(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some network disks refuse it
+        flush(folder)

@@ -9,7 +9,6 @@ Python 3.11 to 3.14:
 
 - `forkserver.ensure_running` and `resource_tracker.ensure_running`: the server must import torch before the
   first process is needed, and `set_forkserver_preload` starts nothing.
-- `util.get_temp_dir`: the folder of the socket of the server gets a mark by which leftovers are found.
 - `current_process()._config`: a process that ends with its parent may start none by `multiprocessing`; a
   process that is killed with its group may.
 - `sys.modules["__main__"]`: a new process would run the script of the caller, which may lack the guard
@@ -29,14 +28,12 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import psutil
-
-from mup_tpu.files.local import for_sockets, mark
 
 SELF = Path("/proc/self")
 
@@ -136,8 +133,6 @@ def ensure_server(preload: Sequence[str]) -> None:
     resource_tracker.ensure_running()  # otherwise the server starts it; it unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:  # Ctrl-C reaches the server too, and is ignored there only after the imports
-        with for_sockets():
-            mark(Path(util.get_temp_dir()))
         with _without_main():
             forkserver.ensure_running()
     finally:

@@ -218,7 +218,7 @@ def slots_with(resources: Mapping[str, float]) -> Slots:
     others = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
     needs = {"num_cpus": needed["CPU"], "num_gpus": needed.get("GPU", 0), "resources": others}
     prepare = importlib.import_module(ROOMS["xla"]).take_chips if needed.get("TPU") else None
-    environment = {"OMP_NUM_THREADS": str(max(1, int(needed["CPU"])))}
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(needed["CPU"]))))}
     return Slots(count, needs, "loop", environment, prepare)
 
 

@@ -74,7 +74,6 @@ class Store:
         # Rows that were read or written: their number in each part, and the best result of each trial.
         self._rows_of: dict[str, int] = {}
         self._known: dict[str, Result] = {}
-        self.folder.remove_leftovers()
         scales = {*map(float, planned)}
         mine = Header(experiment, axes, tuple(sorted(scales)), columns=columns)
         header = read_header(self.folder) or create_header(self.folder, mine)

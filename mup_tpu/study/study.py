@@ -223,7 +223,7 @@ class Study:
         how = How(self.folder, threads, seconds)
         tracking = Tracking(track, store)
         purchase = store.next_purchase()
-        busy = f"results folder {self.folder} is being run by {{who}}: wait for it, or let both ask and tell"
+        busy = f"results folder {self.folder} is being run by another process; wait for it"
         try:
             with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))

@@ -118,8 +118,6 @@ class CheckpointWriter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        with contextlib.suppress(OSError):  # writing reports a folder that cannot be reached
-            Folder(path).remove_leftovers()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
 

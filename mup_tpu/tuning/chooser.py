@@ -34,7 +34,7 @@ from mup_tpu.config.toml import from_dict
 from mup_tpu.config.trial import Trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, StoreError, raised_as
-from mup_tpu.files import Folder, open_own, patiently
+from mup_tpu.files import Folder, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 
 LOSS, _SHARE = "loss", "share"
@@ -213,7 +213,7 @@ class SearchLog:
     def _add(self, event: dict[str, Any]) -> None:
         with raised_as(StoreError, f"search log {self.path} cannot be written"):
             if self._folder.is_local:
-                with open_own(self.path) as file:
+                with self._folder.append_to(LOG_FILE) as file:
                     file.write(("\n" if self._in_line else "") + json.dumps(event) + "\n")
                 self._in_line = False
             else:

@@ -67,7 +67,7 @@ def run_search(
     folder = store.folder
     folders = CheckpointFolders(folder, corpora.trial_id, replace(run, checkpoint_every=1))
     counts: Counter[str] = Counter()
-    busy = f"results folder {folder} is being written by another search ({{who}}); wait for it, or stop it"
+    busy = f"results folder {folder} is being written by another search; wait for it, or stop it"
     with folder.locked("search.lock", busy):  # two would propose the same keys; in a bucket the log sees it
         log = SearchLog(folder)
         if log.events and not resume:

@@ -48,9 +48,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert "cannot be written" in check_folder("results folder", str(tmp_path / "file")).problem
     assert not check_folder("results folder", str(tmp_path / "new" / "deep")).problem
     assert not Path(tmp_path / "new").exists()
-    for folder in (tmp_path / ("a" * 300), tmp_path / "new" / ("ä" * 150) / "deep"):
-        with pytest.raises(OSError, match="File name too long"):
-            check_folder("results folder", str(folder))
 
 
 def test_a_results_url_is_asked_not_taken_for_a_folder_here():

@@ -1,15 +1,19 @@
 """Folders: one contract on a local disk, in memory and in buckets of two clouds; errors of one kind."""
 
+import errno
+import fcntl
 import hashlib
 import os
 import socket
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from mup_tpu.errors import reason
-from mup_tpu.files import Folder, checksum, open_own
+from mup_tpu.cli.console import write_file
+from mup_tpu.errors import StoreError, reason
+from mup_tpu.files import Folder, checksum
 
 
 @pytest.fixture(params=["local", "memory", "moto", "gcs_emulator"])
@@ -95,38 +99,60 @@ def test_sizes_of_files_are_listed_by_name(folder):
     assert (folder / "nowhere").sizes() == {}
 
 
-@pytest.mark.parametrize("there", ["a link", "a link to nothing", "a folder", "a named pipe"])
-def test_a_lock_is_opened_through_no_link_and_empties_nothing(there, tmp_path):
-    victim, lock = tmp_path / "victim", tmp_path / "search.lock"
-    if there == "a link":
-        victim.write_text("mine")
-    if "link" in there:
-        lock.symlink_to(victim)
+@pytest.fixture(params=["a named pipe", "a device", "an open file"])
+def there(request, tmp_path):
+    """A path as /dev/null or /dev/stdout, and a call for the bytes that were written to it."""
+    path = tmp_path / "there"
+    if request.param == "a named pipe":
+        os.mkfifo(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        yield path, lambda: os.read(descriptor, 100)
+        os.close(descriptor)
+    elif request.param == "a device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+            path.write_bytes(b"")
+        except OSError:
+            pytest.skip("devices are made by a superuser")
+        yield path, lambda: b"content"  # as /dev/null, which keeps nothing
     else:
-        lock.mkdir() if there == "a folder" else os.mkfifo(lock)
-    with pytest.raises(OSError):
-        open_own(lock)
-    assert victim.exists() == (there == "a link") and (not victim.exists() or victim.read_text() == "mine")
-    (tmp_path / "log").write_text("kept")
-    with open_own(tmp_path / "log") as file:
-        file.write(" and more")
-    assert (tmp_path / "log").read_text() == "kept and more"
+        with (tmp_path / "redirected").open("wb") as file:
+            path.symlink_to(f"/proc/self/fd/{file.fileno()}")
+            yield path, (tmp_path / "redirected").read_bytes
+
+
+def test_a_link_is_replaced_and_its_file_stays(tmp_path):
+    """A results folder from elsewhere may hold one."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "there").symlink_to(tmp_path / "mine")
+    Folder(tmp_path).write("there", b"content")
+    assert (tmp_path / "mine").read_text() == "mine" and (tmp_path / "there").read_text() == "content"
+
+
+def test_a_device_a_pipe_and_an_open_file_are_written_and_never_replaced(there, tmp_path):
+    path, content = there
+    before = path.lstat()
+    write_file("table", path, "content")
+    assert content() == b"content"
+    after = path.lstat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert not list(tmp_path.glob(".partial*"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of open files are Linux's")
 @pytest.mark.parametrize("call", ["write", "create"])
-def test_a_file_is_on_disk_before_it_has_its_name(call, tmp_path, monkeypatch):
-    """A power cut would leave a name without its content."""
+def test_a_file_is_on_disk_before_it_has_its_name_and_then_its_name_is(call, tmp_path, monkeypatch):
+    """A power cut would leave a name without its content, or none."""
     sync, synced = os.fsync, []
 
     def watched(descriptor):
-        content = Path(f"/proc/self/fd/{descriptor}").read_bytes()
-        synced.append((content, (tmp_path / "a").exists()))
+        path = Path(f"/proc/self/fd/{descriptor}")
+        synced.append((path.read_bytes() if path.is_file() else b"names", (tmp_path / "a").exists()))
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
     getattr(Folder(tmp_path), call)("a", b"content")
-    assert (b"content", False) in synced and (tmp_path / "a").read_bytes() == b"content"
+    assert synced == [(b"content", False), (b"names", True)] and (tmp_path / "a").read_bytes() == b"content"
 
 
 def test_a_copy_has_links_as_links_and_neither_pipes_nor_sockets(tmp_path, monkeypatch):
@@ -148,3 +174,22 @@ def test_a_copy_has_links_as_links_and_neither_pipes_nor_sockets(tmp_path, monke
     assert sorted(path.name for path in copied.rglob("*")) == ["data", "gone", "inner", "last", "state"]
     assert (copied / "last").read_text() == "1"
     assert all((copied / name).is_symlink() for name in ("data", "gone", "last"))
+
+
+@pytest.mark.parametrize("missing", [errno.ENOSYS, errno.ENOLCK])
+def test_a_disk_without_locks_is_locked_by_files_or_one_sentence(missing, tmp_path, monkeypatch):
+    """Lustre without its option `flock` answers as the first, NFS without its daemon as the second."""
+
+    def refuse(*arguments):
+        raise OSError(missing, os.strerror(missing))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = Folder(tmp_path).locked("a.lock", "it is held")
+    if missing == errno.ENOLCK:
+        with pytest.raises(StoreError, match="a.lock cannot be locked: No locks available"), lock:
+            pass
+        return
+    for _ in range(2):
+        with Folder(tmp_path).locked("a.lock"), pytest.raises(StoreError, match="it is held"):  # noqa: SIM117
+            with Folder(tmp_path).locked("a.lock", "it is held"):
+                pass

@@ -1,7 +1,6 @@
 """The log and the signal handlers of a process that trains."""
 
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -113,18 +112,3 @@ def test_a_log_on_a_full_disk_is_one_line_and_training_goes_on(tmp_path):
     command = [sys.executable, "-c", LOG_ON_A_FULL_DISK, tmp_path]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "warning: lines of the log are lost: File too large\n")
-
-
-@pytest.mark.parametrize("linked", ["the log", "its folder"])
-def test_a_log_is_not_written_through_a_link(linked, tmp_path):
-    name, victims = f"{socket.gethostname()}-{os.getpid()}.log", tmp_path / "victims"
-    victims.mkdir()
-    (victims / name).write_text("mine")
-    if linked == "the log":
-        (tmp_path / "logs").mkdir()
-        (tmp_path / "logs" / name).symlink_to(victims / name)
-    else:
-        (tmp_path / "logs").symlink_to(victims)
-    with pytest.warns(UserWarning, match="no log is kept: .*logs cannot be written"), host_log(str(tmp_path)):  # noqa: SIM117
-        logging.getLogger("mup_tpu").info("step 1")
-    assert (victims / name).read_text() == "mine"

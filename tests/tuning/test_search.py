@@ -406,7 +406,7 @@ def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tiny, tmp_path):
 def test_two_searches_do_not_write_one_folder(search, tmp_path):
     with (
         Folder(tmp_path).locked("search.lock"),
-        pytest.raises(StoreError, match=r"is being written by another search \("),
+        pytest.raises(StoreError, match="is being written by another search; wait"),
     ):
         searched_in(tmp_path, search)
 
