@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -473,7 +474,7 @@ class _Calls:
                 self.console.print(f"loss: `{logged.name}` of lines like `{logged.line}`: {logged.loss:g}")
                 self.losses[logged.name] = None
                 self._compare_rates(job.trial, outcome.learning_rate)
-            elif logged.name not in self.losses:
+            elif _without_numbers(logged.name) not in map(_without_numbers, self.losses):
                 expected = next(iter(self.losses))
                 why = f"its output tells `{logged.name}` and no `{expected}`, the loss of the other trials"
                 outcome = replace(outcome, status="failed", loss=math.nan, reason=why)
@@ -522,6 +523,10 @@ def _begun(trial: Trial, space: Space, known: Mapping[str, Result], work: Folder
                 _log.warning("%s is damaged: longer runs do not go on from %s", file, shorter)
             else:
                 yield shorter
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "", name)  # w64/val_loss and w128/val_loss are one loss
 
 
 _LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'

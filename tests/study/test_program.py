@@ -188,6 +188,11 @@ def test_a_log_that_tells_no_loss_ends_the_sweep_after_the_first_trial(code, wor
     assert output(tmp_path).endswith(code[7:-2] + "\n"), "the log is kept"
 
 
+def test_a_loss_named_after_its_run_is_the_loss_of_all_runs(tmp_path):
+    rows = run(tmp_path, "import sys; print(f'w{sys.argv[1]}/val_loss', 2.5)", scale=(64, 128))
+    assert rows["status"].tolist() == ["finished"] * 2
+
+
 def test_a_trial_without_the_loss_of_the_others_has_failed(tmp_path):
     rows = run(
         tmp_path,
