@@ -219,6 +219,10 @@ SAMPLES = {
         "`Trainer.fit` stopped: `max_epochs=2` reached.\n",
         2.207, 20, name="val_loss",
     ),
+    "Lightning's bar by rich": Sample(
+        "Epoch 0/0  ━━━━━━━━━━━━━━━━━ 50/50 0:00:15 • 0:00:00 3.33it/s val/loss: 1.122  \n",
+        1.122, 50, 50, "val/loss",
+    ),
     "Lightning's table": Sample(
         f"┏{BAR}┳{BAR}┓\n┃   Validate metric   ┃    DataLoader 0     ┃\n┡{BAR}╇{BAR}┩\n"
         f"│      val_acc        │ 0.41230000000000000 │\n│      val_loss       │  2.307212114334106  │\n└{BAR}┴{BAR}┘\n",

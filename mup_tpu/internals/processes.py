@@ -37,6 +37,8 @@ import psutil
 
 SELF = Path("/proc/self")
 
+_LAUNCHERS = frozenset({"srun", "docker", "podman", "kubectl", "ssh", "mpirun"})
+_LAUNCHERS_END_WITHIN_S = 5.0
 _MOST_LOOKS = 1000  # for processes to end, 5 ms apart: one in the kernel may never
 
 # Type of file system -> files of limits, file of the memory in use, entries of `memory.stat` for the cache
@@ -175,17 +177,35 @@ def end_with_parent() -> None:
 
 
 def end_descendants(process: int) -> None:
-    """Kill all processes below one, which adopts their orphans."""
+    """Kill all processes below one, which adopts their orphans.
+
+    Programs whose work runs elsewhere, as under Slurm's daemon or a container's, get SIGTERM first: killed,
+    they would leave it behind.
+    """
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(process)
+        launchers = [p for p in root.children(recursive=True) if p.name() in _LAUNCHERS]
+        for launcher in launchers:
+            with contextlib.suppress(psutil.Error):
+                launcher.terminate()
+        deadline = time.monotonic() + _LAUNCHERS_END_WITHIN_S
+        while any(_is_alive(p) for p in launchers) and time.monotonic() < deadline:
+            time.sleep(0.05)
         for _ in range(_MOST_LOOKS):
-            living = [p for p in root.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+            living = [p for p in root.children(recursive=True) if _is_alive(p)]
             for descendant in living:
                 with contextlib.suppress(psutil.Error):
                     descendant.kill()
             if not living:
                 return
             time.sleep(0.005)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def environment_of_shell() -> dict[str, str]:

@@ -47,7 +47,7 @@ _OTHER_RATES = _words("base min final end decay warmup")
 
 _DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?![\d.,])|\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d+)?(?![.,]?\d)"
 NUMBER = re.compile(rf"(?<![\w.,])(?:[+-]?(?:nan|inf|infinity)(?!\w)|{_DIGITS})", re.I)
-UNIT = re.compile(r"\s?%|[A-Za-z_µ]\w*|\.(?=[^\s.])|\s*(?:-+>|=+>|→)")
+UNIT = re.compile(r"\s?%|[A-Za-z_µ]\w*(?:/s\b)?|\.(?=[^\s.])|\s*(?:-+>|=+>|→)")
 _OF = re.compile(r"(?:it)?\s*/\s*(\d[\d,]*)(?:it\b)?(?![\w.]*/)")  # the second half of "10/200"
 _COUNTED = re.compile(r"\s+(?:steps?|iter\w*|epochs?|batch(?:es)?|updates|tokens)\b(?!\s*[\d/])", re.I)
 # "loss 100 2.3", "loss[100] = 2.3"

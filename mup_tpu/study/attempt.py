@@ -33,7 +33,7 @@ import psutil
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import MupTpuError, StoreError, first_line, raised_as, reason
 from mup_tpu.files import Folder
-from mup_tpu.internals.processes import allow_children
+from mup_tpu.internals.processes import allow_children, end_descendants
 from mup_tpu.jobs.driver import Preparing, WorkerLost
 from mup_tpu.logs import Logged, LossUnknown, TrainingLog
 from mup_tpu.study.report import Ending, Report, Reported, Trial, number
@@ -132,6 +132,7 @@ class Attempt(ABC):
 
     doing = ""  # work of a process that has not reported yet
     is_alive_without_reports = False  # whether silence after a report is no sign of a process that hangs
+    _has_launchers = False  # whether its work may run below other processes than its own
 
     def __init__(self, output: Output, private: Sequence[int]) -> None:
         self.output, self._private = output, private  # descriptors of the worker that the process closes
@@ -255,6 +256,8 @@ class Attempt(ABC):
         """Kill the trial's process, its group, and all other descendants of this worker."""
         if self._pid == 0:
             return
+        if self._has_launchers and _exited(self._pid) is None:
+            end_descendants(os.getpid())
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(OSError):
                 kill(self._pid, signal.SIGKILL)
@@ -322,7 +325,7 @@ class ProgramAttempt(Attempt):
     """A run of a program, whose output tells the loss."""
 
     doing = "running, without a loss in its output yet"
-    is_alive_without_reports = True
+    is_alive_without_reports = _has_launchers = True
 
     def __init__(
         self, output: Output, words: list[str], added: Mapping[str, str], folder: str, loss: str | None

@@ -313,6 +313,16 @@ def test_nothing_that_a_program_has_started_outlives_it(how, tmp_path, patience)
         time.sleep(0.05)
 
 
+def test_a_launcher_gets_sigterm_to_end_what_it_runs_elsewhere(tmp_path):
+    launcher = tmp_path / "srun"
+    launcher.write_text(
+        f"#!/bin/sh\ntrap 'touch {tmp_path}/ended; exit' TERM\nwhile :; do sleep 0.05; done\n"
+    )
+    launcher.chmod(0o755)
+    study_of(tmp_path / "results").run(f"{launcher} {{width}} {{lr}}", workers=1, timeout="1s", console=QUIET)
+    assert (tmp_path / "ended").exists()
+
+
 CONFIGS = {
     "base.yaml": "optim: {lr: 1e-3, betas: [0.9, 0.95]}  # kept\nmodel:\n  width: 8\nseed: 1\nout: here\n",
     "base.toml": "seed = 1\nout = 'here'\n[optim]\nlr = 1e-3\nbetas = [0.9, 0.95]\n[model]\nwidth = 8\n",
