@@ -203,7 +203,7 @@ def in_sequence(sweep: Sweep | Pool) -> Settled:
         table = check_table(pd.DataFrame(sweep.rows))
         taken = LookTaken(table.runs, question, taken)
         costs += [sweep.cost] * (taken.number - len(costs))
-        if taken.decision != "INCONCLUSIVE":
+        if taken.decision != "OPEN":
             break
         batch = next_batch("all", taken.evidence, run_cost(table), question)
         if why_stop(taken, batch, question):
@@ -232,9 +232,9 @@ def cell_rows(task: tuple[int, Kind, str], sweeps: int, seed: int, form: str) ->
         ends.append(in_sequence(sweep) if design == SEQUENCE else at_once(sweep, *GRIDS[design]))
     rows = []
     for most in range(MOST_LOOKS, 0, -1) if design == SEQUENCE else (1,):
-        decisions = [end.decision if end.looks <= most else "INCONCLUSIVE" for end in ends]
+        decisions = [end.decision if end.looks <= most else "OPEN" for end in ends]
         right = float(np.mean([said == true for said, true in zip(decisions, truths, strict=True)]))
-        settled = float(np.mean([said != "INCONCLUSIVE" for said in decisions]))
+        settled = float(np.mean([said != "OPEN" for said in decisions]))
         costs = [end.costs[min(end.looks, most) - 1] if end.costs else math.nan for end in ends]
         rows.append(
             {

@@ -112,7 +112,7 @@ def main(seed: int = 0, worlds: int = 10, only: str = "") -> None:
                     slopes_in.append(result.drift.low <= slopes[h] <= result.drift.high)
             truth = "TRANSFERS" if cost < 0.01 else "DRIFTS"
             decision = joint.results[0].verdict.decision
-            counts["open" if decision == "INCONCLUSIVE" else "right" if decision == truth else "wrong"] += 1
+            counts["open" if decision == "OPEN" else "right" if decision == truth else "wrong"] += 1
         covered = [f"{np.mean(inside):.2f}", f"{np.mean(slopes_in):.2f}"]
         cells = [tuned, f"{slope:g}", shape, design, *covered, *counts.values(), f"{np.mean(numbers):.0f}"]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)

@@ -189,7 +189,7 @@ def known_optima(written: object) -> np.ndarray:
     return np.array(rows, float).reshape(-1, 3)
 
 
-_DECISIONS = {"held": "TRANSFERS", "drifted": "DRIFTS", "open": "INCONCLUSIVE"}
+_DECISIONS = {"held": "TRANSFERS", "drifted": "DRIFTS", "open": "OPEN"}
 
 
 def pool(sweeps: pd.DataFrame) -> pd.DataFrame:
@@ -372,7 +372,7 @@ SP's falls.
 
 - **α**: best learning rate ∝ scale^α. Sweeps of one source are pooled first, then sources (random effects;
   DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001): no law, as sources are no random sample.
-- **Held, drifted, open**: sweeps that TRANSFER, DRIFT, or are INCONCLUSIVE.
+- **Held, drifted, open**: sweeps that TRANSFER, DRIFT, or are OPEN.
 - **Broke late**: of the sweeps with four known optima or more, those whose last one leaves the 95 % interval
   of a constant slope through the others. One in twenty would by chance.
 - **Missed**: distance from the smallest scale's optimum to the largest's, octaves, and its cost at the

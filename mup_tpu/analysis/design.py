@@ -233,8 +233,12 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
         new = first_look(bracketed[-1], 2 * estimates[-1].optimum.scale, bracketed[-1].optimum.x)
         reason = Reason.of("extend grids and add a scale", scales=scales, needed=NEEDED, known=len(estimates))
         return batch([*extension, *new], reason)
-    # The smallest scale's optimum at the largest, whose regret is then measured
+    # A second run of the best one, where a single one would decide
     headline = evidence.headline
+    if evidence.luck and headline is not None and headline.low > question.epsilon:
+        last = estimates[-1].optimum
+        return batch([Cell(last.scale, last.best_x, 1, 2)], Reason.of("one run", at=last.scale))
+    # The smallest scale's optimum at the largest, whose regret is then measured
     if headline is not None and not headline.is_run and len(estimates) >= NEEDED:
         curve = estimates[-1].curve
         (cell,) = source_rate(estimates, headline.target, curve.x_G.tolist())
@@ -273,8 +277,6 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
     `left` is the rest of the budget, in the unit of the batch's costs. What seems out of reach of any cost is
     often settled all the same (benchmarks/settle.py): then a sequence goes on.
     """
-    if look.verdict.why_never:
-        return look.verdict.why_never
     if look.number >= MOST_LOOKS:
         return Reason.of("looks used up", looks=MOST_LOOKS)
     if look.purchase >= _MOST_PURCHASES:
@@ -305,7 +307,7 @@ class Known:
         curve, optimum, valley = estimate.curve, estimate.optimum, estimate.valley
         assert valley is not None, "the optimum is bracketed"
         x_C = values_beside(estimate)
-        part = valley.part(slice(_DRAWS))
+        part = valley.part(slice(None, None, len(valley.x_R) // _DRAWS))
         loss_RC = part.loss(x_C)
         rise_RC = part.rise(np.tile(x_C - optimum.x, (len(loss_RC), 1)))
         form_C = (MODEL_ERROR * np.median(rise_RC, axis=0)) ** 2
@@ -369,7 +371,7 @@ class Distance:
     scales: tuple[float, ...]
     variances: tuple[float, ...]
     """Squared errors of the optima when the intervals below were computed, octaves²."""
-    alpha: float  # |α|
+    alpha: float  # Size of the optima's slope
     reach: float  # Half-width of its interval
     delta: float
     apart: float  # |Δ|, octaves; nan if the larger scale has no loss at the smaller's optimum
@@ -391,8 +393,8 @@ class Distance:
             )
             ends = min(least, apart), max(most, apart)
         state = tuple(k.scale for k in known), tuple(k.variance for k in known)
-        reach = (drift.high - drift.low) / 2
-        return cls(*state, abs(drift.alpha), reach, question.delta, apart, tolerated, ends)
+        slope, low, high = drift.moved
+        return cls(*state, abs(slope), (high - low) / 2, question.delta, apart, tolerated, ends)
 
     def nearest(self, variances: Sequence[float]) -> tuple[float, str]:
         """Return J of the nearer verdict, and the symbol of its widest interval."""
@@ -400,13 +402,14 @@ class Distance:
 
     def quantity(self) -> str:
         """Return the symbol of the widest interval for the verdict that the estimates tend to."""
-        transfers, *drifts = self._terms(self.variances)
-        if self.alpha < self.delta and not self.apart > self.tolerated:
-            return max((ratio, what) for what, ratio in transfers.items())[1]
-        return min(max((ratio, what) for what, ratio in terms.items()) for terms in drifts)[1]
+        *copied, drifts, without_a_power = self._terms(self.variances)
+        likely = copied if not self.apart > self.tolerated else (drifts, without_a_power)
+        return min(max((ratio, what) for what, ratio in terms.items()) for terms in likely)[1]
 
     def _terms(self, variances: Sequence[float]) -> tuple[dict[str, float], ...]:
-        """Return intervals over needed widths: for TRANSFERS, DRIFTS, and DRIFTS without a power law.
+        """Return intervals over needed widths, by verdict.
+
+        They are TRANSFERS, MOVES AT NO COST, DRIFTS, and DRIFTS without a power law.
 
         One squared error more than now is that of another scale's optimum.
         """
@@ -423,7 +426,8 @@ class Distance:
             drifts["Δ"] = _over(below, self.apart - self.tolerated, _LEAST_OCTAVES)
             plain = math.sqrt(PLAIN) * self.tolerated
             without_a_power["Δ"] = _over(below, self.apart - plain, _LEAST_OCTAVES)
-        return transfers, drifts, without_a_power
+        moves = {"α": _over(reach, self.alpha - self.delta / 2, _LEAST_ALPHA), "Δ": transfers["Δ"]}
+        return transfers, moves, drifts, without_a_power
 
 
 def _over(reach: float, room: float, least: float) -> float:

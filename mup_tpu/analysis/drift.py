@@ -30,8 +30,10 @@ class Drift:
     tau: float  # Scatter of the optima beyond their own errors, octaves: median of its distribution
     intercept: float  # log2 lr* at scale 1
     scales: tuple[float, ...]
+    moved: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+    """Least-squares slope of the optima that were run, with its 95 % interval: their scatter is no error."""
     rests_on_prior: bool = False
-    """Whether half or twice the prior scatter decides if the interval excludes 0, or lies within ±δ."""
+    """Whether half or twice the prior scatter decides if `moved` excludes 0, or lies within ±δ."""
     trend: Trend | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -43,8 +45,16 @@ class Drift:
         return is_told(self.low, self.high)
 
     @property
-    def excludes_0(self) -> bool:
-        return self.low > 0 or self.high < 0
+    def has_moved(self) -> bool:
+        return self.has_moved_by(0.0)
+
+    def has_moved_by(self, slope: float) -> bool:
+        _, low, high = self.moved
+        return low > slope or high < -slope
+
+    def has_stayed(self, delta: float) -> bool:
+        _, low, high = self.moved
+        return -delta < low and high < delta
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "trend"}
@@ -102,18 +112,18 @@ def fit_drift(
     if trend is None:
         return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
     slope = trend.slope()
-    low, high = slope.quantile(0.025), slope.quantile(0.975)
     intercept = float(np.average(trend.x_S, weights=1 / (trend.error_S**2 + trend.tau**2)))
     away = np.average(np.log2(scales), weights=1 / (trend.error_S**2 + trend.tau**2))
-    classes = set()
-    for factor in (0.5, 1.0, 2.0):
-        other = replace(trend, priors=(replace(priors, scatter=factor * priors.scatter),)).slope()
-        ends = (other.quantile(0.025), other.quantile(0.975)) if factor != 1 else (low, high)
-        classes.add((ends[0] > 0 or ends[1] < 0, -delta < ends[0] and ends[1] < delta))
-    return Drift(
-        slope.mean, low, high, trend.tau, intercept - slope.mean * float(away), scales,
-        len(classes) > 1, trend,
+    moved = []
+    for factor in (1.0, 0.5, 2.0):
+        other = replace(trend, priors=(replace(priors, scatter=factor * priors.scatter),)).movement()
+        moved.append((other.mean, other.quantile(0.025), other.quantile(0.975)))
+    drift = Drift(
+        slope.mean, slope.quantile(0.025), slope.quantile(0.975), trend.tau,
+        intercept - slope.mean * float(away), scales, moved[0], False, trend,
     )  # fmt: skip
+    each = [replace(drift, moved=of_prior) for of_prior in moved]
+    return replace(drift, rests_on_prior=len({(d.has_moved, d.has_stayed(delta)) for d in each}) > 1)
 
 
 def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ()) -> WiderIsBetter:

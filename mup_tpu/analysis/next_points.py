@@ -74,7 +74,7 @@ def moved_centre(optima: Sequence[Optimum]) -> list[float]:
 def next_points(joint: JointAnalysis, number_of_rule: int) -> NextPoints | None:
     """Return the next runs of a rule; None if its verdict is settled."""
     result, costs = joint.results[number_of_rule], run_cost(joint.table)
-    if result.verdict.decision != "INCONCLUSIVE":
+    if result.verdict.is_settled:
         return None
     surface, points = result.surface, result.surface.points
     scales, h = len(surface.scales), len(joint.tuned)

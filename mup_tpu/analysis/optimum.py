@@ -218,11 +218,11 @@ def _dense(matrix: Any) -> np.ndarray:
 
 
 _PRIOR_DF = 4
-_PARAMETERS = 4  # Numbers that a valley's fit takes from a window's points
-_NOISES = np.geomspace(0.003, 2.0, 14)
-"""Noises that are weighed, as shares of the fourth lowest point's rise; squared step of their logarithm over
-12."""
-_BETWEEN = math.log(2.0 / 0.003) ** 2 / 13**2 / 12
+_TYPICAL_NOISE, _NOISE_SPREAD = 0.15, 0.8
+"""Noise of a run over the rise an octave from the optimum, and the standard deviation of its
+logarithm: 200 sweeps of the atlas, 22 sources (results/public/sweeps.csv)."""
+_NOISES = np.geomspace(0.01, 2.5, 9)  # Noises that are weighed, in units of that rise
+_QUANTILES = (1 / 6, 1 / 2, 5 / 6)  # Quantiles of a noise without replicates that stand for its posterior
 _CLIP = 0.8  # Squared residuals of a point are clipped at this quantile
 
 
@@ -233,11 +233,16 @@ class Noise:
     sigma: float  # Standard deviation of one run beside others of its seed, nat per token
     df: int
     source: str  # "seeds", "given errors", or "lack of fit" (no replicates: the fits' residuals stand in)
+    likely: tuple[float, ...] = ()  # Equally likely values of sigma where no replicate says it
 
     @property
     def freedom(self) -> float:
-        # Degrees of freedom; infinite for given errors, which are taken as they are
-        return math.inf if self.source == "given errors" else float(self.df)
+        # Degrees of freedom; infinite where the value is given, or stands for one of several likely ones
+        return float(self.df) if self.source == "seeds" else math.inf
+
+    @property
+    def cases(self) -> tuple[Noise, ...]:
+        return tuple(replace(self, sigma=sigma, likely=()) for sigma in self.likely) or (self,)
 
     def errors_G(self, curve: LossCurve) -> np.ndarray:
         """Return the standard error of each mean of a curve.
@@ -268,8 +273,8 @@ def pooled_noise(curves: Sequence[LossCurve], rounding: float = 0.0) -> Noise:
         return Noise(max(sigma, floor), max(round(df_C.sum()), 1), "seeds")
     if any(np.isfinite(c.error_G).any() for c in curves):
         return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")
-    sigma, left = _lack_of_fit(curves)
-    return Noise(max(sigma, floor), left, "lack of fit")
+    sigmas = tuple(max(sigma, floor) for sigma in _lack_of_fit(curves))
+    return Noise(sigmas[len(sigmas) // 2], 0, "lack of fit", sigmas)
 
 
 def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
@@ -285,31 +290,41 @@ def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
     return variance
 
 
-def _lack_of_fit(curves: Sequence[LossCurve]) -> tuple[float, int]:
-    """Return the noise by what the valleys' shapes leave, nat, and its degrees of freedom.
+def _lack_of_fit(curves: Sequence[LossCurve]) -> list[float]:
+    """Return equally likely noises by what the valleys' shapes leave, nat.
 
-    The posterior over a grid of noises, log-uniform at first: all shapes are weighed for each, and a point's
-    rise has its model error, so that walls say little.
+    The prior is that of the atlas, relative to the depth of the table's own valleys. All shapes are weighed
+    for each noise, and a point's rise has its model error, so that walls say little.
     """
-    finite = [c for c in curves if np.isfinite(c.mean_G).sum() >= _PARAMETERS]
-    rises = [np.sort(c.mean_G[np.isfinite(c.mean_G)] - c.mean_G.min())[_PARAMETERS - 1] for c in finite]
-    typical = float(np.median(rises)) if rises else 0.0
-    if typical <= 0:
-        return 0.0, 1
-    sigma_N = typical * _NOISES
-    log_N = np.zeros(len(sigma_N))
-    for curve in finite:
-        for n, sigma in enumerate(sigma_N):
-            fit = fit_valley(
-                curve.x_G, curve.mean_G, np.full(len(curve.x_G), sigma), curve.step, may_miss=False
-            )
+    rises = []
+    for curve in curves:
+        finite_G = np.isfinite(curve.mean_G)
+        x_G, mean_G = curve.x_G[finite_G], curve.mean_G[finite_G]
+        if len(x_G) > 1:
+            best = int(np.argmin(mean_G))
+            ends = [x for x in (x_G[best] - 1, x_G[best] + 1) if x_G[0] - 0.5 <= x <= x_G[-1] + 0.5]
+            rises += (np.interp(ends, x_G, mean_G) - mean_G[best]).tolist()
+    octave = float(np.median(rises)) if rises else 0.0
+    if octave <= 0:
+        return [0.0]
+    sigma_N = octave * _NOISES
+    log_N = -0.5 * (np.log(_NOISES / _TYPICAL_NOISE) / _NOISE_SPREAD) ** 2
+    for curve in curves:
+        typical_G = np.full(len(curve.x_G), octave * _TYPICAL_NOISE)
+        first = fit_valley(curve.x_G, curve.mean_G, typical_G, curve.step)
+        if first is None:
+            continue
+        # What lies behind a wall says nothing of the noise.
+        kept = first.window[~first.is_missed_G[first.window]]
+        for n, sigma in enumerate(sigma_N if len(kept) > 3 else ()):
+            error_W = np.full(len(kept), sigma)
+            fit = fit_valley(curve.x_G[kept], curve.mean_G[kept], error_W, curve.step, may_miss=False)
             assert fit is not None, "it has finite points"
             log_N[n] += fit.log_evidence
     weight_N = np.exp(log_N - log_N.max())
-    weight_N /= weight_N.sum()
-    mean = float(weight_N @ np.log(sigma_N))
-    variance = float(weight_N @ (np.log(sigma_N) - mean) ** 2) + _BETWEEN
-    return math.exp(mean), max(round(0.5 / variance), 1)
+    # The middle of each noise's share of the probability is its quantile.
+    below_N = (np.cumsum(weight_N) - weight_N / 2) / weight_N.sum()
+    return [float(sigma) for sigma in np.exp(np.interp(_QUANTILES, below_N, np.log(sigma_N)))]
 
 
 EPSILON = 0.01  # Largest regret that does not matter, nat per token
@@ -398,18 +413,24 @@ def estimates(
 
     A valley's shape and height are weighed by its own points and, less, by those of the other scales.
     """
-    errors = [noise.errors_G(curve) for curve in curves]
-    fits = [
-        fit_valley(c.x_G, c.mean_G, error_G, c.step, noise.freedom)
-        for c, error_G in zip(curves, errors, strict=True)
-    ]
-    shared = iter(share([fit for fit in fits if fit is not None]))
-    together_R = generator.uniform(size=DRAWS)
+    cases, together_R = noise.cases, generator.uniform(size=DRAWS)
+    fits, drawn = list[list[Fit | None]](), list[list[Valley | None]]()
+    for number_R, case in zip(np.array_split(np.arange(DRAWS), len(cases)), cases, strict=True):
+        fits.append([fit_valley(c.x_G, c.mean_G, case.errors_G(c), c.step, noise.freedom) for c in curves])
+        shared = iter(share([fit for fit in fits[-1] if fit is not None]))
+        valleys = list[Valley | None]()
+        for fit in fits[-1]:
+            alone_R = generator.uniform(size=len(number_R))
+            chance_R = np.where(number_R % _EVERY, together_R[number_R], alone_R)
+            valleys.append(
+                None if fit is None else draw(fit, generator, len(number_R), next(shared), chance_R)
+            )
+        drawn.append(valleys)
     made = []
-    for curve, fit, error_G in zip(curves, fits, errors, strict=True):
-        chance_R = np.where(np.arange(DRAWS) % _EVERY, together_R, generator.uniform(size=DRAWS))
-        valley = draw(fit, generator, DRAWS, next(shared), chance_R) if fit is not None else None
-        made.append(Estimate(curve, fit, valley, find_optimum(curve, fit, valley, epsilon), error_G))
+    for curve, fit, parts in zip(curves, fits[len(cases) // 2], zip(*drawn, strict=True), strict=True):
+        valley = Valley.of(parts)
+        optimum = find_optimum(curve, fit, valley, epsilon)
+        made.append(Estimate(curve, fit, valley, optimum, noise.errors_G(curve)))
     return made
 
 
@@ -426,7 +447,7 @@ def find_optimum(
     low, x, high = (float(q) for q in np.quantile(valley.x_R, [0.025, 0.5, 0.975]))
     low, high = (low if low >= curve.x_G[0] else -math.inf), (high if high <= curve.x_G[-1] else math.inf)
     x = float(np.clip(x, curve.x_G[max(best - 1, 0)], curve.x_G[min(best + 1, len(curve.x_G) - 1)]))
-    band = _band(curve, valley, epsilon)
+    low, high, band = min(low, x), max(high, x), _band(curve, valley, epsilon)
     optimum = Optimum(
         curve.scale, Status.BRACKETED, x, low, high, float(np.median(valley.loss_R)), best_x, *band,
         se=float(valley.x_R.std()), mean=float(valley.x_R.mean()), epsilon=epsilon,
@@ -455,7 +476,7 @@ def _band(curve: LossCurve, valley: Valley, epsilon: float) -> tuple[float, floa
     Where the optimum is not known, every value may lose more: what counts is the loss over the best choice.
     """
     finite_x = curve.x_G[np.isfinite(curve.mean_G)]
-    part = valley.part(slice(_BAND_DRAWS))
+    part = valley.part(slice(None, None, len(valley.x_R) // _BAND_DRAWS))
     fine = np.linspace(finite_x[0], finite_x[-1], _BAND_POINTS)
     mean = part.rise(fine - part.x_R[:, None]).mean(axis=0)
     best = int(np.argmin(mean))

@@ -16,7 +16,7 @@ from mup_tpu.analysis.design import REACH, Cell
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.prediction import costs
+from mup_tpu.analysis.prediction import Cost, Surroundings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import LEAST, expected_loss
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
@@ -301,7 +301,10 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         optimum = trend.optimum(planned.sizes(target))
         low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
         valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
-        (cost,), curvature = costs(optimum, valley, (optimum.mean,), seed=0)
+        cost, octave = Cost(math.nan, math.nan), math.nan
+        if valley is not None:
+            cost = Surroundings(valley).losses(optimum, seed=0).cost(optimum.mean)
+            octave = float(valley.curvature_R.mean()) / 2
         exponents = dict(zip(planned.follows, trend.exponents(planned.sizes(target)), strict=True))
         by_prior = []
         for name, prior in zip(planned.follows, planned.priors(tuned), strict=True):
@@ -320,7 +323,7 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
                 interval=(low, high),
                 expected_cost=cost.expected,
                 high_cost=cost.high,
-                octave_cost=curvature / 2,
+                octave_cost=octave,
                 exponents=exponents,
                 by_prior=tuple(by_prior),
                 by_rule=planned.claimed(tuned),

@@ -18,6 +18,7 @@ import pandas as pd
 from mup_tpu.analysis.ingest.table_columns import means, short_name
 from mup_tpu.analysis.ingest.table_values import plain_size
 from mup_tpu.analysis.load import Runs, run_table
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
@@ -154,6 +155,7 @@ def _columns(table: RunTable) -> tuple[pd.DataFrame, list[str]]:
     return rows, [c for c in dict.fromkeys((*measures, *sizes)) if c in rows]
 
 
+_CHOICES, _THINNED = 25, 4  # Values that may be advised, and draws per draw that chooses among them
 _FARTHEST = 20.0  # Limit of the search for the farthest scale that can be predicted, octaves
 
 
@@ -173,7 +175,7 @@ class RulePrediction:
     target: str  # Target in the words of the question: "width=4096"
     scale: float  # Value of the table's scale at the target
     reach: float  # Octaves beyond the largest scale that was run; 0 or less inside the table
-    x: float  # log2 of the optimum: mean of its draws, the value of least expected cost
+    x: float  # log2 of the value of least expected cost; the optimum's mean in a table of optima alone
     half: tuple[float, float]  # 50 % interval of x
     interval: tuple[float, float]  # 95 % interval of x
     smallest: tuple[float, float]  # Smallest scale with a known optimum, and log2 of the optimum
@@ -317,12 +319,16 @@ def _predict(
     (first, _), (last, valley) = known[0], known[-1]
     optimum = trend.optimum(target.scale)
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
-    x = optimum.mean
+    x, furthest, run = optimum.mean, 0.0, max(o.scale for o in result.optima)
     without = replace(trend, priors=(unclaimed,)).optimum(target.scale)
-    (taking, staying, following), curvature = costs(optimum, valley, (x, first.x, last.x), seed)
+    taking = staying = following = Cost(math.nan, math.nan)
+    if valley is not None:
+        around = Surroundings.of(result, valley, last, target.scale)
+        losses = around.losses(optimum, seed)
+        x, furthest = losses.safest(low, high), _furthest(trend, around, run, epsilon, seed)
+        taking, staying, following = (losses.cost(value) for value in (x, first.x, last.x))
     losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
     loss = Reason.of("no losses") if valley is None else expected_loss(losses_S, scales_S, target.scale)
-    run = max(o.scale for o in result.optima)
     return RulePrediction(
         compared=result.compared,
         target=target.text,
@@ -339,7 +345,7 @@ def _predict(
         loss=None if isinstance(loss, Reason) else loss,
         why_no_loss=loss if isinstance(loss, Reason) else None,
         bears=valley is None or taking.expected <= epsilon,
-        furthest=0.0 if valley is None else _furthest(trend, curvature, run, epsilon),
+        furthest=furthest,
         claimed=trend.priors != (unclaimed,),
         steady=trend.steady,
         steady_before=trend.priors[0].steady,
@@ -348,42 +354,98 @@ def _predict(
     )
 
 
-def costs(
-    optimum: Mixture, valley: Valley | None, taken: Sequence[float], seed: int
-) -> tuple[list[Cost], float]:
-    """Return the cost of taking each of some values (log2) at a target, and the curvature, nat per octave².
+_WALL_SLOPE, _WALL_SCATTER = 0.35, 0.25
+"""Standard deviations of where lost runs begin above an optimum: octaves per octave of the scale, octaves."""
 
-    The valley is that of the largest scale that was run; None for a table of optima, without losses.
-    """
-    if valley is None:
-        return [Cost(math.nan, math.nan) for _ in taken], math.nan
-    generator = np.random.default_rng([seed, 1])
-    shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(len(valley.x_R)))
-    curvature_R = valley.curvature_R * shocks_R
-    optima_R = optimum.draws_R(generator, len(curvature_R))
-    made = []
-    for x in taken:
-        loss_R = curvature_R / 2 * (optima_R - x) ** 2
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Losses around an optimum at a target: those of the largest scale, and where runs are lost."""
+
+    valley: Valley
+    most: float = math.inf  # Loss of guessing less that at the optimum, nat: no run costs more
+    wall: tuple[float, float] | None = None
+    """Octaves from the optimum to lost runs above it, with a standard deviation; None if none were lost."""
+
+    @classmethod
+    def of(cls, result: TransferResult, valley: Valley, last: Optimum, scale: float) -> Surroundings:
+        finite = (c.mean_G[np.isfinite(c.mean_G)].max(initial=last.loss) for c in result.curves)
+        worst = max(map(float, finite), default=math.inf)
+        most = max(worst, result.guessing) if math.isfinite(result.guessing) else worst
+        walls = []
+        for curve, o in zip(result.curves, result.optima, strict=False):  # a surface has no curves
+            lost_x = curve.x_G[(curve.diverged_G > 0) & (curve.x_G > o.best_x)]
+            if o.is_bracketed and len(lost_x):
+                before = float(curve.x_G[curve.x_G < lost_x[0]].max())
+                error = math.hypot((lost_x[0] - before) / math.sqrt(12), o.se, _WALL_SCATTER)
+                walls.append((math.log2(o.scale / scale), (lost_x[0] + before) / 2 - o.mean, error))
+        if not walls:
+            return cls(valley, most - last.loss)
+        # Distances are a line along the scale, whose slope has a prior around 0: a wall moves as optima do.
+        r_S, away_S, error_S = np.array(walls).T
+        design = np.column_stack([np.ones(len(r_S)), r_S]) / error_S[:, None]
+        precision = design.T @ design + np.diag([0.0, _WALL_SLOPE**-2])
+        covariance = np.linalg.inv(precision + 1e-12 * np.eye(2))
+        at = float((covariance @ design.T @ (away_S / error_S))[0])
+        return cls(valley, most - last.loss, (at, math.hypot(math.sqrt(covariance[0, 0]), _WALL_SCATTER)))
+
+    def losses(self, optimum: Mixture, seed: int) -> Losses:
+        """Draw the optimum at the target, and the losses around it."""
+        generator, draws = np.random.default_rng([seed, 1]), len(self.valley.x_R)
+        shocks_R = np.exp(CURVATURE_SCATTER * generator.standard_normal(draws))
+        valley = replace(self.valley, height_R=self.valley.height_R * shocks_R)
+        wall_R = np.full(draws, math.inf)
+        x_R = optimum.draws_R(generator, draws)
+        if self.wall is not None:
+            wall_R = np.maximum(self.wall[0] + self.wall[1] * generator.standard_normal(draws), 0.0)
+        return Losses(replace(valley, x_R=x_R), wall_R, self.most)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Draws of the loss over its best at a scale that was not run."""
+
+    valley: Valley
+    wall_R: np.ndarray  # Octaves above the optimum from which runs are lost
+    most: float
+
+    def over_best(self, x: float, every: int = 1) -> np.ndarray:
+        part, wall_R = self.valley.part(slice(None, None, every)), self.wall_R[::every]
+        away_R = x - part.x_R
+        return np.minimum(np.where(away_R > wall_R, np.inf, part.rise(away_R)), self.most)
+
+    def cost(self, x: float) -> Cost:
+        """Return the cost of taking a value (log2)."""
+        loss_R = self.over_best(x)
         mean = float(loss_R.mean())
         # Slopes break seldom and then cost much: the mean may lie above what 97.5 % of the draws reach.
-        made.append(Cost(mean, max(mean, float(np.quantile(loss_R, 0.975)))))
-    return made, float(curvature_R.mean())
+        return Cost(mean, max(mean, float(np.quantile(loss_R, 0.975))))
+
+    def safest(self, low: float, high: float) -> float:
+        """Return the value of least expected cost, log2: a step from the steeper side, or from lost runs."""
+        at_X = np.linspace(low, high, _CHOICES)
+        cost_X = np.array([self.over_best(x, _THINNED).mean() for x in at_X])
+        best = int(np.clip(np.argmin(cost_X), 1, _CHOICES - 2))
+        bend, tilt, _ = np.polyfit(at_X[best - 1 : best + 2] - at_X[best], cost_X[best - 1 : best + 2], 2)
+        step = -tilt / (2 * bend) if bend > 0 else 0.0
+        return float(at_X[best] + np.clip(step, low - at_X[best], high - at_X[best]))
 
 
-def _furthest(trend: Trend, curvature: float, run: float, epsilon: float) -> float:
+def _furthest(trend: Trend, around: Surroundings, run: float, epsilon: float, seed: int) -> float:
     """Return octaves beyond the largest scale that was run at which a prediction costs epsilon."""
 
     def excess(octaves: float) -> float:
-        return curvature / 2 * trend.optimum(run * 2**octaves).variance - epsilon
+        optimum = trend.optimum(run * 2**octaves)
+        losses = around.losses(optimum, seed)
+        x = losses.safest(optimum.quantile(0.025), optimum.quantile(0.975))
+        return float(losses.over_best(x).mean()) - epsilon
 
     if excess(0.0) > 0:
         return 0.0
     if excess(_FARTHEST) <= 0:
         return _FARTHEST
     low, high = 0.0, _FARTHEST
-    for _ in range(
-        14
-    ):  # to a thousandth of an octave; importing scipy's root finders takes longer than all else
+    for _ in range(10):  # to a fiftieth of an octave
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
     return (low + high) / 2

@@ -20,7 +20,7 @@ from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
-from mup_tpu.analysis.verdict import Regret
+from mup_tpu.analysis.verdict import Decision, Regret
 from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.store import is_search, load_runs
@@ -44,6 +44,7 @@ class Ruling:
     alpha: float
     low: float
     high: float  # Drift exponent, with a 95 % interval
+    has_moved: bool  # Whether the optima that were run have a slope
     regret: Regret | None
     """Regret of the smallest scale's optimum at the largest; None if one of these optima is unknown."""
     decision: str
@@ -60,8 +61,8 @@ class Ruling:
 
     @property
     def is_no_power_law(self) -> bool:
-        # It DRIFTS by its regret alone, although α's interval holds 0.
-        return self.decision == "DRIFTS" and self.low <= 0 <= self.high and self.regret is not None
+        # It DRIFTS by its regret alone
+        return self.decision == Decision.DRIFTS and not self.has_moved
 
     @property
     def setting(self) -> tuple[str, str, str]:
@@ -211,6 +212,7 @@ def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, tabl
         alpha=result.drift.alpha,
         low=result.drift.low,
         high=result.drift.high,
+        has_moved=result.drift.has_moved,
         regret=result.headline_regret,
         decision=result.verdict.decision,
         best_loss=result.optima[-1].loss,

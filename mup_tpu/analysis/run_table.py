@@ -51,11 +51,20 @@ class RunTable:
     """Rows of the results folder, which say how the runs were made; None for other tables."""
     planned: tuple[float, ...] = ()
     """Scales of a sequence, which has a look after each purchase; none for a table with one look."""
+    chance: float = math.nan  # Loss of guessing, nat per token; nan if it is not given
 
     def __repr__(self) -> str:
         scales = ", ".join(f"{scale:g}" for scale in sorted(self.runs["scale"].unique()))
         compared = ", ".join(sorted(self.runs["compared"].unique()))
         return f"{self.name}: {len(self.runs)} runs of {compared} at {self.columns.scale} {scales}"
+
+    @property
+    def guessing(self) -> float:
+        """Return the loss of guessing: as given, or at least that of the first steps; nan if unknown."""
+        if self.history is None or math.isfinite(self.chance):
+            return self.chance
+        losses = self.history["loss"]
+        return float(losses[np.isfinite(losses)].max())
 
     def part(self, keep: Callable[[pd.DataFrame], pd.Series]) -> RunTable:
         """Return the table of the runs that a mask of each frame's rows keeps, with their history."""

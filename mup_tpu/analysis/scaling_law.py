@@ -115,10 +115,10 @@ class ScalingLaw:
             return Reason.of("losses too alike", gain=gain, scatter=self.scatter)
         low, high = self.intervals["α"]
         if low <= 0.01:
-            return Reason.of("exponent may be 0", name="α", low=low, high=high)
+            return Reason.of("exponent may be 0", name="α", low=max(low, 0.0), high=high)
         low, high = self.intervals["E"]
         if high - low > 0.5 * float(np.exp(self.log_l_P.min())):
-            return Reason.of("irreducible loss unknown", low=low, high=high)
+            return Reason.of("irreducible loss unknown", low=max(low, 0.0), high=high)
         return None
 
     def loss(self, parameters: float) -> float:
@@ -292,7 +292,7 @@ def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> P
     draws_R = mean_K[chosen_R] + deviation_K[chosen_R] * generator.standard_normal(len(chosen_R))
     low, loss, high = (float(losses_S[-1] * (1 + q)) for q in np.quantile(draws_R, [0.025, 0.5, 0.975]))
     if low <= 0 or high - low > _WIDEST * loss:
-        return Reason.of("loss interval too wide", low=low, high=high)
+        return Reason.of("loss interval too wide", low=max(low, 0.0), high=high)
     return Prediction(loss, low, high)
 
 

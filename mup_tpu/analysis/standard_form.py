@@ -6,6 +6,7 @@ repeats.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import asdict, fields, replace
@@ -47,6 +48,8 @@ MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they di
 _NEEDED = ("scale", "value", "loss", "loss_error", "step")
 _MOST_RULES = 8  # most values of a column that is compared; one with more names runs
 _DIVERGED = 1e100  # loss from which a run counts as diverged: squares of larger ones overflow
+_FAR_ABOVE, _FAR_RISE = 1.5, 2.0
+"""A run blew up beyond these times the loss at the smallest values, and their rise over the best loss."""
 # Columns of a run's cost, with their units; the first that a table has is taken
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 
@@ -96,6 +99,8 @@ def standard_form(
         runs, history = last_steps(runs, columns.step, notes)
         history = history[history["scale"] > 0]
 
+    if chance is None and not columns.maximized:
+        runs = _without_blown_up(runs, notes)
     notes += _other_settings(table, runs, columns) + _oddities(runs, columns)
     scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
     is_zero, is_first = runs["value"] == 0, runs["scale"] == 0
@@ -107,7 +112,26 @@ def standard_form(
         name,
         cost_column(table, columns)[1],
         history=history,
+        chance=math.nan if chance is None else chance,
     )
+
+
+def _without_blown_up(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
+    """Count runs as diverged whose finite losses lie far above those at the scales' smallest values.
+
+    Those have hardly learned, so that their loss bounds that of guessing from below.
+    """
+    blown_up = pd.Series(False, runs.index)
+    for _, of_rule in runs[np.isfinite(runs["loss"]) & np.isfinite(runs["x"])].groupby("compared"):
+        is_least = of_rule["x"] == of_rule.groupby("scale")["x"].transform("min")
+        level = float(of_rule.loc[is_least].groupby("scale")["loss"].median().max())
+        best, loss = float(of_rule["loss"].min()), of_rule["loss"]
+        if best > 0:
+            blown_up |= (loss > _FAR_ABOVE * level) & (loss - best > _FAR_RISE * (level - best))
+    if not blown_up.any():
+        return runs
+    notes.append(Reason.of("blown up", count=int(blown_up.sum()), least=float(runs["loss"][blown_up].min())))
+    return runs.assign(loss=runs["loss"].mask(blown_up, np.inf))
 
 
 def _with_a_result(

@@ -2,19 +2,23 @@
 
 Near an optimum the loss is a quadratic surface in bent coordinates of the hyperparameters' log2 u,
 
-    loss(u) = c_s + ½ (v − v*_s)ᵀ Q (v − v*_s),   v_h = bend(u_h − r_sh; a_h),
+    loss(u) = c_s + ½ k_s (v − v*_s)ᵀ Q (v − v*_s) + ½ Σ_h Q_hh v_h² f_h(u_h − r_sh),
+    v_h = bend(u_h − r_sh; a_h),
 
-with one curvature Q for all scales of a rule, interactions included. bend(x; a) is the coordinate in which
-(exp(ax) − 1 − ax)/a² is ½v²: a learning rate's valley is steeper above than below, and its optimum would be
-missed by a plain parabola. r_s is near the optimum, from the fit before. Given bends and the points' errors
-this is a linear regression on (c_s, Q·v*_s, Q), whose posterior is normal. Draws whose Q is not positive
-definite have no optimum and are left out. A point's variance is its noise and a share of its rise above the
-best, for what the surface misses; bends, noise and share are weighed over a grid by their evidence.
+with one curvature Q for all scales of a rule, interactions included, and a height k_s of each, N(1, ½²).
+bend(x; a) is the coordinate in which (exp(ax) − 1 − ax)/a² is ½v²: a learning rate's valley is steeper above
+than below, and its optimum would be missed by a plain parabola. f is what bends miss, such as a power or
+sides of another kind: a Gaussian process along each hyperparameter, shared by all scales. It is a share of
+the rise and changes over octaves, so that no number of points averages it away, and it leaves an optimum at
+r_s where it is. r_s is the optimum by the fit before. Given bends and the points' errors this is a linear
+regression on (c_s, k_s, f, Q·v*_s, Q), whose posterior is normal. Draws whose Q is not positive definite have
+no optimum and are left out. A point's variance is its noise and a share of its rise above the best; bends,
+noise and the size of f are weighed over a grid by their evidence.
 
 With the others at their best, the loss along one hyperparameter is ½v²/(Q⁻¹)_hh. So each has optimum, drift,
 regret and verdict as a loss curve has them.
 
-Shapes: N points, S scales, H hyperparameters, P coefficients, R draws.
+Shapes: N points, S scales, H hyperparameters, P coefficients, R draws, F terms of f, M centres of its kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.drift import fit_drift
+from mup_tpu.analysis.drift import NEEDED, fit_drift
 from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
@@ -40,13 +44,16 @@ from mup_tpu.analysis.run_table import RunTable, no_column, select
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
-from mup_tpu.analysis.verdict import DELTA, PLAIN, Question, Regret, Verdict, decide
+from mup_tpu.analysis.verdict import DELTA, PLAIN, Decision, Question, Regret, Verdict, decide
 from mup_tpu.errors import TableError
 from mup_tpu.store import Condition, load_header
 
 MOST = 4  # Most hyperparameters of one surface
-_SHARES = (0.1, 0.2, 0.4, 0.8)
-"""Standard errors of the quadratic at a point, as shares of its rise, that are weighed."""
+_MISSED = 0.1  # Standard error of the surface at a point by itself, as a share of its rise
+_FORMS = (0.15, 0.3, 0.6)  # Standard deviations of f that are weighed
+_CENTRES, _REACH = np.arange(-4.0, 4.1, 0.8), 1.0  # Centres of the kernel of f, and its length, octaves
+_KINK = 0.3  # Octaves around an optimum over which its two sides may change into each other
+_HEIGHT_SCATTER = 0.5  # Standard deviation of a scale's height around 1
 _NOISES = np.geomspace(0.01, 2.0, 10)
 """Noises that are weighed, as shares of a typical rise, where no seeds are repeated."""
 _OUTSIDE = 2.0  # An optimum this far outside the values that were run is e times less likely, octaves
@@ -54,8 +61,10 @@ _BENDS = np.arange(-6, 7) / 5  # Bends that are weighed, per octave: exponents o
 _BEND_SPREAD = 0.4  # Mean size of a bend in the prior
 _DRAWS = 2000
 _ROUNDS = 4
+_MOVES = 2  # Times that references follow the optima which heights and f leave
 _KEPT = 9  # Bends beside the best ones that are weighed with all errors
 _MOST_VALUES = 16  # Values of a hyperparameter that are drawn one by one; more are joined by half an octave
+_TOGETHER = 1e-3  # Least eigenvalue of the values' correlations below which they move together
 _LEAST_SHARE = 0.05  # Share of draws that must have a minimum
 
 
@@ -69,6 +78,8 @@ class Surface:
     vertex_RSH: np.ndarray  # Optimum in bent coordinates
     loss_RS: np.ndarray  # Loss at the optimum
     curvature_RHH: np.ndarray  # Q, unit of the loss per octave²
+    height_RS: np.ndarray  # k
+    form_RHM: np.ndarray  # Coefficients of f
     noise: float  # Standard deviation of a single run near the optimum
 
     @property
@@ -78,8 +89,25 @@ class Surface:
     def rise_RN(self, u_NH: np.ndarray, number_N: np.ndarray) -> np.ndarray:
         """Return how far the loss at some values lies above the optimum of their scale."""
         v_RNH = _bend(u_NH - self.reference_SH[number_N], self.bend_RH[:, None])
-        away_RNH = v_RNH - self.vertex_RSH[:, number_N]
-        return np.asarray(0.5 * np.einsum("rnh,rhk,rnk->rn", away_RNH, self.curvature_RHH, away_RNH))
+        return self._rise(v_RNH - self.vertex_RSH[:, number_N], number_N, u_NH - self.reference_SH[number_N])
+
+    def _rise(self, away_RNH: np.ndarray, number_N: np.ndarray, x_NH: np.ndarray) -> np.ndarray:
+        """Return the rise at bent distances from an optimum, x octaves from its reference."""
+        curvature_RNHH = self.curvature_RHH[:, None] * self.height_RS[:, number_N, None, None]
+        rise_RN = 0.5 * np.einsum("rnh,rnhk,rnk->rn", away_RNH, curvature_RNHH, away_RNH)
+        form_RNH = np.einsum("...hm,rhm->r...h", _kernel(x_NH), self.form_RHM)
+        alone_RNH = 0.5 * np.diagonal(self.curvature_RHH, axis1=1, axis2=2)[:, None] * away_RNH**2
+        return np.asarray(np.maximum(rise_RN + (alone_RNH * form_RNH).sum(axis=2), 0.1 * rise_RN))
+
+    def regret_R(self, source: int, target: int) -> np.ndarray:
+        """Return what all of a scale's best values cost at another."""
+        x_RNH = (self.optimum_RSH[:, source] - self.reference_SH[target])[:, None]
+        away_RNH = _bend(x_RNH, self.bend_RH[:, None]) - self.vertex_RSH[:, [target]]
+        curvature_RHH = self.curvature_RHH * self.height_RS[:, target, None, None]
+        rise_R = 0.5 * np.einsum("rh,rhk,rk->r", away_RNH[:, 0], curvature_RHH, away_RNH[:, 0])
+        form_RH = np.einsum("rhm,rhm->rh", _kernel(x_RNH[:, 0]), self.form_RHM)
+        alone_RH = 0.5 * np.diagonal(self.curvature_RHH, axis1=1, axis2=2) * away_RNH[:, 0] ** 2
+        return np.asarray(np.maximum(rise_R + (alone_RH * form_RH).sum(axis=1), 0.1 * rise_R))
 
     @cached_property
     def optimum_RSH(self) -> np.ndarray:
@@ -195,7 +223,8 @@ class JointPredictions:
     """Predicted values of several hyperparameters."""
 
     joint: JointAnalysis
-    parts: tuple[Predictions, ...]  # One a hyperparameter
+    parts: tuple[Predictions, ...]  # One a hyperparameter with a known optimum
+    refused: tuple[str, ...] = ()  # Reasons why others have none
 
 
 def analyze_jointly(
@@ -253,8 +282,15 @@ def analyze_jointly(
 
 def predict_jointly(joint: JointAnalysis, at: Sequence[str]) -> JointPredictions:
     """Predict the best values of all hyperparameters at scales that were not run; raises as `predict`."""
-    targets = read_targets(joint.table, at)
-    return JointPredictions(joint, tuple(predict_analysis(part, targets) for part in joint.parts))
+    targets, made, refused = read_targets(joint.table, at), list[Predictions](), list[str]()
+    for part in joint.parts:
+        try:
+            made.append(predict_analysis(part, targets))
+        except TableError as error:
+            refused.append(f"{part.hyperparameter}: {error}")
+    if not made:
+        raise TableError("; ".join(refused))
+    return JointPredictions(joint, tuple(made), tuple(refused))
 
 
 def _checked(
@@ -310,36 +346,111 @@ def fit_surface(runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.G
     points = _points(runs, tuned)
     scales, h = len(points.scales), len(tuned)
     rough = _rough_fit(points)
-    errors = points.errors(rough.rise_N)
+    for _ in range(_MOVES):
+        terms = _Terms.of(points, rough)
+        rough = terms.recentred(points, rough)
+    terms, errors = _Terms.of(points, rough), points.errors(rough.rise_N)
     step = _BENDS[1] - _BENDS[0]
     beside = (rough.bend_H + np.array(away) for away in itertools.product((-step, 0.0, step), repeat=h))
     bends = sorted(beside, key=lambda bend_H: -rough.log_probability(points, bend_H))[:_KEPT]
     fits = [
-        (bend_H, error.sigma, _regress(design_NP, points.y_N, error))
-        for bend_H, design_NP in ((bend_H, points.design(bend_H, rough.reference_SH)) for bend_H in bends)
+        (bend_H, error.sigma, terms.regress(points, bend_H, error, form))
+        for bend_H in bends
         for error in errors
+        for form in _FORMS
     ]
     weight_K = _normalised(np.array([fit.log - _bend_penalty(bend_H) for bend_H, _, fit in fits]))
     # Draws without a minimum, and some far outside, are left out below.
     chosen_R = generator.choice(len(fits), 8 * _DRAWS, p=weight_K)
     shocks_RP = generator.standard_normal((8 * _DRAWS, len(fits[0][2].beta_P)))
-    beta_RP = np.stack(
-        [fits[k][2].beta_P + fits[k][2].root_PP @ z for k, z in zip(chosen_R, shocks_RP, strict=True)]
-    )
+    beta_RP = np.empty_like(shocks_RP)
+    for k in np.unique(chosen_R):
+        of = chosen_R == k
+        beta_RP[of] = fits[k][2].beta_P + shocks_RP[of] @ fits[k][2].root_PP.T
     bend_RH = np.array([fits[k][0] for k in chosen_R])
     is_minimum_R = (np.linalg.eigvalsh(_curvature(beta_RP, h)) > 0).all(axis=1)
     if is_minimum_R.mean() < _LEAST_SHARE:
         raise TableError(
             f"the losses show no minimum in {', '.join(tuned)} together: widen the ranges, or tune fewer"
         )
-    bend_RH, vertices = bend_RH[is_minimum_R], _vertices(beta_RP[is_minimum_R], scales, h)
+    beta_RP, bend_RH = beta_RP[is_minimum_R], bend_RH[is_minimum_R]
+    vertices = _vertices(beta_RP, scales, h)
     optimum_RSH = rough.reference_SH + _unbend(vertices[0], bend_RH[:, None])
     outside_RSH = np.maximum(points.low_SH - optimum_RSH, optimum_RSH - points.high_SH)
     log_R = -np.maximum(0, outside_RSH).sum(axis=(1, 2)) / _OUTSIDE
     kept_R = generator.choice(len(log_R), _DRAWS, p=_normalised(log_R))
     noise = float(weight_K @ [sigma for _, sigma, _ in fits])
     vertex_RSH, loss_RS, curvature_RHH = (v[kept_R] for v in vertices)
-    return Surface(points, rough.reference_SH, bend_RH[kept_R], vertex_RSH, loss_RS, curvature_RHH, noise)
+    terms_RF = beta_RP[kept_R, scales * (h + 1) : scales * (h + 2) + h * (len(_CENTRES) + 1)]
+    height_RS = np.maximum(1 + terms_RF[:, :scales], 0.1)
+    # Coefficients of f are shares of the curvatures so far; draws have their own.
+    own_RH = np.diagonal(curvature_RHH, axis1=1, axis2=2)
+    form_RHM = terms_RF[:, scales:].reshape(_DRAWS, h, -1) * (terms.size_H / own_RH)[:, :, None]
+    return Surface(
+        points, rough.reference_SH, bend_RH[kept_R], vertex_RSH, loss_RS, curvature_RHH, height_RS, form_RHM,
+        noise,
+    )  # fmt: skip
+
+
+def _kernel(x: np.ndarray) -> np.ndarray:
+    """Return the roots of the kernel of f at x octaves from a reference, (…, M): smooth ones, and a step."""
+    root = np.exp(-(((x[..., None] - _CENTRES) / _REACH) ** 2))
+    smooth = root / np.sqrt((root**2).sum(axis=-1, keepdims=True) + 1e-12)
+    return np.concatenate([smooth, np.tanh(x[..., None] / _KINK)], axis=-1)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Regressors of heights and of f, about the optima so far."""
+
+    design_NF: np.ndarray
+    size_H: np.ndarray  # Curvatures along each hyperparameter, unit of the loss per octave²
+    reference_SH: np.ndarray
+
+    @classmethod
+    def of(cls, points: _Points, rough: _RoughFit) -> _Terms:
+        x_NH = points.u_NH - rough.reference_SH[points.number_N]
+        v_NH = _bend(x_NH, rough.bend_H)
+        design_NP = points.design(rough.bend_H, rough.reference_SH)
+        beta_P = _regress(design_NP, points.y_N, rough.error).beta_P
+        curvature_HH = _curvature(beta_P[None], x_NH.shape[1])[0]
+        size_H = np.maximum(np.diag(curvature_HH), 1e-6 * np.abs(np.diag(curvature_HH)).max() + 1e-30)
+        is_at_NS = points.number_N[:, None] == np.arange(len(points.scales))
+        heights_NS = is_at_NS * (0.5 * np.einsum("nh,hk,nk->n", v_NH, curvature_HH, v_NH))[:, None]
+        forms_NHM = (0.5 * size_H * v_NH**2)[:, :, None] * _kernel(x_NH)
+        return cls(
+            np.column_stack([heights_NS, forms_NHM.reshape(len(x_NH), -1)]), size_H, rough.reference_SH
+        )
+
+    def regress(self, points: _Points, bend_H: np.ndarray, error: _Error, form: float) -> _Regression:
+        """Regress with priors on these terms, which are rows of their own."""
+        design_NP = points.design(bend_H, self.reference_SH)
+        first = len(points.scales) * (design_NP.shape[1] and self.reference_SH.shape[1] + 1)
+        count_F = self.design_NF.shape[1]
+        columns = np.hstack([design_NP[:, :first], self.design_NF, design_NP[:, first:]])
+        prior_FP = np.zeros((count_F, columns.shape[1]))
+        prior_FP[:, first : first + count_F] = np.eye(count_F)
+        scatter_F = np.full(count_F, form)
+        scatter_F[: len(points.scales)] = _HEIGHT_SCATTER
+        variance = np.append(error.variance_N, scatter_F**2)
+        y = np.append(points.y_N, np.zeros(count_F))
+        return _regress(np.vstack([columns, prior_FP]), y, error._replace(variance_N=variance))
+
+    def recentred(self, points: _Points, rough: _RoughFit) -> _RoughFit:
+        """Return the fit about the optima that these terms leave, with its likeliest error."""
+        fits = [
+            (self.regress(points, rough.bend_H, error, form), error)
+            for error in points.errors(rough.rise_N)
+            for form in _FORMS
+        ]
+        best, error = max(fits, key=lambda fit: fit[0].log)
+        scales, h = rough.reference_SH.shape
+        vertex_1SH, _, curvature_1HH = _vertices(best.beta_P[None], scales, h)
+        if (np.linalg.eigvalsh(curvature_1HH[0]) <= 0).any():
+            return rough
+        moved_SH = rough.reference_SH + _unbend(vertex_1SH[0], rough.bend_H)
+        reference_SH = np.clip(moved_SH, points.low_SH, points.high_SH)
+        return replace(rough, reference_SH=reference_SH, error=error)
 
 
 class _Error(NamedTuple):
@@ -398,7 +509,7 @@ class _Points:
         return np.column_stack([is_at_NS, slopes_NSH.reshape(len(v_NH), -1), *squares])
 
     def errors(self, rise_N: np.ndarray) -> list[_Error]:
-        """Return candidates for the points' errors: a noise, and a share of the rise that is missed."""
+        """Return candidates for the points' errors: a noise, beside the share of the rise that is missed."""
         near = 2 * len(self.scales) * (self.u_NH.shape[1] + 2)
         typical = float(np.sort(rise_N)[:near].mean()) or float(rise_N.mean()) or 1e-12
         df, squares = float((self.count_N - 1).sum()), float(self.squares_N.sum())
@@ -406,8 +517,8 @@ class _Points:
         if df >= 1:
             sigmas = math.sqrt(max(squares / df, 1e-24)) * np.geomspace(0.4, 2.5, 9)
         errors = []
-        for sigma, share in itertools.product(sigmas.tolist(), _SHARES):
-            missed_N = share * rise_N * (1 + rise_N / (5 * typical))
+        missed_N = _MISSED * rise_N * (1 + rise_N / (5 * typical))
+        for sigma in sigmas.tolist():
             log = -df * math.log(sigma) - 0.5 * squares / sigma**2
             errors.append(_Error(sigma**2 / self.count_N + missed_N**2, log, sigma))
         return errors
@@ -423,16 +534,25 @@ def _points(runs: pd.DataFrame, tuned: Sequence[str]) -> _Points:
     if least < h + 2 or len(means) < coefficients + 2:
         raise TableError(
             f"{len(means)} points with a loss ({least} at a scale) are too few for a surface in "
-            f"{', '.join(tuned)}: {coefficients + 2} are needed, and {h + 2} at each scale"
+            f"{', '.join(tuned)}: {coefficients + 2} are needed, and {h + 2} at each scale: add runs by the "
+            "best one of each scale, one hyperparameter an octave or two away"
+        )
+    if still := next((name for name in tuned if means[name].nunique() < 3), None):
+        values = "one value" if means[still].nunique() == 1 else "two values"
+        raise TableError(
+            f"{still} has {values} in the runs with a loss, and a surface needs three: run {still} an "
+            "octave or two on either side, or leave it out of the tuned columns"
         )
     count_N = means["size"].to_numpy(float)
     squares_N = means["var"].fillna(0.0).to_numpy(float) * (count_N - 1)
     u_NH, y_N = means[list(tuned)].to_numpy(float), means["mean"].to_numpy(float)
     points = _Points(scales, number_N, u_NH, y_N, count_N, squares_N)
-    if np.linalg.matrix_rank(points.design(np.zeros(h), u_NH[points.best_S])) < coefficients:
+    inside_NH = u_NH - means.groupby("scale")[list(tuned)].transform("mean").to_numpy(float)
+    together = np.linalg.eigvalsh(np.corrcoef(inside_NH.T)).min() < _TOGETHER
+    if together or np.linalg.matrix_rank(points.design(np.zeros(h), u_NH[points.best_S])) < coefficients:
         raise TableError(
-            f"the runs' {', '.join(tuned)} do not vary independently: a surface needs three values of each, "
-            "and runs in which two differ from their usual values together"
+            f"the runs' {', '.join(tuned)} do not vary independently: add runs in which one moves an octave "
+            "or two and the others stay, in both directions, or tune one of them"
         )
     return points
 
@@ -535,10 +655,10 @@ def _normalised(log_K: np.ndarray) -> np.ndarray:
 
 def _profile(compared: str, surface: Surface, h: int, question: Question) -> TransferResult:
     """Return the analysis of one hyperparameter, with the others at their best."""
-    height_R = surface.profile_RH[:, h] / 2
-    shape_R = np.full(len(height_R), PARABOLA)
+    shape_R = np.full(_DRAWS, PARABOLA)
     valleys, optima = [], []
     for s, scale in enumerate(surface.scales):
+        height_R = surface.profile_RH[:, h] / 2 * surface.height_RS[:, s]
         valley = Valley(surface.optimum_RSH[:, s, h], surface.loss_RS[:, s], height_R, shape_R)
         valleys.append(valley)
         low, high = surface.points.low_SH[s, h], surface.points.high_SH[s, h]
@@ -573,7 +693,8 @@ def _regret(
     surface: Surface, optima: Sequence[Optimum], h: int, source: int, target: int, trend: Trend | None
 ) -> Regret:
     ends = (optima[source].scale, optima[target].scale)
-    regret_R = 0.5 * surface.profile_RH[:, h] * surface.away_RH(source, target)[:, h] ** 2
+    height_R = surface.profile_RH[:, h] * surface.height_RS[:, target]
+    regret_R = 0.5 * height_R * surface.away_RH(source, target)[:, h] ** 2
     if trend is not None and {*ends} <= {*trend.sizes}:
         regret_R = regret_R[trend.together(*ends, surface.optimum_RSH[:, [source, target], h].T)]
     return _as_regret(ends, regret_R, optima[source].loss - optima[target].loss)
@@ -581,7 +702,8 @@ def _regret(
 
 def _as_regret(ends: tuple[float, float], regret_R: np.ndarray, gain: float) -> Regret:
     low, value, high = (float(q) for q in np.quantile(regret_R, [0.025, 0.5, 0.975]))
-    return Regret(*ends, value, low, high, "estimated", value / gain if gain > 0 else math.nan)
+    mean, relative = float(regret_R.mean()), value / gain if gain > 0 else math.nan
+    return Regret(*ends, value, low, high, mean, "estimated", relative)
 
 
 def _together(
@@ -601,22 +723,21 @@ def _together(
         pairs.append(Pair(tuned[a], tuned[b], value, low, high, shift))
     last = len(surface.scales) - 1
     ends, losses = (surface.scales[0], surface.scales[-1]), [profiles[0].optima[i].loss for i in (0, -1)]
-    away_RH = surface.away_RH(0, last)
-    regret_R = 0.5 * np.einsum("rh,rhk,rk->r", away_RH, size_RHH, away_RH)
+    regret_R = surface.regret_R(0, last)
     regret = _as_regret(ends, regret_R, losses[0] - losses[1])
-    # A hyperparameter whose octave costs less than epsilon may drift: the regret says what it costs.
-    counts = [
-        profile
-        for profile, (_, high) in zip(profiles, surface.octave_cost, strict=True)
-        if high >= question.epsilon
+    # Where a hyperparameter is flat, its optimum need not be known to have stayed: the regret says the cost.
+    matter = [
+        p for p, (_, high) in zip(profiles, surface.octave_cost, strict=True) if high >= question.epsilon
     ]
-    known = all(o.is_bracketed for profile in counts for o in profile.optima)
-    still = all(-question.delta < p.drift.low and p.drift.high < question.delta for p in counts)
-    decision = "INCONCLUSIVE"
-    if len(surface.scales) > 2 and known and still and regret.high < question.epsilon:
-        decision = "TRANSFERS"
-    elif len(surface.scales) > 2 and regret.low > question.epsilon * (
-        1 if any(p.drift.excludes_0 for p in profiles) else PLAIN
-    ):
-        decision = "DRIFTS"
-    return JointResult(compared, surface, tuple(pairs), regret, Verdict(decision))
+    known = len(surface.scales) >= NEEDED
+    may_copy = known and regret.high < question.epsilon
+    may_copy &= all(o.is_bracketed for profile in matter for o in profile.optima)
+    has_moved = any(p.drift.has_moved for p in profiles)
+    decision = Decision.OPEN
+    if may_copy and any(p.drift.has_moved_by(question.delta / 2) for p in profiles):
+        decision = Decision.MOVES
+    elif may_copy and all(p.drift.has_stayed(question.delta) for p in matter):
+        decision = Decision.TRANSFERS
+    elif known and regret.low > question.epsilon * (1 if has_moved else PLAIN):
+        decision = Decision.DRIFTS
+    return JointResult(compared, surface, tuple(pairs), regret, Verdict(decision, may_copy=may_copy))

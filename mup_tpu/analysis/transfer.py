@@ -21,7 +21,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.valley import Valley
-from mup_tpu.analysis.verdict import DELTA, LookTaken, Question, Regret, Verdict, regret, take_looks
+from mup_tpu.analysis.verdict import DELTA, Decision, LookTaken, Question, Regret, Verdict, regret, take_looks
 from mup_tpu.errors import TableError
 
 # Share of the scales' range of best values that is ε of a metric in no nat: 0.01 nat has about such a share
@@ -115,6 +115,7 @@ class TransferResult:
     """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     next_batch: Batch | None = None  # Next runs; None after a settled verdict
     sequence: Sequenced | None = None  # Looks of the sequence; None for a single look
+    guessing: float = math.nan  # Loss of guessing, or the largest on the way, nat; nan if unknown
 
     @property
     def parametrization(self) -> str:
@@ -247,7 +248,7 @@ def analyze(
             )
             drift, noise = fit_drift(optima, table.columns.scale, delta), Noise(math.nan, 0, "optima")
             unknown: tuple[None, ...] = (None,) * len(optima)
-            results.append(TransferResult(name, noise, optima, unknown, drift, Verdict("INCONCLUSIVE")))
+            results.append(TransferResult(name, noise, optima, unknown, drift, Verdict(Decision.OPEN)))
             continue
         results.append(_analyze_one(name, table, question, costs, whole))
         if results[-1].noise.source == "lack of fit":
@@ -280,7 +281,7 @@ def _analyze_one(
         regrets = [evidence.headline]
     costs = run_cost(table) if question.planned else costs
     batch, stops = None, None
-    if whole and last.decision == "INCONCLUSIVE" and (question.planned or last.verdict.why_never is None):
+    if whole and not last.verdict.is_settled:
         batch = next_batch(parametrization, evidence, costs, question)
         stops = why_stop(last, batch, question) if question.planned else None
     return TransferResult(
@@ -297,6 +298,7 @@ def _analyze_one(
         verdict=last.verdict,
         next_batch=batch,
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
+        guessing=table.guessing,
     )
 
 

@@ -108,9 +108,9 @@ class Priors:
 VAGUE = {
     "width": Priors(0.4, 0.10),
     "depth": Priors(0.4, 0.12),
-    "batch size": Priors(0.1, 0.09, 0.2, moving=Pace(0.2, 0.35)),
-    "tokens": Priors(0.3, 0.12, -0.1, moving=Pace(0.25, 0.2)),
-    "size": Priors(0.3, 0.10, -0.2, moving=Pace(0.25, 0.15)),
+    "batch size": Priors(0.1, 0.09, moving=Pace(0.5, 0.35)),
+    "tokens": Priors(0.3, 0.12, moving=Pace(0.5, 0.2)),
+    "size": Priors(0.3, 0.10, moving=Pace(0.5, 0.15)),
     "": Priors(0.3, 0.12),
 }
 """Priors of verdicts by kind of scale: wide, so that a verdict rests on its own runs."""
@@ -288,13 +288,23 @@ class Trend:
         return Mixture(mean_K + moved_K, np.sqrt(np.maximum(variance_K, 1e-8)), self.weight_K)
 
     def slope(self) -> Mixture:
-        """Return the least-squares slope of the true optima along one scale, octaves per octave.
+        """Return a law's exponent, octaves per octave: the least-squares slope of the trend along one scale.
 
-        A verdict is about the scales that were run, so their scatter is part of what moved and no error.
+        The scatter of the optima about the trend is part of its error, as in any regression.
         """
+        return self._least_squares(self._trend(self._r_SA, self._r_SA))
+
+    def movement(self) -> Mixture:
+        """Return the least-squares slope of the true optima, octaves per octave.
+
+        It says how the optimum moved over the scales that were run: their scatter is part of it and no error.
+        """
+        return self._least_squares(self._truth_KSS - FLAT)
+
+    def _least_squares(self, covariance_KSS: np.ndarray) -> Mixture:
         away_S = self._r_SA[:, 0] - self._r_SA[:, 0].mean()
         share_S = away_S / (away_S @ away_S)
-        across_KS = share_S @ (self._truth_KSS - FLAT)
+        across_KS = share_S @ covariance_KSS
         return self._given(self._mean_KA[:, 0], across_KS @ share_S, across_KS)
 
     def exponents(self, target: Sequence[float]) -> list[tuple[float, float]]:

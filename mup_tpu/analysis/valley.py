@@ -30,7 +30,7 @@ CURVATURE_SCATTER = 0.37
 """Standard deviation of the logarithm of curvature between widths of one stored sweep."""
 BEYOND = 6.0
 """Octaves beyond the grid in which an optimum is sought: one that nothing bounds gets an error of octaves."""
-_OUTSIDE = 2.0
+_OUTSIDE = 1.0
 """Octaves beyond the grid over which an optimum becomes e times less likely: grids are chosen to hold it."""
 _POOLED = (0.0, 0.3, 0.6)
 """Shares of the other scales' evidence on the valley's shape that may count at a scale; the table says
@@ -90,6 +90,13 @@ class Valley:
                 g *= np.exp(ratio * np.sign(away) / 2)
             rise[of] = height * g
         return rise
+
+    @classmethod
+    def of(cls, parts: Sequence[Valley | None]) -> Valley | None:
+        """Join draws; None if any part has none."""
+        if any(part is None for part in parts):
+            return None
+        return cls(*(np.concatenate(v) for v in zip(*(vars(p).values() for p in parts), strict=True)))
 
     def part(self, number_R: np.ndarray | slice) -> Valley:
         return Valley(*(v[number_R] for v in (self.x_R, self.loss_R, self.height_R, self.shape_R)))

@@ -1,6 +1,7 @@
 """Regret, and the verdict on transfer, after each look at one parametrization's runs.
 
-The verdict is by equivalence: TRANSFERS and DRIFTS both have to be shown, else it is INCONCLUSIVE. A table
+The verdict answers two questions. *May I copy?* is the regret's, *does it move?* that of the optima's slope.
+Both answers have to be shown (by equivalence), else the verdict is OPEN. A table
 has one look, a sequence one after each purchase. Each row holds the number of its purchase. So the rows alone
 tell which looks were taken, and a killed sequence goes on from them.
 
@@ -17,11 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import chdtrc
 
 from mup_tpu.analysis.drift import NEEDED, Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
@@ -36,7 +39,6 @@ from mup_tpu.analysis.optimum import (
     loss_curve,
     pooled_noise,
 )
-from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.config import require_above_zero
@@ -56,6 +58,7 @@ class Regret:
     value: float  # nat per token, median of the draws; +inf if the smaller scale's optimum is lost there
     low: float
     high: float  # 95 % interval of the same draws
+    expected: float  # Mean of the draws, what copying is expected to cost; +inf if some draws are lost
     status: str  # "estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"
     relative: float  # Regret as a share of the larger scale's gain at its own optimum; nan without a gain
     is_run: bool = True  # Whether the smaller scale's optimum lies inside the larger one's grid
@@ -70,7 +73,7 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
     is_open = target.optimum.status in ("at lower edge", "at upper edge")
     if not source.optimum.is_bracketed or not (is_open or target.optimum.is_bracketed):
         nan = math.nan
-        return Regret(*ends, nan, nan, nan, "not bracketed", nan)
+        return Regret(*ends, nan, nan, nan, nan, "not bracketed", nan)
     assert source.valley is not None and target.valley is not None, "both have finite runs"
     source_x_R = source.valley.x_R
     if trend is not None and {source.optimum.scale, target.optimum.scale} <= {*trend.sizes}:
@@ -99,7 +102,7 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
         status = target.curve.fate(beside)
     elif is_open or not is_run:
         status, high = AT_LEAST, math.inf
-    return Regret(*ends, value, low, high, status, relative, is_run)
+    return Regret(*ends, value, low, high, float(regret_R.mean()), status, relative, is_run)
 
 
 def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:
@@ -177,17 +180,32 @@ def _is_lost(
 
 DELTA = 0.2  # Largest drift exponent that does not matter, up or down
 PLAIN = 2.0  # Multiple of epsilon above which a regret alone shows drift, without a power law
+_LUCKY = 2.0  # Standard deviations by which a single run may be lucky
+_DIFFERS = 0.01  # Chance of a scatter of noises along the grid below which they differ
 MOST_LOOKS = 8
 """Looks in a sequence. Each could end it; benchmarks/settle_families.py measures how often it ends wrong."""
 
 
+class Decision(StrEnum):
+    """Answer to both questions, or that one of them is open."""
+
+    TRANSFERS = "TRANSFERS"
+    MOVES = "MOVES AT NO COST"  # Copying is safe over the scales that were run, and not beyond
+    DRIFTS = "DRIFTS"
+    OPEN = "OPEN"
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """TRANSFERS, DRIFTS or INCONCLUSIVE."""
+    """Decision on one parametrization."""
 
-    decision: str
+    decision: Decision
     look: int | None = None  # Number of the look in a sequence; None for a single analysis
-    why_never: Reason | None = None  # Reason why no further run would show either verdict
+    may_copy: bool = False  # Whether copying is shown to be safe over the scales that were run
+
+    @property
+    def is_settled(self) -> bool:
+        return self.decision != Decision.OPEN
 
 
 def decide(
@@ -198,32 +216,33 @@ def decide(
     delta: float = DELTA,
     look: int | None = None,
     to_come: int = 0,
+    luck: float = 0.0,
 ) -> Verdict:
-    """Decide by equivalence whether an optimum transfers.
+    """Decide by equivalence whether an optimum may be copied, and whether it moves.
 
-    - TRANSFERS: the regret's upper bound is below epsilon, and α's interval lies within ±delta.
-    - DRIFTS: α's interval excludes 0, and the regret's lower bound exceeds epsilon. The regret's estimate
-    would not do: noise biases a squared distance upwards. That the source's optimum lies outside the target's
-    grid proves nothing: the grid was placed by the drift that is to be shown.
+    - TRANSFERS: the regret's upper bound is below epsilon, and the slope's interval lies within ±delta.
+    - MOVES AT NO COST: the same regret, and the slope's interval lies beyond half of delta.
+    - DRIFTS: the slope's interval excludes 0, and the regret's lower bound exceeds epsilon. The regret's
+      estimate would not do: noise biases a squared distance upwards. That the source's optimum lies outside
+      the target's grid proves nothing: the grid was placed by the drift that is to be shown.
     - DRIFTS without a power law, as when an optimum moves once and then stays: the regret's lower bound
       exceeds twice epsilon.
 
     The regret is from the smallest bracketed scale to the largest that was run; None if they are the same.
-    While planned scales are `to_come`, TRANSFERS is never said.
+    While planned scales are `to_come`, only DRIFTS is said. For DRIFTS the regret has to exceed its limit by
+    the `luck` that a single run may have had (`Evidence.luck`).
     """
     if not drift.is_known or regret is None:
-        return Verdict("INCONCLUSIVE", look)
-    all_known = all(o.is_bracketed for o in optima)
-    is_small = regret.high < epsilon and -delta < drift.low and drift.high < delta
-    if to_come <= 0 and all_known and is_small:
-        return Verdict("TRANSFERS", look)
-    is_large = regret.low > (epsilon if drift.excludes_0 else PLAIN * epsilon)
-    if is_large:
-        return Verdict("DRIFTS", look)
-    moves = drift.low > delta or drift.high < -delta
-    is_cheap = regret.status == "estimated" and regret.high < epsilon
-    is_never = to_come <= 0 and all_known and moves and is_cheap
-    return Verdict("INCONCLUSIVE", look, Reason.of("moves at no cost") if is_never else None)
+        return Verdict(Decision.OPEN, look)
+    decision = Decision.OPEN
+    may_copy = regret.high < epsilon and to_come <= 0 and all(o.is_bracketed for o in optima)
+    if may_copy and drift.has_stayed(delta):
+        decision = Decision.TRANSFERS
+    elif may_copy and drift.has_moved_by(delta / 2):
+        decision = Decision.MOVES
+    elif regret.low - luck > epsilon * (1 if drift.has_moved else PLAIN):
+        decision = Decision.DRIFTS
+    return Verdict(decision, look, may_copy)
 
 
 @dataclass(frozen=True)
@@ -259,6 +278,29 @@ class Evidence:
     drift: Drift
     headline: Regret | None
     """Regret from the smallest bracketed scale to the largest that was run; None if they are the same."""
+
+    @cached_property
+    def luck(self) -> float:
+        """Return how much too low the largest scale's best loss may be, where it is that of one run, nat.
+
+        It is 0 unless noise differs along the grid (Bartlett's test of the points' scatter): its noise is
+        then unknown, and may be that of the noisiest point near an optimum.
+        """
+        last = self.curves[-1]
+        if last.count_G[np.argmin(last.mean_G)] > 1:
+            return 0.0
+        seen = [c.near_G & (c.df_G > 0) & (c.squares_G > 0) for c in self.curves]
+        df_C, squares_C = (
+            np.concatenate([getattr(c, f)[seen_G] for c, seen_G in zip(self.curves, seen, strict=True)])
+            for f in ("df_G", "squares_G")
+        )
+        if len(df_C) < 2:
+            return 0.0
+        spread = df_C.sum() * math.log(squares_C.sum() / df_C.sum()) - float(df_C @ np.log(squares_C / df_C))
+        narrow = 1 + ((1 / df_C).sum() - 1 / df_C.sum()) / (3 * (len(df_C) - 1))
+        if chdtrc(len(df_C) - 1, spread / narrow) > _DIFFERS:
+            return 0.0
+        return _LUCKY * math.sqrt(float((squares_C / df_C).max()))
 
 
 def loss_curves(runs: pd.DataFrame, known: Sequence[LossCurve] = ()) -> list[LossCurve]:
@@ -332,10 +374,11 @@ class LookTaken:
             self.question.delta,
             max(self.number, 1) if self.question.planned else None,
             to_come=len({*self.question.planned} - {c.scale for c in self.curves}),
+            luck=self.evidence.luck,
         )
 
     @property
-    def decision(self) -> str:
+    def decision(self) -> Decision:
         return self.verdict.decision
 
     def to_dict(self) -> dict[str, Any]:

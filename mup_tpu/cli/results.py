@@ -153,8 +153,6 @@ class Results:
                 needed = "settled: no runs needed"
                 if not result.curves:
                     needed = verdicts.details(result, analysis)[0]
-                elif result.verdict.why_never:
-                    needed = because(result.verdict.why_never, analysis.columns)
                 console.print(f"  {needed}")
                 continue
             rows = [

@@ -155,7 +155,8 @@ def marker(index: int) -> str:
 VERDICTS = {
     "TRANSFERS": ("o", categorical(0)),
     "DRIFTS": ("s", categorical(1)),
-    "INCONCLUSIVE": ("D", "#7f7f7f"),
+    "MOVES AT NO COST": ("^", categorical(2)),
+    "OPEN": ("D", "#7f7f7f"),
 }
 
 

@@ -133,7 +133,7 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.axhspan(-analysis.delta, analysis.delta, color=INK, alpha=0.08, lw=0)
         ax.axhline(0, color=INK, lw=0.8)
         for look, spent in known_looks(result):
-            drift, is_settled = look.evidence.drift, look.decision != "INCONCLUSIVE"
+            drift, is_settled = look.evidence.drift, look.verdict.is_settled
             low, at, high = np.clip([drift.low, drift.alpha, drift.high], -_REACH, _REACH)
             ax.errorbar(
                 [spent], [at], [[at - low], [high - at]], fmt="s" if is_settled else "o", capsize=3, ms=5,
@@ -150,8 +150,8 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
     for ax in axes:
         ax.set_xlim(left=0)
     style.label_rows(axes, f"α, exponent of {style.column_label(analysis.scale)} (95 %)")
-    settled = {look.decision != "INCONCLUSIVE" for result in shown for look, _ in known_looks(result)}
-    marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))
+    settled = {look.verdict.is_settled for result in shown for look, _ in known_looks(result)}
+    marks = ((False, "o", "OPEN, bought on", "white"), (True, "s", "settled", color))
     entries = [style.mark(m, text, mfc=f, color=color) for s, m, text, f in marks if s in settled]
     return style.with_key(axes, [style.shade(f"|α| < {analysis.delta:g}"), *entries])
 

@@ -151,9 +151,10 @@ __all__ = [
 ]
 
 _RULE = (
-    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} {unit} and the drift exponent's "
-    "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
-    "{epsilon:g} {unit}, or twice that for any α; INCONCLUSIVE otherwise, at each look of a sequence. "
+    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} {unit} and the interval of the "
+    "optima's slope lies within ±{delta:g}; MOVES AT NO COST if the regret is as small and that interval "
+    "lies beyond half of it; DRIFTS if it excludes 0 and the regret's lower bound exceeds {epsilon:g} "
+    "{unit}, or twice that for any slope; OPEN otherwise, at each look of a sequence. "
     "Intervals are 95 %, from draws of the valleys and of the trend of their optima."
 )
 

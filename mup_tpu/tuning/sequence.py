@@ -276,7 +276,7 @@ class Buyer(Generic[T]):
         """Return the batch after some looks; None if the last one settled the verdict."""
         if table is None or question is None or not looks:
             return first_batch(name, min(self._grid.points), self._grid.start)
-        if looks[-1].decision != "INCONCLUSIVE":
+        if looks[-1].verdict.is_settled:
             return None
         return next_batch(name, looks[-1].evidence, run_cost(table), question)
 

@@ -56,6 +56,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "planned scale": "the verdict is open, and {scale} {at} is planned: take a first look at it",
         "source not run": "{scale} {at} was not run at the optimum of {scales}: its loss there is "
         "extrapolated",
+        "one run": "the best value at {scale} {at} was run once, and noise differs along the grid: "
+        "run it again",
         "holes": "runs beside the optimum at {scale} {scales} diverged or are missing: run a value in "
         "between",
         "another scale": lambda v: (
@@ -69,8 +71,6 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "wide regret": "the cost of the best values is known least at {scale} {at}: runs at {scale} {scales} "
         "tell most of it",
         # Ends of a sequence without a verdict.
-        "moves at no cost": "the best {tuned} moves with the {scale}, at a regret that does not matter: "
-        "further runs would show neither verdict",
         "looks used up": "{looks} looks were taken, the most for which the verdict's error rates were "
         "measured",
         "purchases used up": "{purchases} batches of runs were bought without a verdict",
@@ -174,6 +174,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "runs stopped early": "{count} runs stopped early are kept, as +inf: they bound the optimum, and no "
         "fit uses their loss",
         "runs diverged": "{count} diverged runs are kept, as +inf",
+        "blown up": "{count} runs count as diverged: their losses, {least:.3g} and more, lie far above those "
+        "at the smallest values (--chance gives the loss of guessing)",
         "runs at 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "runs at scale 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "unequal seeds": "unequal seeds: cells have {least} to {most} runs, so means come from a model with "

@@ -19,7 +19,8 @@ from mup_tpu.words.verdicts import spending, verdict
 def lines(result: JointAnalysis | JointPredictions) -> list[str]:
     """Return the sentences on all rules; details are indented."""
     if isinstance(result, JointPredictions):
-        return [line for one in result.joint.results for line in recipe(one, [*result.parts])]
+        made = [line for one in result.joint.results for line in recipe(one, [*result.parts])]
+        return [*made, *(f"not predicted: {reason}" for reason in result.refused)]
     return [line for number in range(len(result.results)) for line in together(result, number)]
 
 

@@ -17,7 +17,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferResult
-from mup_tpu.analysis.verdict import AT_LEAST
+from mup_tpu.analysis.verdict import AT_LEAST, Decision
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
 from mup_tpu.config.values import counted
@@ -203,7 +203,7 @@ def left_out(comparison: Comparison) -> list[str]:
 
 def verdict_counts(comparison: Comparison) -> str:
     counts = Counter(r.decision for r in comparison.rulings)
-    return ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
+    return ", ".join(f"{counts[v]} {v}" for v in Decision if v in counts)
 
 
 def common_setting(comparison: Comparison) -> tuple[str, str, str]:

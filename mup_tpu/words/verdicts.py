@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.analysis.design import Batch
-from mup_tpu.analysis.drift import NEEDED, Drift
+from mup_tpu.analysis.drift import NEEDED, Drift, is_told
 from mup_tpu.analysis.ingest.table_columns import Columns, means
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, LookTaken, Regret, Verdict
+from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, Decision, LookTaken, Regret, Verdict
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.words import names
 from mup_tpu.words.names import amount, exponent, plain, point, power
@@ -56,11 +56,16 @@ def _verdict(
     if not drift.is_known or regret is None:
         known = f"{len(drift.scales)} of {scales} {label(columns.scale)}s have an optimum inside their grid"
         return f"{name}: {decided.decision}: {known}, and {NEEDED} are needed."
-    alpha = exponent(drift.alpha, drift.low, drift.high).replace("(", "(95 % ")
+    moves = decided.decision == Decision.MOVES
+    numbers = drift.moved if moves else (drift.alpha, drift.low, drift.high)
     law = f"best {label(columns.hyperparameter)} ∝ {label(columns.scale)}^"
-    law += alpha if drift.is_told else "α with α not known"
-    if decided.decision == "DRIFTS" and drift.is_told and not drift.excludes_0:
+    law += exponent(*numbers).replace("(", "(95 % ") if is_told(*numbers[1:]) else "α with α not known"
+    if moves:
+        law += f" over these {label(columns.scale)}s"
+    elif decided.decision == Decision.DRIFTS and drift.is_told and not drift.has_moved:
         law += ", not a power law"
+    elif decided.decision == Decision.OPEN:
+        law = f"{'does it move?' if decided.may_copy else 'may it be copied?'} {law}"
     looks = "" if decided.look is None else f" after {decided.look} of at most {MOST_LOOKS} looks"
     return f"{name}: {decided.decision}{looks}: {law}; {_regret(regret, columns)}."
 
@@ -102,15 +107,13 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
         lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
-    elif result.verdict.why_never:
-        lines.append(because(result.verdict.why_never, columns))
     elif result.next_batch is not None:
         lines.append(f"to settle it: {remedy(result, analysis).text}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
     if result.drift.is_known and result.drift.rests_on_prior:
         lines.append(
-            "α's interval rests on the prior: half or twice the scatter in it would change whether "
-            "the interval holds 0 or lies within ±δ"
+            "the verdict rests on the prior: half or twice the scatter in it would change whether the optima "
+            "have moved, or lie within ±δ"
         )
     wider = result.wider_is_better
     if wider.pairs:
@@ -131,17 +134,21 @@ def recommendation(result: TransferResult, columns: Columns) -> str:
     source, target = point(columns.scale, headline.source), point(columns.scale, headline.target)
     value = f"{label(columns.hyperparameter)} {power(at[headline.source].x, '.1f')}"
     use = f"use {value}, the optimum of {source}, at {target}"
-    if result.verdict.decision == "DRIFTS":
+    if result.verdict.decision == Decision.DRIFTS:
         best = at[headline.target]
         if best.is_bracketed:
             return f"do not {use}: the optimum there is {power(best.x, '.1f')}"
         return f"do not {use}: its optimum is {status(best, columns.unit)}"
     if headline.status != "estimated":
         return ""
-    cost, high = _cost(headline.value, columns), _cost(headline.high, columns)
-    most = f"{high} {columns.unit}" if math.isfinite(headline.high) else "an unknown amount"
-    advice = use if result.verdict.decision == "TRANSFERS" else f"if you {use}"
-    return f"{advice}: the expected cost is {cost} {columns.unit}, at most {most}"
+    if not math.isfinite(headline.expected):
+        return f"if you {use}: some of the runs may be lost"
+    cost, high = (f"{_cost(c, columns)} {columns.unit}" for c in (headline.expected, headline.high))
+    advice = use if result.verdict.may_copy else f"if you {use}"
+    beyond = ""
+    if result.verdict.decision == Decision.MOVES:
+        beyond = f"; the optimum moves, so do not copy it beyond these {label(columns.scale)}s"
+    return f"{advice}: the expected cost is {cost}, at most {high}{beyond}"
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_what_is_planned_is_looked_at_before_seeds_are_bought():
     )
     between = analyze(replace(table, planned=(64, 96, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in between.cells} == {96}, "a width may be added between the others"
-    scattered = check_table(sweep_of([-8.0, -7.82, -7.64], sigma=0.0005, seeds=4))
+    scattered = check_table(sweep_of([-8.0, -7.82, -7.64], sigma=0.02, seeds=4))
     all_run = analyze(replace(scattered, planned=(64, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in all_run.cells} <= {64, 128, 256}, "no other width can be had"
 
@@ -156,7 +156,7 @@ def test_seeds_beside_the_largest_scale_s_optimum_settle_a_regret():
     assert result.headline_regret.high > 0.01 > result.headline_regret.value
     generator = np.random.default_rng(1)
     for _ in range(12):
-        assert result.verdict.decision == "INCONCLUSIVE"
+        assert result.verdict.decision == "OPEN"
         batch = result.next_batch
         assert (batch.reason.code, batch.reason["quantity"]) == ("wide interval", "regret")
         assert {c.scale for c in batch.cells} <= {64, 512}
@@ -275,5 +275,5 @@ def test_the_interval_that_is_named_holds_the_verdict_open():
     widths = (64, 128, 256, 512)
     rows = [row for w in widths for row in rows_at(w, -8.0, grid, 0.015, generator, curvature=0.01)]
     result = analyze(check_table(pd.DataFrame(rows))).results[0]
-    assert result.verdict.decision == "INCONCLUSIVE" and result.headline_regret.high < 0.01
+    assert result.verdict.decision == "OPEN" and result.headline_regret.high < 0.01
     assert (result.next_batch.reason.code, result.next_batch.reason["quantity"]) == ("wide interval", "α")

@@ -30,6 +30,19 @@ def optimum_of(curve, seed=0):
     return estimates([curve], noise, np.random.default_rng(seed))[0].optimum
 
 
+def test_a_single_seed_is_weak_evidence_and_not_none():
+    """Three values bracket an optimum, a run each: its interval was 0 to ∞."""
+    generator = np.random.default_rng(1)
+    curves = [
+        curve_of(lambda x, at=at: 2.5 + 0.05 * (x - at) ** 2, range(-9, -6), 1, 0.003, generator)
+        for at in (-8.1, -8.0, -7.9)
+    ]
+    noise = pooled_noise(curves)
+    assert 0.001 < noise.sigma < 0.02
+    for one, truth in zip(estimates(curves, noise, generator), (-8.1, -8.0, -7.9), strict=True):
+        assert -9 < one.optimum.low < truth < one.optimum.high < -7
+
+
 def test_optimum_of_a_parabola_is_its_vertex():
     curve = curve_of(lambda x: 2.5 + 0.03 * (x + 8.3) ** 2, range(-12, -4))
     optimum = optimum_of(curve)

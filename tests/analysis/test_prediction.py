@@ -9,7 +9,7 @@ import pytest
 
 from mup_tpu import predict
 from mup_tpu.analysis import Columns, check_table, load_table
-from mup_tpu.analysis.prediction import costs
+from mup_tpu.analysis.prediction import Surroundings
 from mup_tpu.analysis.trend import Mixture
 from mup_tpu.analysis.valley import CURVATURE_SCATTER, PARABOLA, Valley
 from mup_tpu.errors import TableError
@@ -46,9 +46,18 @@ def test_the_most_that_a_prediction_costs_is_no_less_than_the_expectation():
     """Slopes that break with a small chance cost so much that the mean exceeds 97.5 % of the draws."""
     broken = Mixture(np.zeros(2), np.array([0.05, 8.0]), np.array([0.985, 0.015]))
     parabola = Valley(np.zeros(8000), np.zeros(8000), np.full(8000, 0.03), np.full(8000, PARABOLA))
-    (cost,), curvature = costs(broken, parabola, (0.0,), seed=0)
-    assert curvature == pytest.approx(0.06 * math.exp(CURVATURE_SCATTER**2 / 2), rel=0.05)
+    cost = Surroundings(parabola).losses(broken, seed=0).cost(0.0)
+    curvature = 0.06 * math.exp(CURVATURE_SCATTER**2 / 2)
     assert cost.high == cost.expected == pytest.approx(0.5 * curvature * broken.variance, rel=0.3)
+
+
+def test_lost_runs_above_an_optimum_cost_and_the_advice_keeps_away_from_them():
+    parabola = Valley(np.zeros(8000), np.zeros(8000), np.full(8000, 0.03), np.full(8000, PARABOLA))
+    optimum = Mixture(np.zeros(1), np.array([0.5]), np.ones(1))
+    calm, walled = (Surroundings(parabola, 3.0, wall).losses(optimum, seed=0) for wall in (None, (0.7, 0.2)))
+    assert abs(calm.safest(-1, 1)) < 0.05 and walled.safest(-1, 1) < -0.2
+    assert walled.cost(0.0).expected > 5 * calm.cost(0.0).expected
+    assert walled.cost(0.0).high == walled.cost(9.0).expected == 3.0, "no run costs more than guessing"
 
 
 def test_a_table_says_how_far_it_bears():

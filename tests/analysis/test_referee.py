@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_compared_is_named_and_the_others_are_shown(tmp_
     stored_sweep(several / "one", "one")
     main(["analyze", str(several), "--where", "width>=128"])
     out = capsys.readouterr().out
-    assert "1 INCONCLUSIVE" in out and "left out: empty (" in out, "two widths of three"
+    assert "1 OPEN" in out and "left out: empty (" in out, "two widths of three"
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ def test_rows_of_a_sweep_that_compares_several_say_which_and_may_name_them():
 
 def test_the_exponent_of_a_flat_valley_is_not_known_in_any_table():
     exponents = {"flat": (1.09, -15.74, 17.92), "steep": (-1.2, -3.0, -0.2), "open": (0.1, -0.7, 0.8)}
-    regret = Regret(64, 256, 0.006, 0.002, 0.013, "estimated", 0.1)
+    regret = Regret(64, 256, 0.006, 0.002, 0.013, 0.007, "estimated", 0.1)
     rulings = [
-        Ruling(one, Columns(), 64, 256, "mup", True, *alpha, regret, "DRIFTS", 1.5)
+        Ruling(one, Columns(), 64, 256, "mup", True, *alpha, True, regret, "DRIFTS", 1.5)
         for one, alpha in exponents.items()
     ]
     (table,) = ruling_tables(Comparison(tuple(rulings)))

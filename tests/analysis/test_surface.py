@@ -147,6 +147,31 @@ def test_three_hyperparameters_have_the_optimum_that_least_squares_finds():
         assert part.results[0].optima[0].x == pytest.approx(expected[h], abs=0.12)
 
 
+def test_a_rate_that_moves_at_little_cost_does_not_transfer_together():
+    flat = table_of(slope=0.45, noise=0.0003)
+    flat["loss"] = 3 + 0.12 * (flat["loss"] - flat["loss"].min())
+    (result,) = analyze_jointly(flat, TUNED, COLUMNS).results
+    assert result.regret.high < 0.02 and result.verdict.decision in ("MOVES AT NO COST", "DRIFTS", "OPEN")
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.3])
+def test_intervals_hold_optima_whose_sides_differ(ratio):
+    """A surface whose form is wrong by a step at the optimum: intervals once held none of 32 at 2.3."""
+    inside = []
+    for seed in range(3):
+        generator, rows = np.random.default_rng(seed), []
+        best = START + generator.uniform(-0.4, 0.4, 2)
+        for scale in SCALES:
+            u = best + generator.uniform(-3, 3, (60, 2))
+            sides = np.where(u > best, ratio**0.5, ratio**-0.5)
+            loss = 3 + 0.02 * (sides * (u - best) ** 2).sum(axis=1) + 0.004 * generator.standard_normal(60)
+            values = {"width": scale, TUNED[0]: 2 ** u[:, 0], TUNED[1]: 2 ** u[:, 1], "loss": loss}
+            rows.append(pd.DataFrame(values))
+        for h, part in enumerate(analyze_jointly(pd.concat(rows), TUNED, COLUMNS).parts):
+            inside += [o.low <= best[h] <= o.high for o in part.results[0].optima]
+    assert np.mean(inside) > 0.75
+
+
 TABLE = table_of()
 
 
@@ -158,7 +183,8 @@ TABLE = table_of()
         (TABLE, ("learning_rate", "wd"), "table has no column 'wd'"),
         (TABLE.assign(weight_decay=0.0), TUNED, "weight_decay must be a number above 0 in every row"),
         (TABLE.assign(weight_decay="a"), TUNED, "and is text in one"),
-        (TABLE.assign(weight_decay=0.1), TUNED, "do not vary independently"),
+        (TABLE.assign(weight_decay=0.1), TUNED, "weight_decay has one value"),
+        (TABLE.assign(weight_decay=TABLE["learning_rate"] ** 0.5), TUNED, "do not vary independently"),
         (pd.concat([TABLE, TABLE.assign(parametrization="b", loss=np.inf)]).fillna("a"), TUNED, "0 points"),
         (TABLE.iloc[:43], TUNED, "too few for a surface"),
         (TABLE.assign(loss=-TABLE["loss"]), TUNED, "show no minimum"),

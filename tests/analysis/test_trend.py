@@ -103,14 +103,27 @@ def sampled(trend, chosen, draws=400_000):
     return truth_RS, np.exp(-0.5 * (around_RS**2) @ weight_S)
 
 
-def test_a_slope_is_that_of_the_optima_their_scatter_included():
+def test_a_movement_is_the_slope_of_the_optima_and_an_exponent_has_their_scatter_as_error():
     truth_RS, density_R = sampled(ONE, np.ones(4, bool))
     slopes_R = truth_RS @ np.array([-1.5, -0.5, 0.5, 1.5]) / 5
     mean = np.average(slopes_R, weights=density_R)
-    slope = Trend(SCALES, X, ERRORS, (ONE,)).slope()
+    trend = Trend(SCALES, X, ERRORS, (ONE,))
+    slope = trend.movement()
     assert slope.mean == pytest.approx(mean, abs=0.005)
     deviation = math.sqrt(np.average((slopes_R - mean) ** 2, weights=density_R))
     assert math.sqrt(slope.variance) == pytest.approx(deviation, rel=0.05)
+    assert trend.slope().variance > 1.3 * slope.variance
+
+
+def test_the_exponent_of_pure_scatter_is_seldom_told_from_0():
+    """Optima that scatter by half an octave have moved; a law through them has that scatter as its error."""
+    drifts = [
+        fit_drift(optima_of((-8 + 0.5 * np.random.default_rng(s).standard_normal(7)).tolist(), 0.05), "width")
+        for s in range(12)
+    ]
+    assert (
+        np.mean([d.low < 0 < d.high for d in drifts]) > 0.6 > np.mean([not d.has_moved for d in drifts]) * 2
+    )
 
 
 def test_an_optimum_left_out_is_predicted_as_by_a_trend_without_it():
@@ -191,7 +204,7 @@ def test_scatter_beyond_the_errors_is_seen():
 
 def test_an_interval_says_whether_it_rests_on_the_prior():
     plain = fit_drift(optima_of([-6, -6.5, -7, -7.5], 0.02), "width")
-    assert plain.excludes_0 and not plain.rests_on_prior
+    assert plain.has_moved and not plain.rests_on_prior
     unsure = [
         fit_drift(optima_of([-6, -6 - s, -6 - 2 * s], 0.1), "width").rests_on_prior
         for s in np.arange(0.02, 0.5, 0.02)

@@ -165,12 +165,12 @@ def test_sweep_from_toml_then_a_table(tmp_path, outcome, sweep_toml):
     code, out, err = outcome("sweep", file, "--results", results)
     assert code == 0, err
     assert "ran 4 trials: 4 finished" in out
-    assert "μP: INCONCLUSIVE: 0 of 1 widths have an optimum inside their grid" in out
+    assert "μP: OPEN: 0 of 1 widths have an optimum inside their grid" in out
 
     assert (results / "figures" / "transfer.png").stat().st_size > 10_000
     code, out, err = outcome("analyze", results, "--csv", tmp_path / "runs.csv", "--report")
     assert code == 0 and len(pd.read_csv(tmp_path / "runs.csv")) == 4, err
-    assert "INCONCLUSIVE" in (results / "report.html").read_text()
+    assert "OPEN" in (results / "report.html").read_text()
     code, out, err = outcome("analyze", results, "--json", "--runs", "--figures", "--out", tmp_path / "f")
     assert code == 0 and len(json.loads(out)["results"]) == 2 and "small: 4 runs" in err, "machines read all"
 
@@ -195,7 +195,7 @@ def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     (tmp_path / file.name).write_text(short)
     results = tmp_path / "results"
     code, out, _ = outcome("sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results, *ALONE)
-    assert code == 0 and re.search(r"μP: (TRANSFERS|DRIFTS|INCONCLUSIVE): ", out)
+    assert code == 0 and re.search(r"μP: (TRANSFERS|DRIFTS|OPEN): ", out)
     assert (results / "figures" / "transfer.png").exists()
     assert load_axes(results) == StoredAxes.of(load_sweep(file))
 

@@ -32,8 +32,9 @@ def ruling():
     def make(rule="mup", drift=(0.0, -0.1, 0.1), cost=None, decision="TRANSFERS", **changes) -> Ruling:
         values = {"sweep": "a", "columns": Columns(), "smallest": 64, "largest": 256, "alone": True}
         values |= {"best_loss": 2.0, "architecture": "gpt2", "update_rule": "adamw", **changes}
-        regret = cost and Regret(64, 256, *cost, "estimated", 0.1)
+        regret = cost and Regret(64, 256, *cost, cost[0], "estimated", 0.1)
         alpha, low, high = drift
+        values = {"has_moved": low > 0 or high < 0, **values}
         return Ruling(rule=rule, alpha=alpha, low=low, high=high, regret=regret, decision=decision, **values)
 
     return make

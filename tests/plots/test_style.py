@@ -186,7 +186,7 @@ def test_everything_in_other_figures_can_be_read(draw):
 
 
 def test_everything_in_a_figure_of_several_sweeps_can_be_read(ruling):
-    fates = (("a", "TRANSFERS", 0.0), (LONG, "DRIFTS", np.inf), ("lost", "INCONCLUSIVE", np.nan))
+    fates = (("a", "TRANSFERS", 0.0), (LONG, "DRIFTS", np.inf), ("lost", "OPEN", np.nan))
     rulings = [
         ruling(name, (at, at - 0.1, at + 0.1), (at + 0.04, 0.01, 0.08), decision)
         for name, decision, at in fates

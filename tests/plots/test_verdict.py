@@ -98,10 +98,10 @@ def test_all_sweeps_stand_below_each_other_with_intervals_and_verdicts(ruling):
     deep = {"columns": Columns("depth"), "smallest": 2, "largest": 8}
     other = {"architecture": "llama", "update_rule": "muon"}
     rulings = [
-        ruling("completep", (0.3, -0.2, 0.8), None, "INCONCLUSIVE", **deep),
+        ruling("completep", (0.3, -0.2, 0.8), None, "OPEN", **deep),
         ruling(cost=(0.004, 0.001, 0.2)),
         ruling("sp", (-0.9, -4, -0.7), (np.inf, 0.03, np.inf), "DRIFTS", **other),
-        ruling("of_$mine$", UNKNOWN, (0.04, 0.01, np.inf), "INCONCLUSIVE"),
+        ruling("of_$mine$", UNKNOWN, (0.04, 0.01, np.inf), "OPEN"),
     ]  # fmt: skip
     figure = plots.sweeps_figure(rulings)
     drift, cost = figure.axes
@@ -128,7 +128,7 @@ def test_all_sweeps_stand_below_each_other_with_intervals_and_verdicts(ruling):
     words = [[(text.get_text(), text.xy[1]) for text in ax.texts] for ax in (drift, cost)]
     assert words == [[("not known", 0)], [("not known", 4), ("∞", 1)]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "TRANSFERS", "DRIFTS", "INCONCLUSIVE", "does not matter: |α| < 0.2, regret < 0.01 nat",
+        "TRANSFERS", "DRIFTS", "OPEN", "does not matter: |α| < 0.2, regret < 0.01 nat",
     ]  # fmt: skip
 
 

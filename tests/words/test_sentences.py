@@ -127,8 +127,9 @@ KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
             "costs at least 0.036 nat at width 256 (95 % 0.020 to ∞).",
         ),
         (
-            "INCONCLUSIVE", None, (1.09, -15.7, 17.9), "diverged",
-            "best learning rate ∝ width^α with α not known; the optimum of width 64 diverges at width 256.",
+            "OPEN", None, (1.09, -15.7, 17.9), "diverged",
+            "may it be copied? best learning rate ∝ width^α with α not known; the optimum of width 64 "
+            "diverges at width 256.",
         ),
         (
             "DRIFTS", None, (-0.001, -0.05, 0.05), "stopped early",
@@ -141,16 +142,21 @@ KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
             "condition at width 256.",
         ),
         (
-            "INCONCLUSIVE", None, (0.4, 0.1, 0.7), "not bracketed",
-            "best learning rate ∝ width^0.40 (95 % 0.10 to 0.70); the regret at width 256 is unknown: its "
-            "grid holds no optimum.",
+            "OPEN", None, (0.4, 0.1, 0.7), "not bracketed",
+            "may it be copied? best learning rate ∝ width^0.40 (95 % 0.10 to 0.70); the regret at width 256 "
+            "is unknown: its grid holds no optimum.",
+        ),
+        (
+            "MOVES AT NO COST", None, (-0.23, -0.3, -0.15), "estimated",
+            "best learning rate ∝ width^-0.23 (95 % -0.30 to -0.15) over these widths; the optimum of width "
+            "64 costs 0.036 nat at width 256 (95 % 0.020 to 0.050).",
         ),
     ],
 )  # fmt: skip
 def test_sentences_of_verdicts(decision, look, drift, regret, sentence):
     high = math.inf if regret == "at least" else 0.05
-    found = Regret(64, 256, **KNOWN | {"high": high}, status=regret)
-    known = Drift(*drift, 0.0, -8.0, (64.0, 128.0, 256.0))
+    found = Regret(64, 256, **KNOWN | {"high": high}, expected=0.04, status=regret)
+    known = Drift(*drift, 0.0, -8.0, (64.0, 128.0, 256.0), drift)
     text = verdicts._verdict("mup", Verdict(decision, look), 3, known, found, Columns())
     looks = f" after {look} of at most 8 looks" if look else ""
     assert text == f"mup: {decision}{looks}: {sentence}"
@@ -158,8 +164,8 @@ def test_sentences_of_verdicts(decision, look, drift, regret, sentence):
 
 def test_too_few_optima_are_counted():
     drift = Drift(*[math.nan] * 5, (64.0, 128.0))
-    text = verdicts._verdict("mup", Verdict("INCONCLUSIVE"), 4, drift, None, Columns(scale="depth"))
-    assert text == "mup: INCONCLUSIVE: 2 of 4 depths have an optimum inside their grid, and 3 are needed."
+    text = verdicts._verdict("mup", Verdict("OPEN"), 4, drift, None, Columns(scale="depth"))
+    assert text == "mup: OPEN: 2 of 4 depths have an optimum inside their grid, and 3 are needed."
 
 
 FITTED = Optimum(64, "bracketed", -8, -8.2, -7.8, loss=2.5, best_x=-8, band_low=-9, band_high=-7, se=0.1)
@@ -374,7 +380,7 @@ def test_json_has_the_sentences_beside_the_numbers():
     analysis = analyze(check_table(runs(widths=(64, 128))))
     values = to_dict(analysis)
     (result,) = values["results"]
-    assert result["verdict"]["sentence"].startswith("all: INCONCLUSIVE: 2 of 2 widths")
+    assert result["verdict"]["sentence"].startswith("all: OPEN: 2 of 2 widths")
     assert result["verdict"]["settle"].startswith("add learning rate 2^-10 ")
     assert result["next"]["reason"] == "a verdict needs 3 widths, and there are 2"
     assert result["optima"][0]["sentence"] == "bracketed" and "predictions" not in values
