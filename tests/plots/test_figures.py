@@ -21,7 +21,7 @@ def test_every_figure_is_registered_with_title_and_caption():
         for name, value in vars(module).items()
         if name.endswith("_figure") and inspect.signature(value).return_annotation == "Figure"
     }
-    assert draws == set(plots.FIGURES) and len(draws) >= 13
+    assert draws == set(plots.FIGURES) and len(draws) >= 12
     titles = [kind.title for kind in plots.FIGURES.values()]
     assert len(set(titles)) == len(titles)
     for kind in plots.FIGURES.values():
