@@ -28,7 +28,7 @@ import pandas as pd
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
 from mup_tpu.config.yaml import read_yaml
-from mup_tpu.errors import TableError, reason
+from mup_tpu.errors import TableError, extra_with, reason
 from mup_tpu.logs import TrainingLog
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.runs import LOG_FILE
@@ -181,12 +181,13 @@ def read_project(path: str | Path) -> pd.DataFrame:
 
 
 def package(path: str, name: str, module: str) -> Any:
-    """Import a module of a package that the extra of its name installs."""
+    """Import a module of a package that an extra of ours installs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        extra = extra_with(name) or name
         raise TableError(
-            f"{path} needs the package {name} ({reason(error)}): pip install '.[{name}]'"
+            f"{path} needs the package {name} ({reason(error)}): pip install '.[{extra}]'"
         ) from None
 
 
