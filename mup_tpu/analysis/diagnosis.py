@@ -325,7 +325,8 @@ class Diagnosis:
                     continue
                 if not is_input and (is_readout or (p and p.name in self._inner)):
                     continue  # 1/m may come behind it: what follows counts
-                if not is_input and p and p.role == "token_embedding" and self._is_restored(layer):
+                is_embedding = not is_input and p is not None and p.role == "token_embedding"
+                if is_embedding and fit.verdict == "dies" and self._is_restored(layer):
                     continue
                 if p and p.shape == p.wide and self.scale == "width":
                     continue  # fed by growing layers, it may see what the check does not
