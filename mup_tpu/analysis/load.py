@@ -32,7 +32,7 @@ from mup_tpu.analysis.run_table import DATA, HISTORY, STORED_FIXED, RunTable, se
 from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
-from mup_tpu.store import Condition, StoredAxes, load_axes, load_curves, load_header, load_runs
+from mup_tpu.store import Condition, StoredAxes, load_axes, load_curves, load_header, load_runs, load_values
 from mup_tpu.store.header import FILE as STORE
 
 _BEST = re.compile(
@@ -133,9 +133,12 @@ def default_columns(path: Place) -> Columns:
     axes = load_axes(path)
     along = tuple(column for axis in (axes.scale, axes.tune, axes.compare) for column in axis.columns)
     along += DATA if {*IN_FINGERPRINT} & {*axes.scale.fields, *axes.compare.fields} else ()
+    # A program of a study may print bits per byte, as nanochat does.
+    losses = " ".join(load_values(path, "versions")) if axes.scale.is_study else ""
+    is_bpb = re.search(r'"loss": "[^"]*(bpb|bits.per.byte)', losses, re.IGNORECASE)
     return Columns(
         axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along,
-        is_per_token=not axes.scale.is_study,
+        is_per_token=not axes.scale.is_study, unit="bpb" if is_bpb else "nat",
     )  # fmt: skip
 
 

@@ -310,7 +310,7 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
     defaults = Columns()
     for f in fields(columns):
         named = getattr(columns, f.name)
-        for column in (named,) if isinstance(named, str) else ():
+        for column in (named,) if isinstance(named, str) and f.name != "unit" else ():
             if column and column != getattr(defaults, f.name) and column not in (*table, *missing):
                 missing.append(column)
     if missing:

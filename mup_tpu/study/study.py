@@ -325,7 +325,9 @@ class Study:
                 leases.forget(lease.trial.id)
         return lease.trial
 
-    def verdict(self, epsilon: float | None = None, unit: str = "nat") -> TransferAnalysis | JointAnalysis:
+    def verdict(
+        self, epsilon: float | None = None, unit: str | None = None
+    ) -> TransferAnalysis | JointAnalysis:
         """Return the analysis of stored trials; printed, it says each verdict in a sentence.
 
         Of several tuned hyperparameters it has a verdict for each, and one for all together.
@@ -333,14 +335,15 @@ class Study:
         Args:
             epsilon: largest regret that does not matter, in the unit; by default 0.01 nat, and for other
                 units 2 % of the difference between the scales' best values.
-            unit: unit of the losses, as people read it: "nat" per token, "MSE".
+            unit: unit of the losses, as people read it: "nat" per token, "MSE"; by default "bpb" where the
+                output of a program names its loss so, else "nat".
         """
         if len(self.space.tune) > 1:
             return _printed(self._jointly(epsilon, unit))
         return _printed(analyze(self._table(unit), epsilon))
 
     def predict(
-        self, epsilon: float | None = None, unit: str = "nat", **target: float
+        self, epsilon: float | None = None, unit: str | None = None, **target: float
     ) -> Predictions | JointPredictions:
         """Predict optimum, cost and loss at a scale that was not run: `predict(width=8192)`.
 
@@ -354,12 +357,13 @@ class Study:
             return _printed(predict_jointly(self._jointly(epsilon, unit), at))
         return _printed(predict(self._table(unit), at, epsilon))
 
-    def _table(self, unit: str) -> RunTable:
+    def _table(self, unit: str | None) -> RunTable:
         table = load_table(self.folder)
-        return replace(table, columns=replace(table.columns, unit=unit))
+        return replace(table, columns=replace(table.columns, unit=unit or table.columns.unit))
 
-    def _jointly(self, epsilon: float | None, unit: str) -> JointAnalysis:
-        columns = replace(default_columns(self.folder), unit=unit)
+    def _jointly(self, epsilon: float | None, unit: str | None) -> JointAnalysis:
+        columns = default_columns(self.folder)
+        columns = replace(columns, unit=unit or columns.unit)
         return analyze_jointly(self.folder, columns=columns, epsilon=epsilon)
 
     def plot(self, name: str = "transfer") -> Figure:

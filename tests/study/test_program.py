@@ -188,6 +188,18 @@ def test_a_log_that_tells_no_loss_ends_the_sweep_after_the_first_trial(code, wor
     assert output(tmp_path).endswith(code[7:-2] + "\n"), "the log is kept"
 
 
+def test_a_loss_in_bits_per_byte_is_said_to_be_one(tmp_path, capsys):
+    code = (
+        "import math, sys; width, lr = map(float, sys.argv[1:])\n"
+        "bpb = 1 + (math.log2(lr) + 2) ** 2 / 20 - width / 1e3\n"
+        "print('Step 00100 | Validation bpb:', bpb)"
+    )
+    run(tmp_path, code, scale=(64, 128), rates=(0.0625, 0.125, 0.25, 0.5, 1.0), console=Console(width=200))
+    assert "loss: `Validation bpb` of lines like `Step 00100 | Validation" in capsys.readouterr().out
+    verdict = str(study_of(tmp_path / "results", (64, 128), (0.0625, 0.125, 0.25, 0.5, 1.0)).verdict())
+    assert " bpb at width 128" in verdict and " nat" not in verdict
+
+
 def test_a_loss_named_after_its_run_is_the_loss_of_all_runs(tmp_path):
     rows = run(tmp_path, "import sys; print(f'w{sys.argv[1]}/val_loss', 2.5)", scale=(64, 128))
     assert rows["status"].tolist() == ["finished"] * 2
