@@ -631,9 +631,16 @@ def load_study(
             design=entries.get("design"),
             continued=entries.get("continued"),
             loss=loss or entries.get("loss"),
-            config=entries.get("config"),
+            config=_beside(path, entries.get("config")),
         )
     return study, trainer
+
+
+def _beside(path: str | Path, config: str | None) -> str | None:
+    """Return a configuration's path: from the working folder, or else from the folder of the study's file."""
+    if config is None or Path(config).exists() or not (beside := Path(path).parent / config).exists():
+        return config
+    return str(beside)
 
 
 def _with_numbers(axis: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from mup_tpu.analysis.power_law import PowerLaw
@@ -18,7 +19,7 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
     """Return the predicted optimum with its intervals, and its distance from the table."""
     scale = predictions.scale
     at = point(scale, float(f"{made.scale:.4g}") if made.scale % 1 else made.scale)
-    if not made.target.startswith(scale):
+    if not re.match(rf"([\w/]+[./])*{re.escape(scale)}", made.target):
         at = f"{made.target}, {at}"
     below = math.log2(made.smallest[0] / made.scale)
     reach = "between scales that were run"

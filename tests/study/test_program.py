@@ -368,6 +368,24 @@ def test_a_configuration_is_copied_with_a_trials_values(name, tmp_path):
     assert load_runs(tmp_path / "r")["optim.lr"].tolist() == [2.0**-17] * 2
 
 
+def test_a_configuration_lies_beside_its_study(tmp_path, capsys):
+    (tmp_path / "base.json").write_text('{"seed": 1}')
+    (tmp_path / "s.toml").write_text(
+        'experiment = "e"\nconfig = "base.json"\nscale = {"model.dim" = [32, 64, 128]}\n'
+        "tune = {lr = [0.0625, 0.125, 0.25, 0.5, 1]}\n"
+    )
+    code = (
+        "import json, math, sys; v = json.load(open(sys.argv[1])); dim = v['model']['dim']\n"
+        "print('loss', 3 + (math.log2(v['lr']) + 2) ** 2 / 20 - dim / 1e3)"
+    )
+    (tmp_path / "train.py").write_text(code)
+    trainer = f"{sys.executable} {tmp_path}/train.py {{config}}"
+    main(["sweep", str(tmp_path / "s.toml"), "--trainer", trainer, "--results", str(tmp_path / "r")])
+    capsys.readouterr()
+    main(["predict", str(tmp_path / "r"), "--at", "model.dim=256"])
+    assert " at dim 256 (1 octave beyond dim 128)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_values_reach_a_nested_name_of_the_command_line_too(tmp_path):
     study = Study(tmp_path, scale={"model.width": [64]}, tune={"optim.lr": [0.5]})
     study.run(f"{sys.executable} -c 'import sys; print(sys.argv[1])' {{optim.lr}}", workers=1, console=QUIET)
