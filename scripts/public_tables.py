@@ -189,7 +189,7 @@ def known_optima(written: object) -> np.ndarray:
     return np.array(rows, float).reshape(-1, 3)
 
 
-_DECISIONS = {"held": "TRANSFERS", "drifted": "DRIFTS", "open": "OPEN"}
+_DECISIONS = {"held": "TRANSFERS", "free": "MOVES AT NO COST", "drifted": "DRIFTS", "open": "OPEN"}
 
 
 def pool(sweeps: pd.DataFrame) -> pd.DataFrame:
@@ -299,7 +299,8 @@ def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
 
 def _atlas(pooled: pd.DataFrame) -> str:
     """A row for each rule and way of growing."""
-    headings = ["growing", "rule", "sweeps", "sources", "α (95 %)", "held, drifted, open", "broke late",
+    headings = ["growing", "rule", "sweeps", "sources", "α (95 %)", "held, moved at no cost, drifted, open",
+                "broke late",
                 "missed: octaves", "nat"]  # fmt: skip
     cells = []
     for row in pooled.to_dict("records"):
@@ -372,7 +373,7 @@ SP's falls.
 
 - **α**: best learning rate ∝ scale^α. Sweeps of one source are pooled first, then sources (random effects;
   DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001): no law, as sources are no random sample.
-- **Held, drifted, open**: sweeps that TRANSFER, DRIFT, or are OPEN.
+- **Held, moved at no cost, drifted, open**: sweeps that TRANSFER, MOVE AT NO COST, DRIFT, or are OPEN.
 - **Broke late**: of the sweeps with four known optima or more, those whose last one leaves the 95 % interval
   of a constant slope through the others. One in twenty would by chance.
 - **Missed**: distance from the smallest scale's optimum to the largest's, octaves, and its cost at the
