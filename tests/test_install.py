@@ -268,11 +268,8 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(bas
     done = run_base(base_python, tmp_path, "-c", "import mup_tpu.parametrize")
     sentence = "mup_tpu.parametrize needs torch, which is not installed: pip install '.[train]'"
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
-    # An address is asked without ray.
-    doctor = base_python.parent / "mup-tpu", "doctor"
-    found = run_base(base_python, tmp_path, *doctor, RAY_ADDRESS="127.0.0.1:6379")
-    assert found.returncode == 1, found.stderr
-    assert "no Ray cluster answers at address '127.0.0.1:6379'" in found.stdout
+    found = run_base(base_python, tmp_path, base_python.parent / "mup-tpu", "doctor")
+    assert found.returncode == 0 and "needs torch, which is not installed" in " ".join(found.stdout.split())
 
 
 def test_a_missing_package_is_named_with_what_brings_it(base_python, tmp_path):

@@ -41,18 +41,18 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
     toml = tmp_path / "sweep.toml"
     toml.write_text(sweep_toml)
     results = tmp_path / "r"
-    axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0,0.1", "--compare", "mup"]
+    axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0.05,0.1", "--compare", "mup"]
     code, out, _ = outcome("sweep", toml, *axes, "--results", results, *ALONE)
-    assert code == 0 and "at weight decay 0, depth 2: loss" in out
+    assert code == 0 and "μP: best weight decay by depth" in out
     runs = load_runs(results)
     trained = sorted(zip(runs["depth"], runs["weight_decay"], strict=True))
-    assert trained == [(1, 0), (1, 0.1), (2, 0), (2, 0.1)]
+    assert trained == [(1, 0.05), (1, 0.1), (2, 0.05), (2, 0.1)]
     code, out, _ = outcome("analyze", "--runs", results)
     assert "depth" in out and "width" not in out
     arguments = ["transfer", results, "--at", "depth=3", "--compare", "mup"]
     code, out, _ = outcome(*arguments)
     assert code == 0 and "a rule for width says nothing of depth" in out
-    assert "depth 3, μP, weight decay 0" in out
+    assert "depth 3, μP, weight decay 0.05" in out
     for bad, sentence in (
         (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
         (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),

@@ -135,15 +135,15 @@ def test_rows_hold_the_values_under_their_own_names(whole):
         assert row["loss"] == trainers.valley(trial)
 
 
-def test_trackers_get_stored_trials_with_the_studys_own_names(whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "valley")
-    valley_study(folder).run(trainers.valley, track=("tensorboard",), console=QUIET)
+def test_trackers_get_stored_trials_with_the_studys_own_names(tmp_path):
+    folder = tmp_path / "valley"
+    valley_study(folder, seeds=1).run(trainers.valley, track=("tensorboard",), console=QUIET)
     told = load_table(folder / "tensorboard", Columns(parametrization="hparams/rule")).runs
     key, runs = ["compared", "scale", "x", "seed"], load_table(folder).runs
     both = [table.sort_values(key)[[*key, "loss"]].reset_index(drop=True) for table in (told, runs)]
     pd.testing.assert_frame_equal(*both, check_dtype=False, rtol=1e-6)
     with pytest.raises(ConfigError, match="track 'nothing' needs its package"):
-        valley_study(folder).run(trainers.valley, track=("nothing",), console=QUIET)
+        valley_study(folder, seeds=1).run(trainers.valley, track=("nothing",), console=QUIET)
 
 
 def test_the_same_lines_again_run_nothing_and_more_values_run_alone(whole, tmp_path):
