@@ -155,12 +155,12 @@ def _names_in(texts: Sequence[str]) -> Iterator[str]:
 
 
 def fill_in(text: str, values: Mapping[str, Any]) -> str:
-    """Replace each `{name}` by its value, and `{{` and `}}` by braces; KeyError for an unknown name."""
+    """Replace each `{name}` that has a value by it, and `{{` and `}}` by braces."""
 
     def value_of(match: re.Match[str]) -> str:
         if (name := match[1]) is None:
             return match[0][0]
-        value = values[name]
+        value = values.get(name, match[0])
         return repr(value) if isinstance(value, float) else str(value)
 
     return _FIELD.sub(value_of, text)
@@ -194,7 +194,8 @@ class Program:
         self.config = None if config is None else ConfigFile(config)
         self._in_config: list[str] = []
         if self.config is not None:
-            self._in_config = [name for name in space.columns if name not in given]
+            # The compute of a plan's sizes orders them, and sets nothing.
+            self._in_config = [name for name in space.columns if name not in {*given, "compute"}]
             given |= {*_names_in([value for _, value in space.settings if isinstance(value, str)])}
             if "seed" not in given and self.config.has("seed"):
                 self._in_config.append("seed")
@@ -272,10 +273,8 @@ class FunctionJob(Job):
                     place.mkdir(exist_ok=True)
                 else:
                     place = Path(at_end.enter_context(tempfile.TemporaryDirectory()))
-                copy = (
-                    place / f"{self.trial.id}{Path(function.config.path).suffix if function.config else ''}"
-                )
-                words = function.command(self.trial, folder.path, copy)
+                suffix = Path(function.config.path).suffix if function.config else ""
+                words = function.command(self.trial, folder.path, place / f"{self.trial.id}{suffix}")
                 if "PYTHONUNBUFFERED" not in os.environ:  # else lines come in blocks of 8 kB
                     added = {**added, "PYTHONUNBUFFERED": "1"}
                 gpu = {n: os.environ[n] for n in ("CUDA_VISIBLE_DEVICES",) if n in os.environ}

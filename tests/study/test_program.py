@@ -351,8 +351,8 @@ READ = {
 def test_a_configuration_is_copied_with_a_trials_values(name, tmp_path):
     (tmp_path / name).write_text(CONFIGS[name])
     study = Study(
-        tmp_path / "r", scale={"model.width": [64]}, tune={"optim.lr": [2.0**-17]}, seeds=2,
-        settings={"out": "{folder}/x", "optim.betas.1": 0.99, "optim.new.eps": 1e-8},
+        tmp_path / "r", scale=[{"compute": 1.0, "model.width": 64}], tune={"optim.lr": [2.0**-17]}, seeds=2,
+        settings={"out": "{folder}/x", "model.style": "{bold}", "optim.betas.1": 0.99, "optim.new.eps": 1e-8},
         config=str(tmp_path / name),
     )  # fmt: skip
     shown = "import sys; print(open(sys.argv[1]).read()); print('loss:', 2.5)"
@@ -360,7 +360,8 @@ def test_a_configuration_is_copied_with_a_trials_values(name, tmp_path):
     for trial in study.trials():
         path = tmp_path / "r" / "output" / f"{trial.id}{Path(name).suffix}"
         assert READ[path.suffix](path.read_text()) == {
-            "optim": {"lr": 2.0**-17, "betas": [0.9, 0.99], "new": {"eps": 1e-8}}, "model": {"width": 64},
+            "optim": {"lr": 2.0**-17, "betas": [0.9, 0.99], "new": {"eps": 1e-8}},
+            "model": {"width": 64, "style": "{bold}"},
             "seed": trial.seed, "out": f"{tmp_path}/r/work/{trial.id}/x",
         }  # fmt: skip
     assert (tmp_path / name).read_text() == CONFIGS[name]
