@@ -248,7 +248,8 @@ def test_without_replicates_the_lack_of_fit_stands_in_and_rounding_is_a_floor():
     curve = curve_of(lambda x: 2.5 + 0.03 * (x + 8) ** 2, range(-12, -4), seeds=1)
     noise = pooled_noise([curve], rounding=0.01)
     assert noise.source == "lack of fit"
-    assert noise.sigma == pytest.approx(0.01 / 12**0.5)
+    # The prior of the noise adds to the floor.
+    assert 0.01 / 12**0.5 <= noise.sigma < 1.1 * 0.01 / 12**0.5
 
 
 def test_given_errors_are_used():

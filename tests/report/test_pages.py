@@ -91,7 +91,7 @@ def test_a_verdict_ends_in_what_to_do():
     value, regret = power(mup.optima[0].x, ".1f"), mup.headline_regret
     assert advice["mup"] == (
         f"use learning rate {value}, the optimum of width 64, at width 512: the expected cost is "
-        f"{regret.value:.3f} nat, at most {regret.high:.3f} nat"
+        f"{regret.expected:.3f} nat, at most {regret.high:.3f} nat"
     )
     assert advice["sp"].startswith("do not use learning rate 2^-")
     assert ", the optimum of width 64, at width 512: the optimum there is 2^-11." in advice["sp"]
@@ -189,7 +189,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     folders = {
         RESULTS / "tune_small": ("a search of",),
         tmp_path / "check": ("as depth grows",),
-        sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.38 to -0.31)"),
+        sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.36 to -0.31)"),
     }
     for folder, sentences in folders.items():
         out = tmp_path / f"{folder.name}.{'md' if folder == sweeps else 'html'}"
