@@ -354,7 +354,7 @@ class ProgramAttempt(Attempt):
         os.close(prints)
 
     def _terminate(self) -> None:
-        os.killpg(self._pid, signal.SIGTERM)  # a script does not pass the signal on
+        os.killpg(self._pid, signal.SIGTERM)  # to the whole group: a shell script passes no signal on
 
     def _printed(self, part: bytes) -> Iterator[Reported | Outcome]:
         self.output.write(part)
@@ -393,10 +393,9 @@ class ProgramAttempt(Attempt):
         return None
 
     def _with_curve(self, outcome: Outcome) -> Outcome:
-        log, points = self._log, tuple[tuple[int, float], ...]()
-        with contextlib.suppress(LossUnknown):  # it diverged before its validation told two losses apart
-            points = tuple(log.curve())
-        return replace(outcome, points=points, step=log.steps_done or 0, learning_rate=log.learning_rate)
+        log = self._log
+        points, step = tuple(log.curve()), log.steps_done or 0
+        return replace(outcome, points=points, step=step, learning_rate=log.learning_rate)
 
 
 def _exited(pid: int) -> os.waitid_result | None:

@@ -52,26 +52,21 @@ class ConfigFile:
         """Write a copy with the values under their names; a part of a name may be the index of a list."""
         content = self._read()
         for name, value in values.items():
-            *parents, last = name.split(".")
-            part = content
+            part, (*parents, last) = content, name.split(".")
             for key in parents:
-                part = part[int(key)] if isinstance(part, list) and key.isdigit() else _child(part, key, name)
-            if isinstance(part, list) and last.isdigit() and int(last) < len(part):
-                part[int(last)] = value
-            elif isinstance(part, dict):
-                part[last] = value
-            else:
-                raise ConfigError(f"config {self.path}: {name} cannot be set in {shown(part)}")
-        text = _FORMATS[self._suffix][1](content)
-        target.write_text(text, encoding="utf-8")
+                place = self._place(part, key, name)
+                if isinstance(part, dict) and part.get(place) is None:
+                    part[place] = {}
+                part = part[place]
+            part[self._place(part, last, name)] = value
+        target.write_text(_FORMATS[self._suffix][1](content), encoding="utf-8")
 
-
-def _child(part: Any, key: str, name: str) -> Any:
-    if not isinstance(part, dict):
-        raise ConfigError(f"config: {name} cannot be set in {shown(part)}")
-    if part.get(key) is None:
-        part[key] = {}
-    return part[key]
+    def _place(self, part: Any, key: str, name: str) -> str | int:
+        if isinstance(part, list) and key.isdigit() and int(key) < len(part):
+            return int(key)
+        if isinstance(part, dict):
+            return key
+        raise ConfigError(f"config {self.path}: {name} cannot be set in {shown(part)}")
 
 
 def _yaml() -> YAML:

@@ -369,6 +369,14 @@ def test_a_configuration_is_copied_with_a_trials_values(name, tmp_path):
     assert load_runs(tmp_path / "r")["optim.lr"].tolist() == [2.0**-17] * 2
 
 
+@pytest.mark.parametrize("name", ["optim.betas.2", "optim.betas.2.x", "optim.betas.last", "seed.x"])
+def test_a_name_that_a_configuration_has_no_place_for_is_one_sentence(name, tmp_path):
+    (tmp_path / "base.json").write_text(CONFIGS["base.json"])
+    study = Study(tmp_path / "r", scale={"w": [1]}, tune={name: [0.5]}, config=str(tmp_path / "base.json"))
+    with pytest.raises(ConfigError, match=rf"base\.json: {name} cannot be set in "):
+        study.run(f"{sys.executable} x.py {{config}} {{w}}", workers=1, console=QUIET)
+
+
 def test_a_configuration_lies_beside_its_study(tmp_path, capsys):
     (tmp_path / "base.json").write_text('{"seed": 1}')
     (tmp_path / "s.toml").write_text(
