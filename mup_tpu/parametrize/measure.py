@@ -24,8 +24,8 @@ from mup_tpu.training.coord_check import Subject
 
 Loss = Callable[[nn.Module, Any], Tensor]  # Function of a module and the batch; a scalar
 
-# A gradient below this many units in the last place of the largest one beside it is a sum that cancels, such
-# as that of a bias of keys, to which a softmax is blind.
+# A gradient below this many units in the last place of the largest one beside it is rounding, as its terms
+# cancel. The gradient of a key bias is an example, since a softmax does not change with it.
 _ROUNDING = 8
 
 Trained = tuple[nn.Module, Sequence[torch.optim.Optimizer]]  # A module as it is trained, and its optimizers

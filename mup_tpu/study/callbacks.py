@@ -87,7 +87,7 @@ def for_lightning(report: Report, save_every: int = 1000) -> Any:
                         other.unlink()
 
         def on_validation_batch_end(self, trainer: Any, *more: Any) -> None:
-            if not report.ending:  # the next batch of training saves
+            if not report.ending:  # if it is, the next training batch saves a checkpoint
                 report(step=trainer.global_step)
 
         def loss(self, trainer: Any, outputs: Any) -> float | None:
