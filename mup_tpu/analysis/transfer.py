@@ -211,8 +211,8 @@ def analyze(
     Examples:
         >>> for result in analyze("results/lr_transfer").results:
         ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
-        mup 0.11 TRANSFERS
-        sp -0.99 DRIFTS
+        mup 0.09 TRANSFERS
+        sp -0.97 DRIFTS
 
     Args:
         table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a
