@@ -27,6 +27,7 @@ import pandas as pd
 import tyro
 from scipy import optimize, special
 
+from mup_tpu.analysis import Reading
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
@@ -366,8 +367,8 @@ def of_step_law(path: Path, over: Sequence[str]) -> Held:
     scales = [name for name in ("N", "D", "bs") if name not in over]
     rows, columns = pd.read_csv(path), Columns(hyperparameter="lr", loss="smooth loss")
     is_largest = (rows["N"] == rows["N"].max()) | (rows["D"] > 0.6 * rows["D"].max())
-    (law,) = fit_power_laws(rows[~is_largest], scales, columns, over)
-    (truth,) = fit_power_laws(rows[is_largest], scales, columns, over)
+    (law,) = fit_power_laws(rows[~is_largest], scales, Reading(columns), over)
+    (truth,) = fit_power_laws(rows[is_largest], scales, Reading(columns), over)
     x_S, error_S = np.array([(e.optimum.x, e.optimum.se) for e in law.estimates]).T
     priors = tuple(BY_KIND[kind] for kind in ("size", "tokens", "batch size")[: len(scales)])
     trend, held = Trend(2**law.sizes_SA, x_S, error_S, priors), Held()
@@ -384,7 +385,8 @@ def of_step_law(path: Path, over: Sequence[str]) -> Held:
 def of_table(name: str, scale: str, rows: pd.DataFrame) -> Held:
     """The largest scale of a public table, by the others; priors as of all sources."""
     compared = next((c for c in ("optimizer", "parametrization") if c in rows), "parametrization")
-    table, held = check_table(rows, Columns(scale=scale, parametrization=compared), name=name), Held()
+    reading = Reading(Columns(scale=scale, parametrization=compared), name=name)
+    table, held = check_table(rows, reading), Held()
     for rule, runs in table.runs.groupby("compared"):
         last = weigh(runs, Question.of(table)).estimates[-1]
         # Noise and shapes of the smaller scales alone.

@@ -27,7 +27,7 @@ import tyro
 from interval_coverage import FORMS
 from rich.progress import track
 
-from mup_tpu.analysis import analyze, check_table, load_table
+from mup_tpu.analysis import Reading, analyze, check_table, load_table
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import run_cost
@@ -270,7 +270,7 @@ def replay(folders: tuple[str, ...], orders: int, seed: int) -> pd.DataFrame:
     """Share of its cost at which each stored sweep's verdicts are settled, over orders of its seeds."""
     rows = []
     for folder in folders:
-        for parametrization, runs in load_table(folder, where=()).runs.groupby("compared"):
+        for parametrization, runs in load_table(folder, Reading(where=())).runs.groupby("compared"):
             runs = runs.assign(cost=runs["cost"].fillna(runs["scale"] ** 2.0))
             for order in range(orders):
                 pool = Pool(runs, np.random.default_rng([seed, order]))

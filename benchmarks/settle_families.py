@@ -26,7 +26,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 from settle import in_sequence
 
-from mup_tpu.analysis import load_table
+from mup_tpu.analysis import Reading, load_table
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.errors import MupTpuError
@@ -105,7 +105,7 @@ def measured_curves() -> dict[str, list[tuple[np.ndarray, np.ndarray, bool]]]:
         [*(f.parent for f in results.glob("*/store.json")), *results.glob("public/rows/*.csv")]
     ):
         try:
-            runs = load_table(place, where=()).runs
+            runs = load_table(place, Reading(where=())).runs
         except MupTpuError:
             continue  # a search, or a table that needs options
         for _, group in runs.groupby(["compared", "scale"]):

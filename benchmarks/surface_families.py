@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from mup_tpu.analysis import Columns, analyze_jointly
+from mup_tpu.analysis import Columns, Reading, analyze_jointly
 
 WIDTHS = np.array([64, 128, 256, 512])
 TUNED = ("lr", "wd")
@@ -85,7 +85,7 @@ def main(seed: int = 22, worlds: int = 6, families: tuple[str, ...] = tuple(FAMI
         for number in range(worlds):
             generator = np.random.default_rng([seed, list(FAMILIES).index(family), number])
             runs, best, slope, cost = world(family, generator)
-            joint = analyze_jointly(runs, TUNED, Columns(scale="width", loss="loss"))
+            joint = analyze_jointly(runs, TUNED, Reading(Columns(scale="width", loss="loss")))
             for h, part in enumerate(joint.parts):
                 optima = zip(part.results[0].optima, best[:, h], strict=True)
                 inside[TUNED[h]] += [o.low <= x <= o.high for o, x in optima]

@@ -17,7 +17,7 @@ import pandas as pd
 import tyro
 
 from mup_tpu import Study, octaves
-from mup_tpu.analysis import Columns, analyze_jointly
+from mup_tpu.analysis import Columns, Reading, analyze_jointly
 from mup_tpu.config.sweep import design_points
 from mup_tpu.errors import TableError
 
@@ -101,7 +101,7 @@ def main(seed: int = 0, worlds: int = 10, only: str = "") -> None:
             runs, best, slopes, cost = world(generator, tuned, slope, shape, design)
             numbers.append(len(runs))
             try:
-                joint = analyze_jointly(runs, NAMES[:tuned], Columns(scale="width", loss="loss"))
+                joint = analyze_jointly(runs, NAMES[:tuned], Reading(Columns(scale="width", loss="loss")))
             except TableError:
                 counts["open"] += 1
                 continue

@@ -27,7 +27,7 @@ import tyro
 from public_sources import SOURCES, Source, Sweep
 from scipy import stats
 
-from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, Reading, RunTable, analyze, check_table, load_table
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import tolerance
 from mup_tpu.analysis.trend import Pace, Priors, Trend, claims, kind_of
@@ -84,7 +84,7 @@ def _of_source(
     """Rows of a source: analysed from its copied table or its clone, else those of before."""
     clone = tables / source.repository.partition("/")[2] if tables else None
     if source.sweeps is None:
-        table = load_table(PLACE / "rows" / f"{name}.csv", source.columns)
+        table = load_table(PLACE / "rows" / f"{name}.csv", Reading(source.columns))
         kind = _GROWING.get(table.columns.scale, table.columns.scale)
         rows = list(_rows(table, source.repository, name, kind))
     elif clone and clone.exists():
@@ -100,7 +100,7 @@ def _of_source(
 
 def _of_sweep(sweep: Sweep, repository: str) -> Iterator[dict[str, object]]:
     try:
-        table = check_table(sweep.runs, Columns(scale=sweep.scale))
+        table = check_table(sweep.runs, Reading(Columns(scale=sweep.scale)))
     except MupTpuError as error:
         print(f"{repository}, {sweep.name} left out: {error}")
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mup_tpu.analysis.ingest.table_columns import Columns
+    from mup_tpu.analysis.ingest.table_values import Reading
     from mup_tpu.analysis.load import check_table, load_table
     from mup_tpu.analysis.prediction import Predictions, predict
     from mup_tpu.analysis.run_table import RunTable
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.transfer import TransferAnalysis, analyze
 
 __all__ = [
-    "Columns", "JointAnalysis", "JointPredictions", "Predictions", "RunTable", "TransferAnalysis", "analyze",
-    "analyze_jointly", "check_table", "fit_scaling_law", "load_table", "predict", "predict_jointly",
+    "Columns", "JointAnalysis", "JointPredictions", "Predictions", "Reading", "RunTable", "TransferAnalysis",
+    "analyze", "analyze_jointly", "check_table", "fit_scaling_law", "load_table", "predict",
+    "predict_jointly",
 ]  # fmt: skip
 
 _FROM = {
     "ingest.table_columns": ("Columns",),
+    "ingest.table_values": ("Reading",),
     "load": ("check_table", "load_table"),
     "prediction": ("Predictions", "predict"),
     "run_table": ("RunTable",),

@@ -17,22 +17,14 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.readers import TOOLS, find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_scale, means, plain_name
-from mup_tpu.analysis.ingest.table_values import (
-    AUTO,
-    NO_STATES,
-    LossUnit,
-    States,
-    numbers,
-    plain_sizes,
-    with_errors,
-)
+from mup_tpu.analysis.ingest.table_values import LossUnit, Reading, numbers, plain_sizes, with_errors
 from mup_tpu.analysis.ingest.tables import STDIN, as_rows, with_settings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DATA, HISTORY, STORED_FIXED, RunTable, select, selected_scales
 from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
-from mup_tpu.store import Condition, StoredAxes, load_axes, load_curves, load_header, load_runs, load_values
+from mup_tpu.store import StoredAxes, load_axes, load_curves, load_header, load_runs, load_values
 from mup_tpu.store.header import FILE as STORE
 
 _BEST = re.compile(
@@ -150,55 +142,35 @@ def tuned_together(path: Place) -> tuple[str, ...]:
     return columns if len(columns) > 1 else ()
 
 
-def load_table(
-    path: Place,
-    columns: Columns | None = None,
-    chance: float | None = None,
-    where: Sequence[Condition] | None = None,
-    states: States = NO_STATES,
-    unit: LossUnit = AUTO,
-    only: Sequence[Condition] = (),
-    rows: pd.DataFrame | None = None,
-) -> RunTable:
+def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
     """Read and check a results folder, a table in a file, or the runs of a tracker.
 
     Args:
         path: results folder (or fsspec URL), a file, or a place of `readers.find_reader`;
             several files or places are read as one table.
-        columns: names of its columns; a results folder knows its own.
-        chance: loss of guessing, nat per token; runs at or above it count as diverged.
-        where: conditions on rows; by default those that a results folder stores.
-        states: meaning of states of runs that are not known.
-        unit: unit of the loss in a file or tracker; a results folder is in nat per token.
-        only: conditions that an optimum has to meet: runs that fail one count as lost, not as missing.
-        rows: rows of a results folder that have been read already.
+        reading: how it is read.
 
     Raises:
         TableError: it is no table, or cannot be analysed.
         StoreError: the results folder holds no runs.
     """
-    columns = columns or default_columns(path)
-    paths = [path] if isinstance(path, str | Path) else [*path]
-    name = "table" if str(paths[0]) == STDIN else Path(str(paths[0])).name
     if not isinstance(path, str | Path) or find_reader(path) is not None:
-        tables = [_read(one) for one in paths]
-        if len(paths) > 1:
-            names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]
-            tables = [one.assign(file=name) for one, name in zip(tables, names, strict=True)]
-        rows = select(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0], where or ())
-        return check_table(rows, columns, chance, name, states, unit, only)
-
+        return check_table(*read_rows(path, reading))
+    stored, named = read_rows(path, reading)
     header = load_header(path)
     if len(tuned := (header.axes or StoredAxes()).tune.columns) > 1:
         together = " and ".join(tuned)
         raise TableError(f"{path} tunes {together} together: `mup-tpu analyze` and analyze_jointly read it")
-    stored_where = header.where if where is None else ()
-    where = where or stored_where
-    stored = select(load_runs(path) if rows is None else rows, where)
     fixed = (*STORED_FIXED, *(header.columns or ()))
-    named = replace(columns, step="")  # stored rows are of runs
-    table = standard_form(stored, named, fixed, [], name, chance, states, only=only)
-    notes = [Reason.of("rows of the folder's question", conditions=stored_where)] if stored_where else []
+    columns, where = (
+        replace(named.columns or Columns(), step=""),
+        named.where or (),
+    )  # stored rows are of runs
+    if reading.unit != LossUnit() and columns.is_per_token:
+        raise TableError(f"unit: the losses of {path} are in nat per token, and no other unit applies")
+    table = standard_form(stored, columns, named, fixed, [])
+    is_stored = reading.where is None and header.where
+    notes = [Reason.of("rows of the folder's question", conditions=header.where)] if is_stored else []
     is_planned = header.planned and columns.scale == (header.axes or StoredAxes()).scale.column
     planned = selected_scales(header.planned, columns.scale, where) if is_planned else ()
     if is_planned and (left_out := sorted(set(table.runs["scale"]) - set(planned))):
@@ -220,9 +192,26 @@ def load_table(
     return table.part(lambda frame: frame["scale"].isin(planned)) if is_planned else table
 
 
-def read_rows(path: str | Path) -> pd.DataFrame:
-    """Read the rows of a results folder, a file or a tracker as they are."""
-    return load_runs(path) if find_reader(path) is None else _read(path)
+def read_rows(table: pd.DataFrame | Place, reading: Reading) -> tuple[pd.DataFrame, Reading]:
+    """Read rows as they are, of a data frame, a results folder, files or a tracker.
+
+    Returns:
+        The rows that meet the conditions, and the reading with the columns, conditions and name of the place.
+    """
+    if isinstance(table, pd.DataFrame):
+        return select(table, reading.where or ()), reading
+    paths = [table] if isinstance(table, str | Path) else [*table]
+    name = reading.name or ("table" if str(paths[0]) == STDIN else Path(str(paths[0])).name)
+    reading = replace(reading, columns=reading.columns or default_columns(table), name=name)
+    if isinstance(table, str | Path) and find_reader(table) is None:
+        where = load_header(table).where if reading.where is None else reading.where
+        return select(load_runs(table), where), replace(reading, where=where)
+    tables = [_read(one) for one in paths]
+    if len(paths) > 1:
+        names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]
+        tables = [one.assign(file=name) for one, name in zip(tables, names, strict=True)]
+    rows = pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
+    return select(rows, reading.where or ()), reading
 
 
 def _read(path: str | Path) -> pd.DataFrame:
@@ -247,34 +236,26 @@ _USUALLY_FIXED = (
 )  # fmt: skip
 
 
-def check_table(
-    table: pd.DataFrame,
-    columns: Columns = Columns(),
-    chance: float | None = None,
-    name: str = "table",
-    states: States = NO_STATES,
-    unit: LossUnit = AUTO,
-    only: Sequence[Condition] = (),
-) -> RunTable:
-    """Check a table and bring it into standard form; arguments as for `load_table`, with a name for titles.
+def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
+    """Check rows and bring them into standard form.
 
-    It has one row per run or per step of a run, or one column per width or learning rate. Columns that are
-    not named are recognised by common names.
+    A table has one row per run or per step of a run, or one column per width or learning rate. Columns that
+    are not named are recognised by common names. Rows have been selected by `reading.where` already.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
-    notes: list[Reason] = []
+    notes, columns = list[Reason](), reading.columns or Columns()
     table, fixed = _named_once(table).reset_index(drop=True), STORED_FIXED
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
         table, shaped = as_rows(table, columns)
         table, named = with_settings(table, columns)
-        if (optima := read_optima(table, columns, name)) is not None:
+        if (optima := read_optima(table, columns, reading.name or "table")) is not None:
             return optima
         table, columns, guessed = find_columns(table, columns)
         table, columns, errors = with_errors(table, columns)
         notes, fixed = [*shaped, *named, *guessed, *errors], _USUALLY_FIXED
-    checked = standard_form(table, columns, fixed, notes, name, chance, states, unit, only)
+    checked = standard_form(table, columns, reading, fixed, notes)
     purchases = checked.runs.loc[checked.runs["purchase"] > 0, "purchase"].nunique()
     if not purchases:
         return checked

@@ -14,6 +14,7 @@ import pandas as pd
 
 from mup_tpu.analysis.design import REACH, Cell
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.prediction import Cost, Surroundings
@@ -154,10 +155,10 @@ class Planned:
         columns = Columns(_CELL, self.tuned[0], parametrization=self.compared)
         table = known[[*taken, "loss", "status", "seed"]]
         if len(self.tuned) == 1:
-            checked = check_table(table, columns)
+            checked = check_table(table, Reading(columns))
             evidence = weigh(checked.runs, Question.of(checked))
             return Estimates({self.tuned[0]: {int(e.optimum.scale) - 1: e for e in evidence.estimates}})
-        joint = analyze_jointly(table, self.tuned, columns)
+        joint = analyze_jointly(table, self.tuned, Reading(columns))
         return Estimates(
             {
                 part.hyperparameter: {

@@ -22,15 +22,14 @@ import pandas as pd
 import scipy
 
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import check_table, read_rows
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.run_table import select
 from mup_tpu.analysis.trend import Pace, Priors, Trend
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import TableError
-from mup_tpu.store import Condition
 
 _CELL = "cell"
 _SCATTER = 0.2  # scale of τ, octaves
@@ -140,9 +139,8 @@ def curve_regret(estimate: Estimate, x: float) -> float:
 def fit_power_laws(
     table: pd.DataFrame | str | Path,
     scales: Sequence[str],
-    columns: Columns = Columns(),
+    reading: Reading = Reading(),
     best_over: Sequence[str] = (),
-    where: Sequence[Condition] = (),
 ) -> tuple[PowerLaw, ...]:
     """Fit a law of each rule in a table, file or folder in which several scales vary together.
 
@@ -156,7 +154,7 @@ def fit_power_laws(
         raise TableError("a power law needs scales: give for example --scale width,depth")
     if twice := next((name for name in scales if scales.count(name) > 1), None):
         raise TableError(f"scales: {on_one_line(twice)} is given twice")
-    rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)
+    rows, reading = read_rows(table, reading)
     for name in (*scales, *best_over):
         is_known = name in rows and (name in best_over or rows[name].dtype.kind in "iuf")
         if not is_known or (name in scales and not ((rows[name] > 0) & np.isfinite(rows[name])).all()):
@@ -167,11 +165,11 @@ def fit_power_laws(
     sizes = rows[list(scales)].drop_duplicates().sort_values(list(scales), ignore_index=True)
     cells = sizes.assign(**{_CELL: np.arange(1.0, len(sizes) + 1)})
     rows = rows.merge(cells, on=list(scales)).drop(columns=[*scales, "trial_id", "config"], errors="ignore")
-    columns = replace(columns, scale=_CELL)
+    columns = replace(reading.columns or Columns(), scale=_CELL)
     if best_over:
         group = [c for c in (_CELL, columns.hyperparameter, columns.parametrization) if c in rows]
         rows = rows.loc[rows.groupby(group)[columns.loss].idxmin()].drop(columns=list(best_over))
-    checked = check_table(rows, columns)
+    checked = check_table(rows, replace(reading, columns=columns))
     laws = []
     for compared, runs in checked.runs.groupby("compared"):
         evidence = weigh(runs, Question.of(checked))

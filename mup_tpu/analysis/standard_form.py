@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns, distinct, list_of, means, plain_name, short_name
-from mup_tpu.analysis.ingest.table_values import (
-    AUTO,
-    NO_STATES,
-    LossUnit,
-    States,
-    meanings,
-    numbers,
-    plain_sizes,
-)
+from mup_tpu.analysis.ingest.table_values import Reading, States, meanings, numbers, plain_sizes
 from mup_tpu.analysis.ingest.tables import at_logged_steps, last_steps
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import (
@@ -38,11 +30,10 @@ from mup_tpu.analysis.run_table import (
     no_column,
     power,
 )
-from mup_tpu.config import on_one_line, require_above_zero
+from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.store import Condition
 
 MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they differ by rounding
 _NEEDED = ("scale", "value", "loss", "loss_error", "step")
@@ -57,30 +48,25 @@ _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 def standard_form(
     table: pd.DataFrame,
     columns: Columns,
+    reading: Reading,
     fixed: Iterable[str],
     notes: list[Reason],
-    name: str = "table",
-    chance: float | None = None,
-    states: States = NO_STATES,
-    unit: LossUnit = AUTO,
-    only: Sequence[Condition] = (),
 ) -> RunTable:
     """Check rows of runs, or of steps of runs, and bring them into standard form; notes are added to a list.
 
-    `fixed` are columns that have one value, except along the axes; the other arguments are `check_table`'s.
+    `columns` are all named; `fixed` are columns that have one value, except along the axes.
     """
-    if chance is not None:
-        require_above_zero("chance", chance)
+    chance = reading.chance
     _require_columns(table, columns)
-    table, ended = _with_a_result(table, columns, states, notes)
-    for condition in only:
+    table, ended = _with_a_result(table, columns, reading.states, notes)
+    for condition in reading.only:
         refused = (ended == FINISHED) & ~meets(table, condition)[0]
         ended = ended.mask(refused, REFUSED)
         notes.append(Reason.of("refused by conditions", count=int(refused.sum()), conditions=str(condition)))
 
     rows = _named(table, columns, ended, notes)
     _require_one_kind(table, columns, fixed)
-    rows, columns, converted = unit.convert(rows, columns)
+    rows, columns, converted = reading.unit.convert(rows, columns)
     notes += [] if converted is None else [converted]
     _require_in_range(rows, columns)
 
@@ -109,7 +95,7 @@ def standard_form(
         kept[~is_zero & ~is_first].reset_index(drop=True),
         tuple(notes),
         replace(columns, scale=scale, hyperparameter=tuned) if scale != tuned else columns,
-        name,
+        reading.name or "table",
         cost_column(table, columns)[1],
         history=history,
         chance=math.nan if chance is None else chance,

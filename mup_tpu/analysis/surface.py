@@ -35,18 +35,17 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.drift import NEEDED, fit_drift
-from mup_tpu.analysis.ingest.readers import find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.load import check_table, default_columns, read_rows, tuned_together
+from mup_tpu.analysis.ingest.table_values import Reading
+from mup_tpu.analysis.load import check_table, read_rows, tuned_together
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum, Status, loss_curve
 from mup_tpu.analysis.prediction import Predictions, predict_analysis, read_targets
-from mup_tpu.analysis.run_table import RunTable, no_column, select
+from mup_tpu.analysis.run_table import RunTable, no_column
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
 from mup_tpu.analysis.verdict import DELTA, PLAIN, Decision, Question, Regret, Verdict, decide
 from mup_tpu.errors import TableError
-from mup_tpu.store import Condition, load_header
 
 MOST = 4  # Most hyperparameters of one surface
 _MISSED = 0.1  # Standard error of the surface at a point by itself, as a share of its rise
@@ -230,27 +229,22 @@ class JointPredictions:
 def analyze_jointly(
     table: pd.DataFrame | str | Path,
     tuned: Sequence[str] = (),
-    columns: Columns | None = None,
-    where: Sequence[Condition] | None = None,
+    reading: Reading = Reading(),
     epsilon: float | None = None,
     delta: float = DELTA,
     seed: int = 0,
-    **reading: Any,
 ) -> JointAnalysis:
     """Estimate the optima of several hyperparameters at each scale, and whether they transfer.
 
     The table has a row per run, of a grid or a random search; a results folder knows its tuned columns (two
-    to four, plain and not log2), the others, and its conditions. Limits and seed are as for `analyze`,
-    chance, states, unit and conditions of runs as for `check_table`.
+    to four, plain and not log2), the others, and its conditions. Limits and seed are as for `analyze`.
 
     Raises:
         TableError: a column is missing or no number above 0, or a scale has too few points for a surface.
     """
     if not isinstance(table, pd.DataFrame):
-        tuned, columns = tuned or tuned_together(table), columns or default_columns(table)
-        if where is None and find_reader(table) is None:
-            where = load_header(table).where
-    checked, values = _checked(table, tuned, columns or Columns(), where or (), reading)
+        tuned = tuned or tuned_together(table)
+    checked, values = _checked(table, tuned, reading)
     notes = [
         note for note in checked.notes if note.code not in ("values merged", "unequal seeds", "sequence")
     ]
@@ -296,14 +290,13 @@ def predict_jointly(joint: JointAnalysis, at: Sequence[str]) -> JointPredictions
 def _checked(
     table: pd.DataFrame | str | Path,
     tuned: Sequence[str],
-    columns: Columns,
-    where: Sequence[Condition],
-    reading: dict[str, Any],
+    reading: Reading,
 ) -> tuple[RunTable, np.ndarray]:
     """Return the checked runs, and log2 of their tuned values (H × runs)."""
     if not 2 <= len(tuned) <= MOST or len({*tuned}) < len(tuned):
         raise TableError(f"tune {','.join(tuned)}: give two to {MOST} different columns")
-    rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)
+    rows, reading = read_rows(table, reading)
+    columns = reading.columns or Columns()
     if missing := [name for name in tuned if name not in rows]:
         raise TableError(no_column(rows, *missing))
     for name in tuned:
@@ -331,8 +324,7 @@ def _checked(
     rows = rows.drop(columns=["trial_id", "config", *applied], errors="ignore")
     known = rows.drop_duplicates(columns.seed).set_index(columns.seed)
     columns = replace(columns, hyperparameter=first, along=(*columns.along, *others))
-    title = "table" if isinstance(table, pd.DataFrame) else Path(str(table)).name
-    checked = check_table(rows, columns, name=title, **reading)
+    checked = check_table(rows, replace(reading, columns=columns))
     log2 = [checked.runs["x"].to_numpy(float)]
     log2 += [np.log2(known[name].reindex(checked.runs["seed"]).to_numpy(float)) for name in others]
     return checked, np.array(log2)

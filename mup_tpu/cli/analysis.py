@@ -345,8 +345,8 @@ def _print_law(
     from mup_tpu.words import predictions as words
     from mup_tpu.words.reasons import because
 
-    names = replace(table, scale=None).table_columns(path)
-    laws = fit_power_laws(path, [name for name in scales if name], names, best_over, table.conditions or ())
+    reading = replace(table, scale=None).reading(path)
+    laws = fit_power_laws(path, [name for name in scales if name], reading, best_over)
     sizes, written = [read_sizes(text) for text in at], list[str]()
     if folder is not None:
         from mup_tpu import plots

@@ -252,10 +252,9 @@ class JointResults(Results):
     def joint(self) -> JointAnalysis:
         from mup_tpu.analysis.surface import analyze_jointly
 
-        options, columns = self.options, replace(self.options, tune=None).table_columns(self.path)
-        limits = options.epsilon, options.delta
+        options, reading = self.options, replace(self.options, tune=None).reading(self.path)
         tuned = options.tuned(self.path)
-        return analyze_jointly(self.path, tuned, columns, options.conditions, *limits, **options.reading)
+        return analyze_jointly(self.path, tuned, reading, options.epsilon, options.delta)
 
     @property
     def is_folder(self) -> bool:

@@ -12,7 +12,7 @@ from mup_tpu.config.options import Repeated
 from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mup_tpu.analysis import Columns, RunTable, TransferAnalysis
+    from mup_tpu.analysis import Columns, Reading, RunTable, TransferAnalysis
     from mup_tpu.store import Condition
 
 _COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
@@ -105,10 +105,9 @@ class TableOptions:
 
         return [Condition.parse(text) for text in self.where] if self.where else None
 
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Return the keyword arguments of `load_table` other than columns and rows."""
-        from mup_tpu.analysis.ingest.table_values import LossUnit, States
+    def reading(self, *paths: str) -> Reading:
+        """Return how a results folder or table is read, or several tables as one."""
+        from mup_tpu.analysis.ingest.table_values import LossUnit, Reading, States
         from mup_tpu.store import Condition
 
         by_meaning: dict[str, list[str]] = {meaning: [] for meaning in _STATES}
@@ -117,19 +116,21 @@ class TableOptions:
             if not state or meaning not in by_meaning:
                 raise ConfigError(f"states {text!r} is not STATE=MEANING with one of {', '.join(_STATES)}")
             by_meaning[meaning].append(state)
-        return {
-            "chance": self.chance,
-            "states": States(*(tuple(by_meaning[meaning]) for meaning in _STATES)),
-            "unit": LossUnit(self.loss_unit, self.bytes_per_token, self.maximize),
-            "only": [Condition.parse(text) for text in self.only],
-        }
+        return Reading(
+            self.table_columns(*paths),
+            self.conditions,
+            tuple(map(Condition.parse, self.only)),
+            self.chance,
+            States(*(tuple(by_meaning[meaning]) for meaning in _STATES)),
+            LossUnit(self.loss_unit, self.bytes_per_token, self.maximize),
+        )
 
     def load(self, *paths: str) -> RunTable:
         """Read and check a results folder or table, or several tables as one."""
         from mup_tpu.analysis import load_table
 
         path = paths[0] if len(paths) == 1 else paths
-        return load_table(path, self.table_columns(*paths), where=self.conditions, **self.reading)
+        return load_table(path, self.reading(*paths))
 
     def analyze(self, table: RunTable, whole: bool = True) -> TransferAnalysis:
         from mup_tpu.analysis import analyze

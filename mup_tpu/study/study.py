@@ -25,6 +25,7 @@ from rich.console import Console
 from mup_tpu import words
 from mup_tpu.analysis import analyze, analyze_jointly, load_table, predict, predict_jointly
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import default_columns
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
@@ -364,7 +365,7 @@ class Study:
     def _jointly(self, epsilon: float | None, unit: str | None) -> JointAnalysis:
         columns = default_columns(self.folder)
         columns = replace(columns, unit=unit or columns.unit)
-        return analyze_jointly(self.folder, columns=columns, epsilon=epsilon)
+        return analyze_jointly(self.folder, reading=Reading(columns), epsilon=epsilon)
 
     def plot(self, name: str = "transfer") -> Figure:
         """Draw a figure of stored trials.

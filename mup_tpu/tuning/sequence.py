@@ -20,6 +20,7 @@ from rich.console import Console
 from mup_tpu.analysis.design import Batch, Cell, beyond, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.next_points import design_around, moved_centre, next_points
 from mup_tpu.analysis.optimum import Estimate, Optimum, Status
@@ -219,7 +220,7 @@ class Buyer(Generic[T]):
     def next(self) -> Purchase[T]:
         """Return the next purchase of all parametrizations, with a table of their looks so far."""
         stored = self._store.results()
-        table = load_table(str(self._store.folder), where=()) if len(stored) else None
+        table = load_table(str(self._store.folder), Reading(where=())) if len(stored) else None
         self._known = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
         done = done_of(stored)
         plans = [self._plan(name, table, stored, done) for name in self._grid.compared]
@@ -424,7 +425,7 @@ class PlanBuyer(Generic[T]):
 
     def _settling(self, name: str, done: set[str]) -> tuple[list[T], list[Any]]:
         """Return the runs that bring a rule's verdict on several hyperparameters nearest per cost."""
-        joint = analyze_jointly(str(self._store.folder), where=())
+        joint = analyze_jointly(str(self._store.folder), reading=Reading(where=()))
         number = next((i for i, result in enumerate(joint.results) if result.compared == name), None)
         if number is None:
             return [], [f"{name} ends here: it has no runs"]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis import Columns, Reading, analyze, check_table
 from mup_tpu.analysis.design import new_scale
 from mup_tpu.analysis.optimum import estimates
 from mup_tpu.analysis.reasons import Reason
@@ -93,7 +93,7 @@ def test_where_the_drift_is_known_the_next_scale_s_runs_lie_on_its_line():
 
 def test_a_scale_is_called_what_people_call_it():
     frame = sweep_of([-8, -8]).rename(columns={"width": "steps_planned"})
-    result = analyze(check_table(frame, Columns(scale="steps_planned"))).results[0]
+    result = analyze(check_table(frame, Reading(Columns(scale="steps_planned")))).results[0]
     assert result.next_batch.reason == Reason.of("few scales", needed=3, known=2)
 
 
@@ -223,9 +223,9 @@ def test_costs_are_measured_where_a_table_tells():
     d_model = frame.drop(columns="wall_time_s").rename(columns={"width": "config/d_model"})
     assert run_cost(check_table(d_model)).exponent == 2
     renamed = frame.rename(columns={"wall_time_s": "dollars"})
-    assert run_cost(check_table(renamed, Columns(cost="dollars"))).exponent == pytest.approx(1.25)
+    assert run_cost(check_table(renamed, Reading(Columns(cost="dollars")))).exponent == pytest.approx(1.25)
     with pytest.raises(TableError, match="no column 'euros'"):
-        check_table(renamed, Columns(cost="euros"))
+        check_table(renamed, Reading(Columns(cost="euros")))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import analyze, check_table, load_table
+from mup_tpu.analysis import Reading, analyze, check_table, load_table
 from mup_tpu.analysis.optimum import Noise, _lone_effects, _ridge_effects, estimates, loss_curve, pooled_noise
 from mup_tpu.store import Condition
 
@@ -91,7 +91,7 @@ def test_lost_runs_beside_the_best_point_bound_the_optimum_too(change, only, sta
         | (change if x > -8 else {})
         for x in range(-12, -4)
     ]
-    table = check_table(pd.DataFrame(rows), only=[*map(Condition.parse, only)])
+    table = check_table(pd.DataFrame(rows), Reading(only=[*map(Condition.parse, only)]))
     curve = loss_curve(table.runs)
     optimum = optimum_of(curve)
     assert optimum.status == status and optimum.is_bracketed

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns
+from mup_tpu.analysis import Columns, Reading
 from mup_tpu.analysis.optimum import Estimate, Optimum
 from mup_tpu.analysis.power_law import PowerLaw, fit_power_laws
 from mup_tpu.errors import TableError
@@ -77,7 +77,7 @@ def test_the_best_of_a_second_tuned_column_is_taken_in_each_cell():
     # The best batch size follows D alone: a penalty beside it.
     away = np.log2(runs["bs"]) - 0.5 * np.log2(runs["D"])
     runs["loss"] += 0.05 * (away - np.log2(128) + 0.5 * np.log2(4e9)) ** 2
-    (law,) = fit_power_laws(runs, ("N", "D"), Columns(hyperparameter="bs"), best_over=("lr",))
+    (law,) = fit_power_laws(runs, ("N", "D"), Reading(Columns(hyperparameter="bs")), best_over=("lr",))
     by_scale = {e.scale: e for e in law.exponents}
     assert by_scale["D"].low < 0.5 < by_scale["D"].high or by_scale["D"].value == pytest.approx(0.5, abs=0.15)
     assert law.hyperparameter == "bs"

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import predict
-from mup_tpu.analysis import Columns, check_table, load_table
+from mup_tpu.analysis import Columns, Reading, check_table, load_table
 from mup_tpu.analysis.prediction import Surroundings
 from mup_tpu.analysis.trend import Mixture
 from mup_tpu.analysis.valley import CURVATURE_SCATTER, PARABOLA, Valley
@@ -126,7 +126,7 @@ def test_a_table_whose_parameters_have_another_name_says_which_flag_names_them()
     runs = valley_runs().rename(columns={"params_non_embedding": "weights"})
     with pytest.raises(TableError, match=r"how params follows width \(--columns params=COLUMN names a table"):
         predict(runs, "params=1.3e9")
-    named = check_table(runs, Columns(params="weights"))
+    named = check_table(runs, Reading(Columns(params="weights")))
     assert predict(named, f"params={12 * 4096**2}").predictions[0].scale == pytest.approx(4096)
 
 
@@ -150,7 +150,7 @@ def test_a_loss_that_cannot_be_told_has_its_reason():
 
 def test_any_scale_of_a_table_may_be_predicted():
     runs = valley_runs().rename(columns={"width": "tokens_seen"}).drop(columns="tokens")
-    table = check_table(runs, Columns(scale="tokens_seen"))
+    table = check_table(runs, Reading(Columns(scale="tokens_seen")))
     assert predict(table, "tokens_seen=1024").predictions[0].reach == 1
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis import Columns, Reading, analyze, check_table
 from mup_tpu.analysis.ingest.table_values import States
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.config.columns import CONFIGURED
@@ -38,7 +38,7 @@ def test_diverged_nan_and_chance_losses_are_kept_as_infinite():
     frame = runs(status=["diverged"] + ["finished"] * 11)
     frame.loc[1, "loss"] = np.nan
     frame.loc[2, "loss"] = 5.6
-    table = check_table(frame, chance=5.545)
+    table = check_table(frame, Reading(chance=5.545))
     assert np.isinf(table.runs["loss"]).sum() == 3
     assert len(table.runs) == 12
     assert "3 diverged runs are kept, as +inf" in notes_of(table)
@@ -168,7 +168,7 @@ def test_runs_that_clash_say_in_which_columns_they_differ_and_the_option_for_eac
     assert "two runs of all, scale 64, 2^-9, seed 0 have different losses" in said
     assert "they differ in rule ('mup', 'sp': --compare rule compares them, --where" in said
     assert "rule=mup takes one), run_name (a name a run)" in said and "host" not in said
-    assert len(check_table(of_rules(), Columns(parametrization="rule")).runs) == 12
+    assert len(check_table(of_rules(), Reading(Columns(parametrization="rule"))).runs) == 12
     with pytest.raises(TableError, match=r"they differ in run \(0, 1: .* --columns seed=run takes it for"):
         check_table(runs().drop(columns="seed").assign(run=[0, 1] * 6))
 
@@ -185,13 +185,13 @@ def test_runs_of_several_batches_say_how_to_hold_the_batch_or_to_fit_both_scales
 
 
 def test_a_setting_that_varies_inside_cells_is_said_whatever_tells_their_runs_apart():
-    table = check_table(of_rules(), Columns(seed="run_name"))
+    table = check_table(of_rules(), Reading(Columns(seed="run_name")))
     assert any(
         "rule varies inside cells ('mup', 'sp': --compare rule compares them" in note
         for note in notes_of(table)
     )
     assert not any(
-        "varies" in note for note in check_table(of_rules(), Columns(parametrization="rule")).notes
+        "varies" in note for note in check_table(of_rules(), Reading(Columns(parametrization="rule"))).notes
     )
 
 
@@ -208,7 +208,7 @@ def test_a_ladder_is_read_where_the_columns_that_change_with_its_scale_are_named
     shapes = runs().assign(depth=[12] * 6 + [3] * 6)
     with pytest.raises(TableError, match="mixes several depths .*; if it changes with width, --along depth"):
         check_table(shapes)
-    table = check_table(shapes, Columns(along=("depth",)))
+    table = check_table(shapes, Reading(Columns(along=("depth",))))
     pd.testing.assert_frame_equal(table.runs, check_table(runs()).runs)
     with pytest.raises(TableError) as caught:  # which no ladder is
         check_table(runs().assign(depth=[12, 3] * 6))
@@ -217,9 +217,9 @@ def test_a_ladder_is_read_where_the_columns_that_change_with_its_scale_are_named
 
 def test_what_is_compared_may_vary_and_nothing_else():
     frame = runs().rename(columns={"width": "depth"}).assign(width=64)
-    assert len(check_table(frame, Columns(scale="depth")).runs) == 12
+    assert len(check_table(frame, Reading(Columns(scale="depth"))).runs) == 12
     with pytest.raises(TableError, match="mixes several widths"):
-        check_table(frame.assign(width=[64, 128] * 6), Columns(scale="depth"))
+        check_table(frame.assign(width=[64, 128] * 6), Reading(Columns(scale="depth")))
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 0.0, -1.0])
@@ -230,7 +230,7 @@ def test_settings_and_scales_that_are_no_finite_numbers_above_zero_are_refused(v
         with pytest.raises(ConfigError, match=f"{name} {value} is not allowed: it must be above 0"):
             analyze(table, **setting)
     with pytest.raises(ConfigError, match=f"chance {value} is not allowed"):
-        check_table(runs(), chance=value)
+        check_table(runs(), Reading(chance=value))
     with pytest.raises(TableError, match="width must be (above 0|finite), but row 0 has"):
         check_table(runs(width=[value, *runs()["width"][1:]]))
     if value != 0:
@@ -277,7 +277,7 @@ def test_states_of_trackers_are_not_finished():
     table = check_table(frame)
     assert len(table.runs) == 5 and np.isfinite(table.runs["loss"]).all()
     assert any("1 running" in n and "1 Failed" in n and "runs left out" in n for n in notes_of(table))
-    failed = check_table(frame, states=States(diverged=("failed",)))
+    failed = check_table(frame, Reading(states=States(diverged=("failed",))))
     assert np.isinf(failed.runs["loss"]).sum() == 1 and "1 diverged runs are kept, as +inf" in notes_of(
         failed
     )
@@ -291,10 +291,10 @@ def test_states_that_are_not_known_are_listed_with_how_to_map_them():
         "--states",
     ):
         check_table(frame)
-    table = check_table(frame, states=States(("OK",), ("cooked",), ("empty",)))
+    table = check_table(frame, Reading(states=States(("OK",), ("cooked",), ("empty",))))
     assert len(table.runs) == 11 and np.isinf(table.runs["loss"]).sum() == 1
     with pytest.raises(TableError, match="no row has the status 'crashd' that was given as diverged; "):
-        check_table(frame, states=States(diverged=("crashd",)))
+        check_table(frame, Reading(states=States(diverged=("crashd",))))
     with pytest.raises(TableError, match="state 'ok' was given two meanings"):
         States(("ok",), ("OK",))
 
@@ -317,7 +317,7 @@ def test_states_that_are_not_known_are_listed_with_how_to_map_them():
 )
 def test_columns_that_are_not_what_they_should_be_are_named(frame, columns, sentence):
     with pytest.raises(TableError, match=sentence):
-        check_table(frame, columns)
+        check_table(frame, Reading(columns))
 
 
 @pytest.mark.parametrize("without", ["", "loss", "width", "lr"])

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table
 from mup_tpu.analysis.drift import Drift, wider_is_better
 from mup_tpu.analysis.optimum import Optimum, loss_curve
 from mup_tpu.analysis.reasons import Reason
@@ -205,7 +205,7 @@ def test_wider_is_better_counts_final_losses_alone():
 def test_any_hyperparameter_and_any_scale():
     frame = swept(-0.5).rename(columns={"width": "depth", "lr": "init_std"}).assign(width=64, lr=0.01)
     columns = Columns(scale="depth", hyperparameter="init_std")
-    result = analyze(check_table(frame, columns)).results[0]
+    result = analyze(check_table(frame, Reading(columns))).results[0]
     assert result.drift.alpha == pytest.approx(-0.5, abs=0.05)
 
 
@@ -273,13 +273,13 @@ def test_runs_at_scale_0_are_left_out_with_a_note():
     frame = swept(0.0).rename(columns={"width": "weight_decay"})
     at_0 = swept(-0.5, widths=(128,), seed=1).assign(weight_decay=0.0)
     columns = Columns(scale="weight_decay")
-    (plain,) = analyze(check_table(frame, columns)).results
-    analysis = analyze(check_table(pd.concat([frame, at_0]), columns))
+    (plain,) = analyze(check_table(frame, Reading(columns))).results
+    analysis = analyze(check_table(pd.concat([frame, at_0]), Reading(columns)))
     (result,) = analysis.results
     assert Reason.of("runs at scale 0", count=33, column="weight_decay") in analysis.notes
     assert result.optima == plain.optima and result.verdict == plain.verdict
     with pytest.raises(TableError, match="weight_decay is 0 in every run"):
-        check_table(at_0, columns)
+        check_table(at_0, Reading(columns))
     with pytest.raises(TableError, match="width must be above 0, but row 0 has 0"):
         check_table(at_0.assign(width=0))
 

@@ -7,7 +7,7 @@ import pkgutil
 import pandas as pd
 
 from mup_tpu import plots
-from mup_tpu.analysis import analyze, check_table, load_table
+from mup_tpu.analysis import Reading, analyze, check_table, load_table
 from mup_tpu.analysis.ingest.table_values import LossUnit
 
 
@@ -68,7 +68,7 @@ def test_axes_of_a_metric_have_its_name(tmp_path):
         for x in range(-10, -4)
     ]
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
-    table = load_table(tmp_path / "runs.csv", unit=LossUnit(maximize=True))
+    table = load_table(tmp_path / "runs.csv", Reading(unit=LossUnit(maximize=True)))
     analysis = analyze(table, epsilon=0.01)
     drawn = {name: draw(analysis).axes for name, draw in plots.drawings(analysis).items()}
     labels = {name: axes[0].get_ylabel() for name, axes in drawn.items()}

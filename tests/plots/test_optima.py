@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table
 from mup_tpu.plots.style import run_lines
 from mup_tpu.store import Condition
 
@@ -31,7 +31,7 @@ def test_transfer_figure_draws_every_point_and_marks_every_optimum(analysis):
 
 
 def test_losses_of_a_study_are_not_called_those_of_a_token():
-    analysis = analyze(load_table(RESULTS / "vit_adam", where=[Condition.parse("width<=64")]))
+    analysis = analyze(load_table(RESULTS / "vit_adam", Reading(where=[Condition.parse("width<=64")])))
     assert plots.transfer_figure(analysis).axes[0].get_ylabel() == "loss (nat)"
 
 
@@ -44,7 +44,7 @@ def test_stopped_refused_and_diverged_runs_are_on_the_rail_each_with_its_mark():
             for status in ["stopped" if x == -10 else "diverged" if x == -4 else "finished"]
         ]
     )
-    table = check_table(rows, only=[Condition.parse("x < -5")])
+    table = check_table(rows, Reading(only=[Condition.parse("x < -5")]))
     analysis = analyze(table)
     figure = plots.transfer_figure(analysis)
     ax = figure.axes[0]
@@ -101,7 +101,7 @@ def rows_of(compared: str, optima: dict, grid=range(-12, -2)) -> pd.DataFrame:
 
 def analysis_of(*tables: pd.DataFrame, compares: str = "token_rule"):
     columns = Columns(scale="steps", parametrization=compares)
-    return analyze(check_table(pd.concat(tables).rename(columns={"token_rule": compares}), columns))
+    return analyze(check_table(pd.concat(tables).rename(columns={"token_rule": compares}), Reading(columns)))
 
 
 def test_panels_share_their_range_the_baseline_is_first_and_rules_have_names():

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from mup_tpu import plots
-from mup_tpu.analysis import Columns, analyze, check_table, coord_check
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, coord_check
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
@@ -254,7 +254,7 @@ def two_widths(**of):
         for x in given["grid"]
         for seed in range(given["seeds"])
     ]  # fmt: skip
-    return check_table(pd.DataFrame(rows), Columns())
+    return check_table(pd.DataFrame(rows), Reading(Columns()))
 
 
 def test_every_point_of_a_loss_curve_says_its_mean_its_error_and_its_runs(quickstart):
@@ -319,7 +319,9 @@ def test_learning_curves_say_steps_and_seeds():
     rows = [
         (w, 2.0**x, s, step, 3 + 4 / step**0.3 + 0.05 * (x + 7) ** 2 + s / 100) for w, x, s, step in cells
     ]
-    table = check_table(pd.DataFrame(rows, columns=["width", "lr", "seed", "step", "loss"]), Columns())
+    table = check_table(
+        pd.DataFrame(rows, columns=["width", "lr", "seed", "step", "loss"]), Reading(Columns())
+    )
     figure = plots.learning_curves_figure(analyze(table), runs=table.runs)
     (text,) = texts_of(figure, "width 64, learning rate 2^-7\nstep 101:")
     assert f"loss {3 + 4 / 101**0.3 + 0.005:.6g}\nseed 0" in text and "\nseed 1" in text
@@ -355,7 +357,7 @@ def test_names_that_are_markup_stay_text():
         for w in (1, 2)
         for x in range(-2, 3)
     ]
-    table = check_table(pd.DataFrame(rows), Columns())
+    table = check_table(pd.DataFrame(rows), Reading(Columns()))
     figure = plots.transfer_figure(analyze(table), runs=table.runs)
     assert any("seed </title><b>$x$:" in text for text in texts_of(figure, ""))
     assert "<b>" not in plots.svg(figure, "x")

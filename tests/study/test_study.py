@@ -18,7 +18,7 @@ from rich.console import Console
 
 import mup_tpu
 from mup_tpu import Study, octaves
-from mup_tpu.analysis import load_table
+from mup_tpu.analysis import Reading, load_table
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
@@ -137,7 +137,7 @@ def test_rows_hold_the_values_under_their_own_names(whole):
 def test_trackers_get_stored_trials_with_the_studys_own_names(tmp_path):
     folder = tmp_path / "valley"
     valley_study(folder, seeds=1).run(trainers.valley, track=("tensorboard",), console=QUIET)
-    told = load_table(folder / "tensorboard", Columns(parametrization="hparams/rule")).runs
+    told = load_table(folder / "tensorboard", Reading(Columns(parametrization="hparams/rule"))).runs
     key, runs = ["compared", "scale", "x", "seed"], load_table(folder).runs
     both = [table.sort_values(key)[[*key, "loss"]].reset_index(drop=True) for table in (told, runs)]
     pd.testing.assert_frame_equal(*both, check_dtype=False, rtol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis import Reading, analyze, load_table
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
@@ -147,7 +147,7 @@ def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
     assert set(table.runs["scale"]) == set(table.history["scale"]) == {32}
     assert Reason.of("scales not planned", scales=[16]) in table.notes
     assert table.planned == (32, 64, 128)
-    part = load_table(tmp_path, where=(Condition.parse("width<=64"), Condition.parse("lr=0.01")))
+    part = load_table(tmp_path, Reading(where=(Condition.parse("width<=64"), Condition.parse("lr=0.01"))))
     assert part.planned == (32, 64), "what is not asked about is not waited for"
     run_sweep(narrower, str(tmp_path / "b"), SweepOptions(), ALONE, Console(quiet=True))
     Store(tmp_path / "b", "seq", planned=(64, 128, 256))

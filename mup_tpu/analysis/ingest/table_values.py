@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, Literal, get_args
@@ -21,6 +21,7 @@ from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
 from mup_tpu.config import require_above_zero, shown
 from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import TableError
+from mup_tpu.store import Condition
 
 # States of Weights & Biases, MLflow, Ray Tune, Optuna, Slurm and this package, by their meaning
 _KNOWN = {
@@ -45,9 +46,6 @@ class States:
         given = [_state(state) for f in fields(self) for state in getattr(self, f.name)]
         if twice := next((state for state in given if given.count(state) > 1), None):
             raise TableError(f"state {twice!r} was given two meanings: give it one")
-
-
-NO_STATES = States()
 
 
 def meanings(column: pd.Series, states: States) -> pd.Series:
@@ -287,7 +285,25 @@ class LossUnit:
         return nat, columns, Reason.of("loss converted", name=column, unit=_WORDS[unit], factor=factor)
 
 
-AUTO = LossUnit()
+@dataclass(frozen=True)
+class Reading:
+    """How a table is read: names of its columns, rows to take, and meaning of their values."""
+
+    columns: Columns | None = None
+    """Names of its columns; None takes those of a results folder's axes, and the usual names of a table."""
+    where: Sequence[Condition] | None = None
+    """Conditions on rows; None takes those that a results folder stores."""
+    only: Sequence[Condition] = ()
+    """Conditions that an optimum has to meet: runs that fail one count as lost, not as missing."""
+    chance: float | None = None
+    """Loss of guessing, in the unit of the losses; runs at or above it count as diverged."""
+    states: States = States()  # Meaning of states of runs that are not known
+    unit: LossUnit = LossUnit()  # Unit of the loss in a table; our networks' results are in nat per token
+    name: str = ""  # Name of the table in titles; "" takes that of its file
+
+    def __post_init__(self) -> None:
+        if self.chance is not None:
+            require_above_zero("chance", self.chance)
 
 
 _WITH_ERROR = re.compile(r"\s*(\S+)\s*(?:±|\+/-|\+-)\s*(\S+)\s*")

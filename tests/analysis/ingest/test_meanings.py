@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table
 from mup_tpu.analysis.ingest.table_values import LossUnit, numbers, plain_sizes
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.words.reasons import notes as notes_of
@@ -42,8 +42,8 @@ def test_the_error_of_a_perplexity_is_converted_too():
 def test_a_score_is_refused(name):
     columns = Columns(loss=name)
     with pytest.raises(TableError, match=f"{name} is a score, of which higher is better"):
-        check_table(renamed(name), columns)
-    assert len(check_table(renamed(name), columns, unit=LossUnit("nat")).runs) == len(RUNS), (
+        check_table(renamed(name), Reading(columns))
+    assert len(check_table(renamed(name), Reading(columns, unit=LossUnit("nat"))).runs) == len(RUNS), (
         "if it is so called"
     )
 
@@ -52,7 +52,7 @@ def test_a_score_is_refused(name):
     ("name", "is_noted"), [("mse", True), ("my_metric", True), ("c4_loss", False), ("nll", False)]
 )
 def test_a_metric_that_is_no_cross_entropy_is_noted(name, is_noted):
-    notes = notes_of(check_table(renamed(name), Columns(loss=name)))
+    notes = notes_of(check_table(renamed(name), Reading(Columns(loss=name))))
     assert any(f"{name} may not be in nat per token: regrets" in note for note in notes) == is_noted
 
 
@@ -129,7 +129,7 @@ def test_units_that_are_none_are_one_sentence(unit, sentence):
 
 
 def test_bits_a_token_are_asked_for():
-    in_bits = check_table(renamed("loss", RUNS["loss"] / np.log(2)), unit=LossUnit("bit"))
+    in_bits = check_table(renamed("loss", RUNS["loss"] / np.log(2)), Reading(unit=LossUnit("bit")))
     np.testing.assert_allclose(in_bits.runs["loss"], EXPECTED["loss"])
     assert check_table(RUNS).notes == ()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, check_table
+from mup_tpu.analysis import Columns, Reading, check_table
 from mup_tpu.analysis.ingest.table_columns import means, plain_name, short_name
 from mup_tpu.analysis.run_table import select
 from mup_tpu.errors import TableError
@@ -50,7 +50,7 @@ def test_usual_names_are_told_and_said_and_figures_call_them_short(names, short)
 
 def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
     frame = named("d_model", "lr", "seed", "val_loss", size=RUNS["width"] * 3, nll=RUNS["loss"] + 1)
-    table = check_table(frame, Columns(scale="size", loss="nll"))
+    table = check_table(frame, Reading(Columns(scale="size", loss="nll")))
     assert table.runs["scale"].tolist() == (RUNS["width"] * 3).tolist()
     assert table.runs["loss"].tolist() == (RUNS["loss"] + 1).tolist()
     assert table.notes == ()
@@ -60,10 +60,10 @@ def test_a_rate_that_is_named_leaves_the_logged_one_aside_as_a_guessed_one_does(
     """A row a step: lr decays, peak_lr is the setting."""
     rows = [RUNS.assign(peak_lr=RUNS["lr"], lr=RUNS["lr"] * (1 - step / 9), step=step) for step in (0, 4, 8)]
     frame = pd.concat(rows, ignore_index=True)
-    told, named_ = check_table(frame), check_table(frame, Columns(hyperparameter="peak_lr"))
+    told, named_ = check_table(frame), check_table(frame, Reading(Columns(hyperparameter="peak_lr")))
     pd.testing.assert_frame_equal(told.runs, named_.runs)
     with pytest.raises(TableError, match="mixes several learning rates"):
-        check_table(RUNS.assign(init_std=RUNS["lr"]), Columns(hyperparameter="init_std"))
+        check_table(RUNS.assign(init_std=RUNS["lr"]), Reading(Columns(hyperparameter="init_std")))
 
 
 def test_what_grows_is_the_first_size_that_varies():
