@@ -119,7 +119,7 @@ def _ours(results: Path) -> Iterator[dict[str, object]]:
             scale = table.columns.scale
             kind = _GROWING.get(scale, scale.replace("num_", "number of ").replace("_", " "))
             for row in _rows(table, "ours", header.parent.name, kind):
-                by = "" if update_rule == "adamw" else f", {names.name(update_rule, 'optimizer')}"
+                by = "" if update_rule == "adamw" else f", {names.rule_name(update_rule, 'optimizer')}"
                 yield row | {"rule": f"{row['rule']}{by}"}
 
 
@@ -144,7 +144,7 @@ def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[
             "source": source,
             "sweep": sweep,
             "growing": kind,
-            "rule": names.name(str(compared), table.columns.parametrization),
+            "rule": names.rule_name(str(compared), table.columns.parametrization),
             "from": scales[0],
             "to": scales[-1],
             "runs": len(runs),

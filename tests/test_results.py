@@ -19,7 +19,7 @@ from mup_tpu.config.toml import from_dict
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.store.header import load_predictions
-from mup_tpu.study.report import Trial as StudyTrial
+from mup_tpu.study.report import StudyTrial
 from mup_tpu.words import names
 from mup_tpu.words.verdicts import to_dict
 

@@ -1,6 +1,7 @@
 """How the code reads: names that the glossary of CONTRIBUTING.md refuses."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "mup_tpu"
@@ -26,3 +27,15 @@ def test_names_are_terms_of_the_field():
 def test_refused_names_are_recognised():
     source = "def f(own):\n    found = own\n    for said in found: pass\n    held_out = its()\n"
     assert refused_names(source) == [(1, "own"), (2, "found"), (3, "said")]
+
+
+def test_each_class_has_one_name():
+    places, aliases = defaultdict(list), []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.name)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name):
+                aliases += [f"{path}:{node.lineno} {a.name} as {a.asname}" for a in node.names if a.asname]
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1 and name[0] != "_"}
+    assert not aliases

@@ -25,7 +25,7 @@ from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
 from mup_tpu.store import StoredAxes, load_axes, load_curves, load_header, load_runs, load_values
-from mup_tpu.store.header import FILE as STORE
+from mup_tpu.store.header import STORE_FILE
 
 _BEST = re.compile(
     r"(best|opt|optimal|optimum|argmin|tuned)_(?P<of>\w+)|(?P<before>\w+)_(best|opt|optimal|star)"
@@ -117,10 +117,10 @@ def default_columns(path: Place) -> Columns:
     if not isinstance(path, str | Path) or find_reader(path) is not None:
         return Columns()
     folder = Path(str(path))
-    if folder.is_dir() and not (folder / STORE).exists():
+    if folder.is_dir() and not (folder / STORE_FILE).exists():
         raise TableError(
-            f"{path} holds no runs that are read: it is no results folder ({STORE}), and has no files of "
-            f"{TOOLS}; give a table, or the folder with the runs"
+            f"{path} holds no runs that are read: it is no results folder ({STORE_FILE}), and has no files "
+            f"of {TOOLS}; give a table, or the folder with the runs"
         )
     axes = load_axes(path)
     along = tuple(column for axis in (axes.scale, axes.tune, axes.compare) for column in axis.columns)

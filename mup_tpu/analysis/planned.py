@@ -17,11 +17,10 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.prediction import Cost, Surroundings
+from mup_tpu.analysis.prediction import ExpectedCost, Surroundings
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.scaling_law import LEAST, expected_loss
-from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
-from mup_tpu.analysis.surface import Pair, Profile, analyze_jointly
+from mup_tpu.analysis.scaling_law import LEAST, ExpectedLoss, expected_loss
+from mup_tpu.analysis.surface import Interaction, Profile, analyze_jointly
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
 from mup_tpu.analysis.verdict import Question, weigh
@@ -210,7 +209,7 @@ class Estimates:
     """Optima of a plan's cells."""
 
     optima: dict[str, dict[int, Profile | Estimate]]  # Of each hyperparameter, by cell
-    pairs: tuple[Pair, ...] = ()  # Interactions of several hyperparameters
+    pairs: tuple[Interaction, ...] = ()  # Interactions of several hyperparameters
 
     def known(self, tuned: str) -> dict[int, Profile | Estimate]:
         return {cell: e for cell, e in sorted(self.optima[tuned].items()) if e.optimum.is_bracketed}
@@ -249,7 +248,7 @@ class Recipe:
     values: dict[str, Any]  # Of the target's run, without tuned ones
     fix: dict[str, float]
     derived: tuple[str, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Interaction, ...]
     cells: int
     runs: int
     rows: str  # Fingerprint of the runs
@@ -302,7 +301,7 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         optimum = trend.optimum(planned.sizes(target))
         low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
         valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
-        cost, octave = Cost(math.nan, math.nan), math.nan
+        cost, octave = ExpectedCost(math.nan, math.nan), math.nan
         if valley is not None:
             cost = Surroundings(valley).losses(optimum, seed=0).cost(optimum.mean)
             octave = float(valley.curvature_R.mean()) / 2

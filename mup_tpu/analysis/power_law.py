@@ -38,7 +38,7 @@ _LEAST_VALUES = 4  # values of a scale from which what they share is separate fr
 
 
 @dataclass(frozen=True)
-class Exponent:
+class ScaleExponent:
     """Exponent of one scale, with its 95 % interval."""
 
     scale: str
@@ -80,9 +80,9 @@ class PowerLaw:
         return Trend(2**self.sizes_SA, x_S, error_S, priors)
 
     @cached_property
-    def exponents(self) -> tuple[Exponent, ...]:
+    def exponents(self) -> tuple[ScaleExponent, ...]:
         slopes = zip(self.scales, self._trend.mean_slopes(), strict=True)
-        return tuple(Exponent(name, m.mean, m.quantile(0.025), m.quantile(0.975)) for name, m in slopes)
+        return tuple(ScaleExponent(name, m.mean, m.quantile(0.025), m.quantile(0.975)) for name, m in slopes)
 
     @property
     def tau(self) -> float:

@@ -21,8 +21,7 @@ from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
-from mup_tpu.analysis.scaling_law import expected_loss
+from mup_tpu.analysis.scaling_law import ExpectedLoss, expected_loss
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.trend import LEAST, Mixture, Priors, Trend, claims, fit_trend, kind_of, priors_of
 from mup_tpu.analysis.valley import CURVATURE_SCATTER, Valley
@@ -160,7 +159,7 @@ _FARTHEST = 20.0  # Limit of the search for the farthest scale that can be predi
 
 
 @dataclass(frozen=True)
-class Cost:
+class ExpectedCost:
     """Loss over the target's own optimum, nat per token; nan if no curvature is known."""
 
     expected: float
@@ -180,9 +179,9 @@ class RulePrediction:
     interval: tuple[float, float]  # 95 % interval of x
     smallest: tuple[float, float]  # Smallest scale with a known optimum, and log2 of the optimum
     largest: tuple[float, float]  # Largest scale with a known optimum, and log2 of the optimum
-    taking: Cost  # Cost of the predicted optimum
-    staying: Cost  # Cost of the smallest scale's optimum
-    following: Cost  # Cost of the largest scale's optimum
+    taking: ExpectedCost  # Cost of the predicted optimum
+    staying: ExpectedCost  # Cost of the smallest scale's optimum
+    following: ExpectedCost  # Cost of the largest scale's optimum
     loss: ExpectedLoss | None  # Loss of a tuned model at the target
     why_no_loss: Reason | None  # Reason why no loss is predicted
     bears: bool  # Whether the table bears the prediction: its expected cost is at most epsilon
@@ -321,7 +320,7 @@ def _predict(
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
     x, furthest, run = optimum.mean, 0.0, max(o.scale for o in result.optima)
     without = replace(trend, priors=(unclaimed,)).optimum(target.scale)
-    taking = staying = following = Cost(math.nan, math.nan)
+    taking = staying = following = ExpectedCost(math.nan, math.nan)
     if valley is not None:
         around = Surroundings.of(result, valley, last, target.scale)
         losses = around.losses(optimum, seed)
@@ -414,12 +413,12 @@ class Losses:
         away_R = x - part.x_R
         return np.minimum(np.where(away_R > wall_R, np.inf, part.rise(away_R)), self.most)
 
-    def cost(self, x: float) -> Cost:
+    def cost(self, x: float) -> ExpectedCost:
         """Return the cost of taking a value (log2)."""
         loss_R = self.over_best(x)
         mean = float(loss_R.mean())
         # Slopes break seldom and then cost much: the mean may lie above what 97.5 % of the draws reach.
-        return Cost(mean, max(mean, float(np.quantile(loss_R, 0.975))))
+        return ExpectedCost(mean, max(mean, float(np.quantile(loss_R, 0.975))))
 
     def safest(self, low: float, high: float) -> float:
         """Return the value of least expected cost, log2: a step from the steeper side, or from lost runs."""

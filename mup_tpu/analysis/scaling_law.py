@@ -41,7 +41,7 @@ _LOG_COEFFICIENTS = (-4.0, -2.0, -1.0, 0.0, 1.0)  # of the term of N at the geom
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ExpectedLoss:
     """A loss the law expects for a run it has not seen."""
 
     loss: float
@@ -124,12 +124,12 @@ class ScalingLaw:
     def loss(self, parameters: float) -> float:
         return float(self.irreducible + self.coefficient * parameters**-self.exponent)
 
-    def predict(self, parameters: float) -> Prediction:
+    def predict(self, parameters: float) -> ExpectedLoss:
         theta_RT, scatter_R = self.bootstrap
         drawn_R = _log_loss(theta_RT, np.log([parameters]))[:, 0]
         drawn_R += scatter_R * np.random.default_rng(0).standard_normal(len(drawn_R))
         low, high = np.exp(np.quantile(drawn_R, [0.025, 0.975])).tolist()
-        return Prediction(self.loss(parameters), low, high)
+        return ExpectedLoss(self.loss(parameters), low, high)
 
 
 def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray) -> ScalingLaw:
@@ -276,7 +276,7 @@ _LOG_PRIOR_K = -0.5 * (
 """Chosen by the coverage of losses one and two octaves ahead, with all sweeps in view."""
 
 
-def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> Prediction | Reason:
+def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> ExpectedLoss | Reason:
     """Predict the loss of a tuned model at a scale, with its 95 % interval, or return why that is impossible.
 
     Scales ascend; losses may be in any unit.
@@ -293,7 +293,7 @@ def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> P
     low, loss, high = (float(losses_S[-1] * (1 + q)) for q in np.quantile(draws_R, [0.025, 0.5, 0.975]))
     if low <= 0 or high - low > _WIDEST * loss:
         return Reason.of("loss interval too wide", low=max(low, 0.0), high=high)
-    return Prediction(loss, low, high)
+    return ExpectedLoss(loss, low, high)
 
 
 def wander_covariance(at_N: np.ndarray, to_S: np.ndarray) -> np.ndarray:

@@ -144,7 +144,7 @@ class Surface:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Interaction:
     """Interaction of two hyperparameters."""
 
     first: str
@@ -172,7 +172,7 @@ class JointResult:
 
     compared: str
     surface: Surface
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Interaction, ...]
     regret: Regret  # Of all values of the smallest scale at the largest
     verdict: Verdict
 
@@ -712,7 +712,7 @@ def _together(
         correlation_R = size_RHH[:, a, b] / np.sqrt(diagonal_RH[:, a] * diagonal_RH[:, b])
         low, value, high = (float(q) for q in np.quantile(correlation_R, [0.025, 0.5, 0.975]))
         shift = float(np.median(-size_RHH[:, a, b] / diagonal_RH[:, a]))
-        pairs.append(Pair(tuned[a], tuned[b], value, low, high, shift))
+        pairs.append(Interaction(tuned[a], tuned[b], value, low, high, shift))
     last = len(surface.scales) - 1
     ends, losses = (surface.scales[0], surface.scales[-1]), [profiles[0].optima[i].loss for i in (0, -1)]
     regret_R = surface.regret_R(0, last)

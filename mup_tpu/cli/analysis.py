@@ -342,7 +342,7 @@ def _print_law(
 ) -> None:
     """Print the optimum as a power law of several scales, and draw it in a folder if one is given."""
     from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
-    from mup_tpu.words import predictions as words
+    from mup_tpu.words import predictions
     from mup_tpu.words.reasons import because
 
     reading = replace(table, scale=None).reading(path)
@@ -354,19 +354,19 @@ def _print_law(
         written = write_figures({"law": plots.law_figure(laws, sizes)}, folder)
     console = Console()
     if json:
-        plain = [words.power_law_to_dict(law) for law in laws]
+        plain = [predictions.power_law_to_dict(law) for law in laws]
         targets = [{"at": [{"sizes": s, "x": law.at(s)} for s in sizes]} for law in laws]
         console.write(to_json([one | at for one, at in zip(plain, targets, strict=True)]))
         return
     for note in laws[0].notes:
         console.print(f"note: {because(note)}", style="yellow")
     for law in laws:
-        first, *others = words.power_law(law)
+        first, *others = predictions.power_law(law)
         console.print(first, style="bold")
         for line in others:
             console.print(f"  {line}")
         for text, size in zip(at, sizes, strict=True):
-            console.print(f"  {words.power_law_at(law, size, text)}")
+            console.print(f"  {predictions.power_law_at(law, size, text)}")
     _print_figures(console, written)
 
 

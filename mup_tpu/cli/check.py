@@ -12,7 +12,7 @@ import tyro
 
 from mup_tpu.cli.console import Console, progress_bar, to_json
 from mup_tpu.config import Axis, Trial, require_above_zero
-from mup_tpu.config.options import Folder, Repeated
+from mup_tpu.config.options import FolderName, Repeated
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
 from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
@@ -24,13 +24,13 @@ _SECONDS = 60.0  # time within which a check's last width is expected to end, an
 
 
 def check(
-    subject: Annotated[Folder | None, tyro.conf.Positional] = None,
+    subject: Annotated[FolderName | None, tyro.conf.Positional] = None,
     set: Repeated = (),
     scale: str | None = None,
     compare: str | None = None,
     num_seeds: int = 3,
     steps: int = 4,
-    results: Folder | None = None,
+    results: FolderName | None = None,
     json: bool = False,
 ) -> None:
     """Check that no layer's activations or updates grow with the scale.

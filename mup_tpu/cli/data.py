@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig
-from mup_tpu.config.options import Folder
+from mup_tpu.config.options import FolderName
 
 
-def prepare(out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4096) -> None:
+def prepare(out: FolderName, data: DataConfig = DataConfig(), shard_samples: int = 4096) -> None:
     """Write a corpus as tokenised shards that training streams.
 
     `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill,
@@ -18,9 +18,9 @@ def prepare(out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4
         data: Text, tokenizer and sequence length; batch size and data seed are not used.
         shard_samples: Largest number of sequences in a shard.
     """
-    from mup_tpu.data.shards import prepare as prepare_shards
+    from mup_tpu.data import shards
 
-    index = prepare_shards(data, out, shard_samples)
+    index = shards.prepare(data, out, shard_samples)
     console = Console()
     for name, split in (("training", index.train), ("held-out", index.validation)):
         size = sum(shard.size for shard in split.shards) / 2**20

@@ -25,10 +25,9 @@ from mup_tpu.config.columns import Table
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import holds_store, is_search, load_runs
-from mup_tpu.store.header import FILE as STORE
-from mup_tpu.store.header import keep_predictions, load_predictions
+from mup_tpu.store.header import STORE_FILE, keep_predictions, load_predictions
 from mup_tpu.words import tables, verdicts
-from mup_tpu.words.names import name, power
+from mup_tpu.words.names import power, rule_name
 from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
@@ -60,18 +59,18 @@ def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
     path = paths[0]
     # Results folders are compared; tables are read as one, as a tool may write a file per run.
     if len(paths) > 1:
-        of_sweeps = all((Path(path) / STORE).exists() for path in paths)
+        of_sweeps = all((Path(path) / STORE_FILE).exists() for path in paths)
         innermost = os.path.commonpath([os.path.abspath(path) for path in paths])
         return SeveralSweeps(innermost, options, paths) if of_sweeps else Results(path, options, paths)
     if options.tuned(path):
         return JointResults(path, options)
     folder = Path(path)
-    is_store = (folder / STORE).exists()
-    if not is_store and (sweeps := sorted(str(file.parent) for file in folder.glob(f"*/{STORE}"))):
+    is_store = (folder / STORE_FILE).exists()
+    if not is_store and (sweeps := sorted(str(file.parent) for file in folder.glob(f"*/{STORE_FILE}"))):
         return SeveralSweeps(path, options, sweeps)
     if is_search(path):
         return SearchResults(path, options)
-    return CoordinateCheck(path, options) if (folder / CHECK_FILE).exists() else Results(path, options)
+    return CheckResults(path, options) if (folder / CHECK_FILE).exists() else Results(path, options)
 
 
 class Results:
@@ -122,7 +121,7 @@ class Results:
         tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
         for result in analysis.results:
             optima = tables.optima_table(result, analysis.columns, "")
-            title = f"{name(result.compared, analysis.compares)}: best {tuned} by {scale}"
+            title = f"{rule_name(result.compared, analysis.compares)}: best {tuned} by {scale}"
             console.print(optima.between(0, -1, title))
             for at, *_, status in optima.rows:
                 if status != "bracketed":
@@ -134,7 +133,7 @@ class Results:
             for detail in verdicts.details(result, analysis):
                 console.print(f"  {detail}")
         for scored in self.scores:
-            if (line := f"{verdicts.score(scored)}.") not in printed:
+            if (line := f"{verdicts.score_sentence(scored)}.") not in printed:
                 console.print(line)
 
     def show_notes(self, console: Console, analysis: TransferAnalysis) -> None:
@@ -159,7 +158,7 @@ class Results:
                 (columns.write_scale(analysis.scale, c.scale), power(c.x), str(c.runs), str(c.seeds))
                 for c in batch.cells
             ]
-            title = f"{name(result.compared, analysis.compares)}: runs to add"
+            title = f"{rule_name(result.compared, analysis.compares)}: runs to add"
             console.print(Table((scale, tuned, "add", "then"), rows, title))
             console.print(f"  {because(batch.reason, analysis.columns)}; {verdicts.price(batch)}")
             for line in verdicts.commands(batch, analysis.columns, analysis.command):
@@ -270,7 +269,7 @@ class JointResults(Results):
     def show(self, console: Console) -> None:
         from mup_tpu.words import surfaces
 
-        scored = [f"{verdicts.score(one)}." for one in self.scores]
+        scored = [f"{verdicts.score_sentence(one)}." for one in self.scores]
         self.show_joint(console, [*surfaces.lines(self.joint), *scored])
 
     def show_next(self, console: Console) -> None:
@@ -333,7 +332,7 @@ class SeveralSweeps(Results):
         return {"sweeps": sweeps_figure(self.comparison.rulings)}
 
     def numbers(self) -> Mapping[str, str | bytes]:
-        numbers = self.comparison.table(name).drop(columns="regret_status")
+        numbers = self.comparison.table(rule_name).drop(columns="regret_status")
         return {"sweeps.csv": to_csv(numbers.round(4))}
 
     def page(self) -> Page:
@@ -365,7 +364,7 @@ class SearchResults(Results):
         return search_page(self.name, load_runs(self.path))
 
 
-class CoordinateCheck(Results):
+class CheckResults(Results):
     """Measurements of coordinate checks."""
 
     is_folder, other = True, "a coordinate check"
@@ -381,7 +380,7 @@ class CoordinateCheck(Results):
             for i in range(0, len(rules), 2):  # three would be too wide for a terminal
                 console.print(tables.slopes_table(table, rules[i : i + 2], coord_check.SIZES, title))
             for conclusion in coord_check.conclusions(table):
-                rule = name(conclusion.parametrization)
+                rule = rule_name(conclusion.parametrization)
                 for line in tables.conclusion(conclusion, coord_check.scale_of(table), rule):
                     console.print(line, style="bold")
 

@@ -20,7 +20,7 @@ from mup_tpu.cli.study import StudyOptions, keep_plan, refuse_options_of_network
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table
-from mup_tpu.config.options import File, Folder, SearchOptions
+from mup_tpu.config.options import File, FolderName, SearchOptions
 from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
 from mup_tpu.config.values import counted, write_time
@@ -59,7 +59,7 @@ class SweepRun:
 
     grid: GridOptions = GridOptions()
     """Axes in place of the sweep's own."""
-    results: Folder | None = None
+    results: FolderName | None = None
     """Results folder (or fsspec URL); stored trials are not run again. By default results/EXPERIMENT."""
     run: RunOptions = RunOptions()
     """Options of each trial."""
@@ -75,7 +75,7 @@ class SweepRun:
 class SearchRun:
     """Options of a run of a search."""
 
-    results: Folder | None = None
+    results: FolderName | None = None
     """Results folder (or fsspec URL); by default results/EXPERIMENT."""
     resume: bool = False
     """Go on with the search in the folder: unfinished trials continue from their checkpoints, and the
@@ -176,7 +176,7 @@ def _show(folder: str, options: TableOptions = TableOptions()) -> None:
 def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:
     """Run a sweep, whole or until it is settled, then draw its figures and print its optima and verdict."""
     from mup_tpu.internals.processes import importing
-    from mup_tpu.jobs.this_machine import start_server
+    from mup_tpu.jobs.machine_here import start_server
 
     sweep = how.grid.change(sweep)
     trials = sweep.trials()  # raises for trials that are not allowed, before anything starts
@@ -244,7 +244,7 @@ def run_either(
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
     from mup_tpu.tuning.runner import refuse_another_device, sweep_with_precision
-    from mup_tpu.tuning.sweep import forecast, this_machine, tpu, what_is_missing
+    from mup_tpu.tuning.sweep import forecast, machine_here, tpu, what_is_missing
 
     console = Console()
     run = how.run
@@ -259,7 +259,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     if how.dry.on is None and how.where.address is None:  # a cluster's devices are not known here
         refuse_another_device(folder, run)
     if how.dry.on is None:
-        machine = this_machine(missing, run)
+        machine = machine_here(missing, run)
     else:
         from mup_tpu.devices.peak import tpu_type
 

@@ -15,7 +15,7 @@ from mup_tpu.cli.console import Console, to_json, write_new
 from mup_tpu.cli.study import StudyOptions, refuse_options_of_networks
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.config.options import File, Folder, Repeated, TransferOptions, Where
+from mup_tpu.config.options import File, FolderName, Repeated, TransferOptions, Where
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml, split_axis
 from mup_tpu.config.values import as_number, parse_seconds
 from mup_tpu.errors import ConfigError, StoreError
@@ -33,7 +33,7 @@ class TrainOptions:
     schedules constant and wsd."""
     xla_report: bool = False
     """Report XLA's compilations, executions and transfers (--device tpu or xla)."""
-    xla_dump: Folder | None = None
+    xla_dump: FolderName | None = None
     """Folder to write XLA's programs to as text (--device tpu or xla)."""
 
 
@@ -117,7 +117,7 @@ def _print_xla_report(
 def transfer(
     path: Where,
     target: TransferOptions = TransferOptions(),
-    results: Folder | None = None,
+    results: FolderName | None = None,
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
     study: StudyOptions = StudyOptions(),
@@ -137,7 +137,7 @@ def transfer(
     """
     from mup_tpu.store import load_axes
     from mup_tpu.tuning.transfer import Transfer, tuned_words
-    from mup_tpu.words.names import name
+    from mup_tpu.words.names import rule_name
 
     console, path = Console(), folder_of_plan(path)
     if load_axes(path).scale.is_study:
@@ -176,7 +176,7 @@ def transfer(
     rows: list[dict[Any, Any]] = runs.to_dict("records")
     for row in rows:
         console.print(
-            f"{at}, {name(row['parametrization'])}, {tuned_words(moved.tuned, row)}, "
+            f"{at}, {rule_name(row['parametrization'])}, {tuned_words(moved.tuned, row)}, "
             f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token"
         )
     for sentence in moved.outcomes(runs):
@@ -224,8 +224,8 @@ def plan(
         out: File for the plan; by default plan.toml. An existing file is never overwritten.
         json: Print JSON only, for machines; --out alone writes the file.
     """
-    from mup_tpu.tuning.plan import Machine
-    from mup_tpu.tuning.plan import plan as make
+    import mup_tpu
+    from mup_tpu.tuning.plan import Speed
 
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
@@ -257,8 +257,8 @@ def plan(
         if is_time or on:
             trial = base.base if isinstance(base, Sweep) else Trial().replace(precision="auto")
             count = re.match(r"(\d+)x", on or "")
-            machine = Machine(mfu * _peak(on, trial), int(count[1]) if count else 1)
-        planned = make(budget=budget, flops_per_second=machine, **arguments)
+            machine = Speed(mfu * _peak(on, trial), int(count[1]) if count else 1)
+        planned = mup_tpu.plan(budget=budget, flops_per_second=machine, **arguments)
     if trainer is not None:
         of_file = {} if base is None else {"loss": base.loss, "config": base.config}
         given = {name: text for name, text in of_file.items() if text is not None}
@@ -288,10 +288,10 @@ def _peak(on: str | None, base: Trial) -> float:
     is_auto = base.train.precision == "auto"
     if on is None:
         from mup_tpu.tuning.runner import precision_of
-        from mup_tpu.tuning.sweep import this_machine
+        from mup_tpu.tuning.sweep import machine_here
 
         base = base.replace(precision=precision_of(RunOptions())[0]) if is_auto else base
-        machine = this_machine([base] * 8, RunOptions())
+        machine = machine_here([base] * 8, RunOptions())
         if math.isnan(machine.flops):
             raise ConfigError(
                 f"the peak of {machine.name} in {base.train.precision} is not known: give --budget as FLOP "

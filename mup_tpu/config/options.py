@@ -35,13 +35,13 @@ def _local(text: str) -> Path:
     return Path(_path(text))
 
 
-Folder = Annotated[str, option("PATH", str, _path)]  # local folder or file, or its fsspec URL
+FolderName = Annotated[str, option("PATH", str, _path)]  # local folder or file, or its fsspec URL
 
 File = Annotated[Path, option("PATH", Path, _local)]  # local file or folder
 
-Where = Annotated[Folder, tyro.conf.Positional]  # positional path
+Where = Annotated[FolderName, tyro.conf.Positional]  # positional path
 
-Several = Annotated[tuple[Folder, ...], tyro.conf.Positional]  # positional paths, one at least
+Several = Annotated[tuple[FolderName, ...], tyro.conf.Positional]  # positional paths, one at least
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # values of an option that may be given several times
 

@@ -25,7 +25,7 @@ from mup_tpu.config.values import (
 )
 from mup_tpu.errors import ConfigError
 from mup_tpu.files import short_hash
-from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
+from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Rules
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Growth, Module, require_rule
 
 # Limits far above any training: more is a slip, would be planned for minutes, or not fit columns of 64 bits.
@@ -265,8 +265,8 @@ class OptimizerConfig:
                 )
 
     @property
-    def rules(self) -> Choice:
-        return Choice(self.batch_rule, self.token_rule, self.decay_rule)
+    def rules(self) -> Rules:
+        return Rules(self.batch_rule, self.token_rule, self.decay_rule)
 
 
 @dataclass(frozen=True)

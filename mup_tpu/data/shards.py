@@ -83,7 +83,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Split:
+class ShardedSplit:
     """Shards of one split, with equal numbers of samples."""
 
     documents: int = field(metadata=_FROM_0)
@@ -113,8 +113,8 @@ class ShardIndex:
     tokenizer_sha256: str | None  # Checksum of tokenizer.json; None if tokens are bytes
     unigram_entropy: float  # Nat per token
     bytes_per_token: float
-    train: Split
-    validation: Split
+    train: ShardedSplit
+    validation: ShardedSplit
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -143,7 +143,7 @@ class ShardIndex:
                 shards = tuple(Shard(**shard) for shard in values[split].pop("shards"))
                 if whole and not shards:
                     raise ValueError(f"it names no {split} shards")
-                values[split] = Split(**values[split], shards=shards)
+                values[split] = ShardedSplit(**values[split], shards=shards)
             return cls(**values)
         except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
@@ -387,7 +387,7 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[di
         unigram_entropy=cache.meta["unigram_entropy"],
         bytes_per_token=cache.meta["bytes_per_token"],
         **{
-            split: Split(**cache.meta[split], samples_per_shard=samples, shards=())
+            split: ShardedSplit(**cache.meta[split], samples_per_shard=samples, shards=())
             for split, (_, samples) in layout.items()
         },
     )

@@ -35,11 +35,11 @@ from mup_tpu.jobs.driver import (
     Failed,
     Finished,
     Job,
+    JobContext,
     Lost,
     Pool,
-    Question,
     Refused,
-    Surroundings,
+    Request,
     Worker,
     perform,
 )
@@ -227,7 +227,7 @@ class HostActor:
 
     def __init__(self, results: str | None, prepare: Callable[[], None] | None = None) -> None:
         self._results = results
-        self._leads, self._follows = Surroundings(), Surroundings(writes=False)
+        self._leads, self._follows = JobContext(), JobContext(writes=False)
         if prepare is not None:
             prepare()
 
@@ -240,7 +240,7 @@ class HostActor:
             if job is not None:
                 self._events = perform(job, self._leads)
             event = None
-            while not isinstance(event, Ended | Question):
+            while not isinstance(event, Ended | Request):
                 event, answer = self._events.send(answer), None
                 yield event
 

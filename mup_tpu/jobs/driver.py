@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class JobContext:
     """Facts about the process that runs a job."""
 
     in_driver: bool = False  # whether it is the driver's own process, with the user's terminal
@@ -59,7 +59,7 @@ class Job(ABC):
     kept = "its checkpoints are kept"  # state of a preempted job, in words
 
     @abstractmethod
-    def run(self, here: Surroundings) -> Generator[Any, None, Any]: ...
+    def run(self, here: JobContext) -> Generator[Any, None, Any]: ...
 
     def was_preempted(self, result: Any) -> bool:
         return False
@@ -81,7 +81,7 @@ class Preparing:
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """A job waits for an answer of the driver, such as whether to train on."""
 
     content: Any
@@ -137,7 +137,7 @@ class Lost(Ended):
     for_memory: Literal["no", "perhaps", "surely"] = "no"
 
 
-def perform(job: Job, here: Surroundings) -> Generator[Any, Any]:
+def perform(job: Job, here: JobContext) -> Generator[Any, Any]:
     """Run a job in this process, yielding its reports, its questions and its last event.
 
     The answer to a question is sent into the generator.
@@ -279,7 +279,7 @@ def run_jobs(
                     break
                 for worker, event in heard():
                     job = busy[worker]
-                    if isinstance(event, Question):  # answered at once: the job's device is idle until then
+                    if isinstance(event, Request):  # answered at once: the job's device is idle until then
                         beats.heard(worker)
                         pool.answer(worker, decide(job, event.content))
                         continue

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import CONFIGURED, write
-from mup_tpu.jobs.driver import Job, Preparing, Question, Surroundings
+from mup_tpu.jobs.driver import Job, JobContext, Preparing, Request
 from mup_tpu.models import declare, training_flops
 from mup_tpu.training.record import PackResult
 from mup_tpu.training.trials import pack_key
@@ -147,7 +147,7 @@ class PackJob(Job):
     def was_preempted(self, result: PackResult) -> bool:
         return any(row["status"] == "preempted" for row in result.rows)
 
-    def run(self, here: Surroundings) -> Generator[Any, Any, PackResult]:
+    def run(self, here: JobContext) -> Generator[Any, Any, PackResult]:
         """Train the pack, and before the first report name the current work.
 
         The result has no tensors: their memory must be free before the next pack starts, and the store needs
@@ -171,7 +171,7 @@ class PackJob(Job):
                 if self.asks and event.validation_losses is not None:
                     rows = zip(training.so_far().rows, event.statuses, strict=True)
                     losses = {row["trial_id"]: row["loss"] for row, status in rows if status == "running"}
-                    decision = yield Question(Evaluated(event.step, losses))
+                    decision = yield Request(Evaluated(event.step, losses))
                     if decision is None:
                         # The loop writes the checkpoint of this step only when it goes on.
                         training.save()

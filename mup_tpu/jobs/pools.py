@@ -22,7 +22,7 @@ from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.internals.processes import end_descendants, end_with_parent, environment_of_shell
 from mup_tpu.jobs import this_machine
-from mup_tpu.jobs.driver import Ended, Failed, Job, Lost, Pool, Question, Surroundings, Worker, perform
+from mup_tpu.jobs.driver import Ended, Failed, Job, JobContext, Lost, Pool, Request, Worker, perform
 from mup_tpu.training.process import host_log
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class InProcess(Pool[_Here]):
 
     def __init__(self, results: str | None) -> None:
         self._results, self._at_end = results, contextlib.ExitStack()
-        self._surroundings = Surroundings(in_driver=True, handles_sigterm=True)
+        self._surroundings = JobContext(in_driver=True, handles_sigterm=True)
         self._busy: _Here | None = None
 
     def __enter__(self) -> Self:
@@ -190,7 +190,7 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
     end_with_parent()
     with contextlib.suppress(OSError):  # where memory is short, Linux kills a worker, not its driver
         Path("/proc/self/oom_score_adj").write_text("500")
-    here = Surroundings(handles_sigterm=True, private=(connection.fileno(),))
+    here = JobContext(handles_sigterm=True, private=(connection.fileno(),))
     with host_log(results, capture_warnings=True):
         while True:
             try:
@@ -203,7 +203,7 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
             events, event = perform(job, here), None
             try:
                 while not isinstance(event, Ended):
-                    event = events.send(connection.recv() if isinstance(event, Question) else None)
+                    event = events.send(connection.recv() if isinstance(event, Request) else None)
                     connection.send(event)
             except (EOFError, ConnectionError):  # the driver has ended, in the middle of a job
                 events.close()

@@ -17,11 +17,11 @@ from mup_tpu.errors import not_installed
 if missing := [name for name in ("torch", "mup") if importlib.util.find_spec(name) is None]:
     raise ModuleNotFoundError(f"mup_tpu.parametrize {not_installed(missing[0])}", name=missing[0])
 
-from mup_tpu.parametrize.check import CoordinateCheck, Report, assert_mup, coord_check, lint
+from mup_tpu.parametrize.check import CoordinateCheck, LintReport, assert_mup, coord_check, lint
 from mup_tpu.parametrize.module import ForwardFactor, ModuleParametrization
 from mup_tpu.parametrize.rules import GrownModel, from_config, parametrize
 
 __all__ = [
-    "CoordinateCheck", "ForwardFactor", "GrownModel", "ModuleParametrization", "Report", "assert_mup",
+    "CoordinateCheck", "ForwardFactor", "GrownModel", "ModuleParametrization", "LintReport", "assert_mup",
     "coord_check", "from_config", "lint", "parametrize",
 ]  # fmt: skip

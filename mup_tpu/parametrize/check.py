@@ -45,13 +45,13 @@ from mup_tpu.parametrize.roles import (
 )
 from mup_tpu.parametrize.rules import parametrize
 from mup_tpu.rules.parametrization import infer_infshapes
-from mup_tpu.training.coord_check import Cell, Progress, measure_cells
+from mup_tpu.training.coord_check import CheckedSize, Progress, measure_cells
 
 _QUIET_S = 10.0  # longest silence of a check in a notebook
 
 
 @dataclass(frozen=True)
-class Report:
+class LintReport:
     """Verdict on every parameter of a module."""
 
     findings: tuple[Finding, ...]
@@ -152,7 +152,7 @@ class CoordinateCheck:
     table: pd.DataFrame = field(repr=False)
     """Columns parametrization, width, seed, step (number of updates), layer, quantity ("activation", or
     "update" since init) and rms. A layer is the end of a submodule's name with the numbers in it."""
-    reports: Mapping[str, Report]
+    reports: Mapping[str, LintReport]
     """Report of each rule."""
 
     @property
@@ -191,7 +191,7 @@ def lint(
     seeds: int = 2,
     seconds: float = math.inf,
     progress: Progress | None = None,
-) -> Report:
+) -> LintReport:
     """Check a module as it is trained, whoever scaled it: does each parameter follow μP?
 
     Args:
@@ -282,7 +282,7 @@ def assert_mup(
     base_width: int | None = None,
     widths: Sequence[int] = (),
     **options: Any,
-) -> Report:
+) -> LintReport:
     """Assert in a test that no parameter of a module grows or dies with width; return the report.
 
     With `base_width`, that of the tuning, a plain module gets μP's factors and options are those of
@@ -367,7 +367,7 @@ def _check(
     progress: Progress | None,
     required: Mapping[str, str] = {},
     rule: str = "",
-) -> Report:
+) -> LintReport:
     """Train modules of all sizes, and diagnose what was measured."""
     if len(set(sizes)) < 2:
         raise ConfigError(f"{scale}s {list(sizes)} are fewer than two, so that nothing can be seen to grow")
@@ -397,7 +397,9 @@ def _check(
         return TrainedModules(trained, loss, of_size, required, mends, size / min(sizes))
 
     cells = [
-        Cell(f"{rule}{scale} {size}", size, {scale: size}, float(size) ** 2, functools.partial(start, size))
+        CheckedSize(
+            f"{rule}{scale} {size}", size, {scale: size}, float(size) ** 2, functools.partial(start, size)
+        )
         for size in sorted(set(sizes))
     ]
     said_at = time.monotonic()
@@ -424,7 +426,7 @@ def _check(
     def measured(mends: Sequence[Mend]) -> list[Finding] | None:
         """Return the findings of a quick check with mends, of one seed."""
         quick = [
-            Cell(f"trying causes, {scale} {size}", size, {scale: size}, float(size) ** 2,
+            CheckedSize(f"trying causes, {scale} {size}", size, {scale: size}, float(size) ** 2,
                  functools.partial(start, size, 1, mends))
             for size in sorted(set(sizes))
         ]  # fmt: skip
@@ -439,7 +441,7 @@ def _check(
         findings = tried(findings, diagnosis.suspects(findings), measured)
     if progress is None:
         say("", 1.0)
-    return Report(tuple(findings), tuple(parameters), diagnosis.fits, table, scale)
+    return LintReport(tuple(findings), tuple(parameters), diagnosis.fits, table, scale)
 
 
 def _subjects(

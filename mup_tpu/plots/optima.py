@@ -114,7 +114,7 @@ def transfer_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | None = N
     for panel, result, shown in zip(axes, results, ranges, strict=True):
         of_result = None if runs is None else runs[runs["compared"] == result.compared]
         used |= _draw_valleys(panel, result, shown, analysis, of_result)
-        rule = names.name(result.compared, analysis.compares)
+        rule = names.rule_name(result.compared, analysis.compares)
         texts = (f"{rule}: {result.verdict.decision}", names.alpha(result))
         panel.set_title(style.raised(", ".join(filter(None, texts))))
         panel.set_xlabel(style.title(analysis.hyperparameter))

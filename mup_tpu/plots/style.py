@@ -37,7 +37,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.config.values import visible
 from mup_tpu.errors import ConfigError, raised_as
-from mup_tpu.words.names import name, point
+from mup_tpu.words.names import point, rule_name
 
 P = ParamSpec("P")
 
@@ -225,7 +225,7 @@ def wrapped(text: str, inches: float) -> str:
 
 
 def label(compared: str, column: str = "parametrization") -> str:
-    return raised(name(compared, column))
+    return raised(rule_name(compared, column))
 
 
 def raised(text: str) -> str:

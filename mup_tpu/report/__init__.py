@@ -27,7 +27,7 @@ from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible
-from mup_tpu.words.names import listed, name, ordered, powers_in_html, results_of
+from mup_tpu.words.names import listed, ordered, powers_in_html, results_of, rule_name
 from mup_tpu.words.reasons import notes
 from mup_tpu.words.surfaces import together
 from mup_tpu.words.tables import (
@@ -42,7 +42,7 @@ from mup_tpu.words.tables import (
     slopes_table,
     trials_table,
 )
-from mup_tpu.words.verdicts import details, remedy, score, verdict
+from mup_tpu.words.verdicts import details, remedy, score_sentence, verdict
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ _RULE = (
 def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Score] = ()) -> Page:
     """Return the report of a sweep: verdicts, figures, optima, regrets, and scores of predictions."""
     scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
-    results = [(name(result.compared, analysis.compares), result) for result in results_of(analysis)]
+    results = [(rule_name(result.compared, analysis.compares), result) for result in results_of(analysis)]
     lead: list[Block] = []
     for _, result in results:
         settles = remedy(result, analysis)
@@ -181,7 +181,7 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
         meaning = f"Loss at a larger {scale} with the optimum of a smaller one, less the loss at its optimum."
         sections.append(Section("Regret", [Text(meaning), *regrets]))
     if scores:
-        texts = [Text(f"{score(one)}.") for one in scores]
+        texts = [Text(f"{score_sentence(one)}.") for one in scores]
         sections.append(Section("Predictions", texts))
     if table.stored is not None:
         sections.append(Section("How the runs were made", [how_made(table.stored)]))
@@ -209,7 +209,7 @@ def joint_page(joint: JointAnalysis, stored: pd.DataFrame | None = None) -> Page
             if figure in plots.OF_EACH
         ]
         tables = [
-            optima_table(result, part.columns, name(result.compared, part.compares))
+            optima_table(result, part.columns, rule_name(result.compared, part.compares))
             for result in results_of(part)
         ]
         sections.append(
@@ -297,10 +297,10 @@ def coordinate_check_page(title: str, table: pd.DataFrame) -> Page:
         setting = ""
         if {"optimizer", "tied"} <= set(part):
             rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
-            setting = f"{name(rule, 'optimizer')}, {'tied' if tied else 'untied'} embeddings"
+            setting = f"{rule_name(rule, 'optimizer')}, {'tied' if tied else 'untied'} embeddings"
         by_rule = {one.parametrization: one for one in conclusions(part)}
         for rule in ordered(by_rule):
-            sentence, *others = conclusion(by_rule[rule], scale, name(rule))
+            sentence, *others = conclusion(by_rule[rule], scale, rule_name(rule))
             decision = "passes" if by_rule[rule].passes else "fails"
             if by_rule[rule].fastest is None:
                 decision = ""

@@ -79,7 +79,7 @@ DECAY_RULES: Mapping[str, DecayRule] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class Rules:
     """The rules of one trial, by name."""
 
     batch: str = "none"

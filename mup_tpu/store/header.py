@@ -22,7 +22,7 @@ from mup_tpu.config.values import TYPE_NAMES, require_valid
 from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
 from mup_tpu.files import Folder, patiently, short_hash
 
-FILE, PREDICTIONS = "store.json", "predictions.json"
+STORE_FILE, PREDICTIONS = "store.json", "predictions.json"
 FORMAT = 1
 LOCK = "store.lock"  # file that writers of the header or of predictions lock; a bucket has no locks
 
@@ -214,9 +214,9 @@ def _parse_axes(axes: Any, columns: Mapping[str, type] | None) -> StoredAxes:
 
 def read_header(folder: Folder) -> Header | None:
     """Read the header of a results folder; None without a store."""
-    content = read_file(folder, FILE, _MOST_BYTES)
+    content = read_file(folder, STORE_FILE, _MOST_BYTES)
     misfits = (ValueError, RecursionError)
-    with raised_as(StoreError, f"results folder {folder} cannot be read: {FILE}", misfits):
+    with raised_as(StoreError, f"results folder {folder} cannot be read: {STORE_FILE}", misfits):
         return None if content is None else Header.parse(content)
 
 
@@ -224,7 +224,7 @@ def create_header(folder: Folder, header: Header) -> Header:
     """Create store.json with this header; return it, or another driver's of the same moment."""
     with accessed(folder, "written"):
         try:
-            patiently(lambda: folder.create(FILE, header.to_json()))
+            patiently(lambda: folder.create(STORE_FILE, header.to_json()))
         except OSError:
             if (theirs := read_header(folder)) is None:
                 raise
@@ -240,10 +240,10 @@ def change_header(folder: Folder, experiment: str, change: Callable[[Header], He
     with folder.locked(LOCK):
         for _ in range(_TRIES):
             changed = change(read_header(folder) or Header(experiment))
-            write_file(folder, FILE, changed.to_json())
+            write_file(folder, STORE_FILE, changed.to_json())
             if folder.is_local or read_header(folder) == changed:
                 return changed
-    raise StoreError(f"results folder {folder}: another process changes {FILE} again and again")
+    raise StoreError(f"results folder {folder}: another process changes {STORE_FILE} again and again")
 
 
 @dataclass(frozen=True)

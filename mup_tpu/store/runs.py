@@ -27,7 +27,7 @@ from mup_tpu.config.values import TYPE_NAMES
 from mup_tpu.errors import StoreError
 from mup_tpu.store import tables
 from mup_tpu.store.header import (
-    FILE,
+    STORE_FILE,
     Condition,
     Header,
     StoredAxes,
@@ -189,7 +189,7 @@ def done_of(results: pd.DataFrame) -> set[str]:
 
 
 def holds_store(path: str | os.PathLike[str]) -> bool:
-    return FILE in results_folder(path).names()
+    return STORE_FILE in results_folder(path).names()
 
 
 def is_search(path: str | os.PathLike[str]) -> bool:

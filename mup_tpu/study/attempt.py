@@ -36,7 +36,7 @@ from mup_tpu.files import Folder
 from mup_tpu.internals.processes import allow_children, end_descendants
 from mup_tpu.jobs.driver import Preparing, WorkerLost
 from mup_tpu.logs import Logged, LossUnknown, TrainingLog
-from mup_tpu.study.report import Ending, Report, Reported, Trial, number
+from mup_tpu.study.report import Ending, Report, Reported, StudyTrial, number
 
 Function = Callable[[Any, Report], Any]
 
@@ -277,7 +277,7 @@ class FunctionAttempt(Attempt):
     doing = "running, without a report yet"
 
     def __init__(
-        self, output: Output, private: Sequence[int], function: Function, trial: Trial, folder: str
+        self, output: Output, private: Sequence[int], function: Function, trial: StudyTrial, folder: str
     ) -> None:
         super().__init__(output, private)
         self._function, self._trial, self._folder = function, trial, folder
@@ -441,7 +441,7 @@ def _redirect(prints: int) -> None:
         os.dup2(source, target)
 
 
-def _call(function: Function, trial: Trial, folder: str, sends: int, prints: int) -> NoReturn:
+def _call(function: Function, trial: StudyTrial, folder: str, sends: int, prints: int) -> NoReturn:
     """Call the function in this process, send its outcome, and end."""
     allow_children()
     _redirect(prints)

@@ -25,7 +25,7 @@ def for_transformers(report: Report) -> Any:
     """
     from transformers import TrainerCallback
 
-    class StudyCallback(TrainerCallback):  # type: ignore[misc]
+    class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         # The Trainer writes its state last.
         checkpoint = _newest(report, r"checkpoint-(\d+)", "trainer_state.json")
 
@@ -47,7 +47,7 @@ def for_transformers(report: Report) -> Any:
         def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             report(step=state.global_step, steps=state.max_steps, saved=True)
 
-    return StudyCallback()
+    return TransformersCallback()
 
 
 def for_lightning(report: Report, save_every: int = 1000) -> Any:
@@ -59,7 +59,7 @@ def for_lightning(report: Report, save_every: int = 1000) -> Any:
 
     folder = Path(report.folder)
 
-    class StudyCallback(Callback):  # type: ignore[misc]
+    class LightningCallback(Callback):  # type: ignore[misc]
         checkpoint = _newest(report, r"step-(\d+)\.ckpt")
         step = report.resume_step
 
@@ -97,7 +97,7 @@ def for_lightning(report: Report, save_every: int = 1000) -> Any:
             known = trainer.callback_metrics
             return next((float(known[name]) for name in _LOGGED if name in known), None)
 
-    return StudyCallback()
+    return LightningCallback()
 
 
 def _newest(report: Report, pattern: str, last: str = "") -> str | None:

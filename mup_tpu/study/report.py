@@ -26,7 +26,7 @@ _RESUME = "resume.json"
 Value = str | int | float | bool
 
 
-class Trial:
+class StudyTrial:
     """Values of one run of a study, as attributes: `trial.width`, `trial.learning_rate`, `trial.seed`."""
 
     __slots__ = ("_id", "_study", "_values")
@@ -71,10 +71,10 @@ class Trial:
         raise AttributeError(f"trial cannot be changed: {name!r} was set")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Trial, (self._study, self._values)
+        return StudyTrial, (self._study, self._values)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Trial) and self.id == other.id
+        return isinstance(other, StudyTrial) and self.id == other.id
 
     def __hash__(self) -> int:
         return hash(self.id)

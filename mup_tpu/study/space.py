@@ -23,7 +23,7 @@ from mup_tpu.config.values import require_count, require_name
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.store import FINAL, STUDY_COLUMNS, Store, StoredAxes, StoredAxis
 from mup_tpu.store.runs import Result
-from mup_tpu.study.report import Trial, Value
+from mup_tpu.study.report import StudyTrial, Value
 
 Point = dict[str, Value]
 Points = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -144,21 +144,21 @@ class Space:
         first = self.trial(self.scale[0], self.compare[0], self.tuned_points[0], 0).values
         return {name: type(value) for name, value in first.items() if name != "seed"}
 
-    def trial(self, point: Point, compared: Point, tuned: Point, seed: int) -> Trial:
+    def trial(self, point: Point, compared: Point, tuned: Point, seed: int) -> StudyTrial:
         values = {**point, **compared, **tuned, **dict(self.settings), "seed": seed}
-        return Trial(self.name, values)
+        return StudyTrial(self.name, values)
 
     @cached_property
-    def trials(self) -> tuple[Trial, ...]:
+    def trials(self) -> tuple[StudyTrial, ...]:
         # Small scales come first.
         cells = itertools.product(self.scale, self.compare, self.tuned_points, range(self.seeds))
         return tuple(self.trial(*cell) for cell in cells)
 
     @cached_property
-    def trial_of(self) -> Mapping[str, Trial]:
+    def trial_of(self) -> Mapping[str, StudyTrial]:
         return {trial.id: trial for trial in self.trials}
 
-    def shorter(self, trial: Trial) -> list[Trial]:
+    def shorter(self, trial: StudyTrial) -> list[StudyTrial]:
         """Return the runs from whose checkpoints a trial may go on, the longest first."""
         if not self.continued:
             return []
@@ -170,16 +170,16 @@ class Space:
             and all(name in free or value == trial.values[name] for name, value in p.items())
         ]
         points.sort(key=lambda p: p[self.continued], reverse=True)
-        return [Trial(self.name, {**trial.values, **point}) for point in points]
+        return [StudyTrial(self.name, {**trial.values, **point}) for point in points]
 
-    def by_length(self, trials: Sequence[Trial]) -> list[list[Trial]]:
+    def by_length(self, trials: Sequence[StudyTrial]) -> list[list[StudyTrial]]:
         """Return trials in parts that run one after the other, as later ones go on from earlier ones."""
         if not self.continued:
             return [list(trials)]
         lengths = sorted({trial.values[self.continued] for trial in trials})
         return [[trial for trial in trials if trial.values[self.continued] == length] for length in lengths]
 
-    def size(self, trial: Trial) -> str:
+    def size(self, trial: StudyTrial) -> str:
         return " ".join(f"{name} {trial.values[name]:g}" for name in self.scale[0])
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ _FOLDER, _MOST_BYTES = "asked", 2**20
 class Lease:
     """A trial that runs elsewhere."""
 
-    trial: Trial
+    trial: StudyTrial
     at: float  # begin, in seconds since 1970
     patience: float  # seconds after the begin from which the trial may be leased again
     purchase: int | None  # purchase of a sequence that the trial belongs to
@@ -323,7 +323,7 @@ class Leases:
                 if lease.runs(now):
                     yield lease
 
-    def missing(self) -> Iterator[Trial]:
+    def missing(self) -> Iterator[StudyTrial]:
         """Yield trials of the grid without a result."""
         known, trials = self._store.known(), self._space.trials
         if known is not self._known:
@@ -333,7 +333,9 @@ class Leases:
         rest = itertools.islice(trials, self._first, None)
         return (trial for trial in rest if not _is_final(known.get(trial.id)))
 
-    def give(self, planned: Iterable[tuple[Trial, int | None]], count: int, patience: float) -> list[Trial]:
+    def give(
+        self, planned: Iterable[tuple[StudyTrial, int | None]], count: int, patience: float
+    ) -> list[StudyTrial]:
         """Give a lease to the first planned trials without one; each keeps its purchase."""
         leased = {lease.trial.id for lease in self.running()}
         free = (plan for plan in planned if plan[0].id not in leased)
@@ -367,7 +369,7 @@ class Leases:
         try:
             match json.loads(self._folder.read(file, _MOST_BYTES)):
                 case {"values": dict(values), "at": at, "patience": patience, "purchase": purchase}:
-                    trial = Trial(self._space.name, values)
+                    trial = StudyTrial(self._space.name, values)
                     are_times = all(type(t) in (int, float) and math.isfinite(t) for t in (at, patience))
                     is_purchase = purchase is None or (type(purchase) is int and 0 <= purchase < 2**63)
                     if are_times and is_purchase and f"{trial.id}.json" == file:

@@ -46,7 +46,7 @@ from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
 from mup_tpu.store.runs import Result
 from mup_tpu.study.attempt import Function, Outcome
-from mup_tpu.study.report import Trial, damaged, number
+from mup_tpu.study.report import StudyTrial, damaged, number
 from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
@@ -160,7 +160,7 @@ class Study:
         with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
             return cls(folder, **json.loads(content))
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[StudyTrial]:
         return list(self.space.trials)
 
     def run(
@@ -232,7 +232,7 @@ class Study:
                 payload = pickled(function, by_value=on_ray)
                 calls = _Calls(self.space, payload, how, opened, code, store, console)
 
-                def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
+                def run(trials: list[StudyTrial], of: Callable[[StudyTrial], int | None]) -> Counter[str]:
                     elsewhere = {lease.trial.id for lease in leases.running()}
                     outcome: Counter[str] = Counter()
                     for part in self.space.by_length(trials):
@@ -254,7 +254,7 @@ class Study:
 
     def ask(
         self, count: int = 1, *, until_settled: bool = False, patience: float = PATIENCE_S
-    ) -> list[Trial]:
+    ) -> list[StudyTrial]:
         """Give missing trials to run elsewhere, each once.
 
         Args:
@@ -274,7 +274,7 @@ class Study:
         grid = _grid_of(self.space) if until_settled else None
         store, leases = self._open(grid)
         with leases.alone():
-            planned: Iterable[tuple[Trial, int | None]]
+            planned: Iterable[tuple[StudyTrial, int | None]]
             if grid is not None:
                 trials, _ = buyer_of(grid, store).next()
                 known = store.done()
@@ -289,12 +289,12 @@ class Study:
                 planned = [p for p in planned if waiting.isdisjoint(t.id for t in self.space.shorter(p[0]))]
             return leases.give(planned, count, patience)
 
-    def shorter(self, trial: Trial) -> Trial | None:
+    def shorter(self, trial: StudyTrial) -> StudyTrial | None:
         """Return the longest finished run from whose checkpoint a trial can go on; None without one."""
         store, _ = self._open()
         return next(iter(_begun(trial, self.space, store.known(), store.folder / "work")), None)
 
-    def tell(self, trial: Trial | str, loss: Any = None, *, failed: str | None = None) -> Trial:
+    def tell(self, trial: StudyTrial | str, loss: Any = None, *, failed: str | None = None) -> StudyTrial:
         """Store the loss of a trial that was asked for.
 
         Args:
@@ -319,7 +319,7 @@ class Study:
                 raise ConfigError(str(error)) from None
         store, leases = self._open()
         with leases.alone():
-            lease = leases.find(trial.id if isinstance(trial, Trial) else str(trial))
+            lease = leases.find(trial.id if isinstance(trial, StudyTrial) else str(trial))
             store.append(*_rows(lease.trial, outcome, lease.purchase))
             # The loss is stored: a lease that stays is ignored from now on.
             with contextlib.suppress(OSError):
@@ -395,7 +395,7 @@ class Study:
         head = f"<p>{html.escape(repr(self))}: {len(frame)} stored</p>"
         return head + str(frame.drop(columns="trial_id").to_html(max_rows=20, index=False))
 
-    def _open(self, grid: Grid[Trial] | None = None) -> tuple[Store, Leases]:
+    def _open(self, grid: Grid[StudyTrial] | None = None) -> tuple[Store, Leases]:
         """Open the store, with the definition of the study and the scales that a sequence plans, and leases.
 
         They stay open, so that a call reads only what is new, unless the folder is removed meanwhile.
@@ -418,7 +418,7 @@ class Study:
         return self._opened
 
 
-def _grid_of(space: Space) -> Grid[Trial]:
+def _grid_of(space: Space) -> Grid[StudyTrial]:
     return Grid(
         Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
         {float(point[space.measured_by]): point for point in space.scale},
@@ -445,16 +445,16 @@ class _Calls:
     store: Store
     console: Console
 
-    def trial_id(self, trial: Trial) -> str:
+    def trial_id(self, trial: StudyTrial) -> str:
         return trial.id
 
-    def size(self, trial: Trial) -> str:
+    def size(self, trial: StudyTrial) -> str:
         return self.space.size(trial)
 
-    def work(self, trial: Trial) -> float:
+    def work(self, trial: StudyTrial) -> float:
         return float(trial.values[self.space.measured_by])
 
-    def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
+    def jobs(self, missing: list[StudyTrial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
         missing = sorted(missing, key=self.work, reverse=True)
         # Not what all trials share, nor the work by which a plan orders its sizes
         point, compared, tuned = self.space.scale[0], self.space.compare[0], self.space.tune
@@ -485,7 +485,7 @@ class _Calls:
                 outcome = replace(outcome, status="failed", loss=math.nan, reason=why)
         return _rows(job.trial, outcome, code=self.code)
 
-    def _compare_rates(self, trial: Trial, logged: float | None) -> None:
+    def _compare_rates(self, trial: StudyTrial, logged: float | None) -> None:
         rates = [name for name in self.space.tune if name_of(name).kind == "rate"]
         if logged is None or len(rates) != 1 or math.isclose(logged, trial[rates[0]], rel_tol=0.05):
             return
@@ -499,7 +499,7 @@ class _Calls:
         if not self._is_needed(job.trial, rows[0]["status"]):
             (Folder(self.how.folder) / "work").remove(job.trial.id)
 
-    def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
+    def tidy(self, trials: Sequence[StudyTrial], stored: Callable[[], Collection[str]]) -> None:
         # A driver that is killed after it has stored a row leaves checkpoints.
         work = Folder(self.how.folder) / "work"
         if names := work.names():
@@ -510,14 +510,16 @@ class _Calls:
                 ended = {n for n in ended if n in of and not self._is_needed(of[n], known[n].status)}
             work.remove(*ended)
 
-    def _is_needed(self, trial: Trial, status: str) -> bool:
+    def _is_needed(self, trial: StudyTrial, status: str) -> bool:
         """Return whether checkpoints stay: to try again, or because a longer run may go on from them."""
         name = self.space.continued
         goes_on = name and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
         return status == "failed" or (status == "finished" and bool(goes_on))
 
 
-def _begun(trial: Trial, space: Space, known: Mapping[str, Result], work: Folder) -> Iterator[Trial]:
+def _begun(
+    trial: StudyTrial, space: Space, known: Mapping[str, Result], work: Folder
+) -> Iterator[StudyTrial]:
     """Yield finished runs from whose checkpoints a trial can go on, the longest first.
 
     One whose files were cut short is named, and left out.
@@ -537,7 +539,7 @@ def _without_numbers(name: str) -> str:
 _LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'
 
 
-def _rows(trial: Trial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
+def _rows(trial: StudyTrial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
     values = {name: value for name, value in trial.values.items() if name != "seed"}
     row = {
         **trial.values,

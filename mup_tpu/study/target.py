@@ -24,7 +24,7 @@ from mup_tpu.jobs.this_machine import visible_gpus
 from mup_tpu.store import load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.study.study import Study
-from mup_tpu.tuning.plan import Machine, Measured, Plan, plan
+from mup_tpu.tuning.plan import Measured, Plan, Speed, plan
 from mup_tpu.words.plans import at_words, recipe_lines
 
 _FIRST_STEPS = 10
@@ -36,7 +36,7 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
     """Plan by measured times of a trainer, not by FLOPs; each timed training takes at most `limit_s`, s."""
     budget, base, workers = arguments.pop("budget"), arguments["base"], max(1, len(visible_gpus()))
     # Every size costs the same here, so that this first plan only names sizes.
-    unknown = Machine(devices=1, measured=Measured(((0.0, 0.0),), 0.0))
+    unknown = Speed(devices=1, measured=Measured(((0.0, 0.0),), 0.0))
     made = plan(budget="1000000000h", flops_per_second=unknown, **arguments)
     goal, rate = made.goal, made.rates[len(made.rates) // 2]
     times: dict[float, tuple[float, float]] = {}
@@ -73,7 +73,7 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
     for _ in range(_ROUNDS):
         points = tuple((work, math.log2(each)) for work, (_, each) in sorted(times.items()))
         start_s = max(start for start, _ in times.values())
-        machine = Machine(devices=workers, measured=Measured(points, start_s))
+        machine = Speed(devices=workers, measured=Measured(points, start_s))
         made, before = plan(budget=budget, flops_per_second=machine, **arguments), len(times)
         for step in made.steps:
             time(step.values)

@@ -26,11 +26,11 @@ import cloudpickle
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import ConfigError, first_line, reason
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.jobs.driver import Job, Preparing, Surroundings
+from mup_tpu.jobs.driver import Job, JobContext, Preparing
 from mup_tpu.logs import TrainingLog
 from mup_tpu.study.attempt import Attempt, Function, FunctionAttempt, Outcome, Output, ProgramAttempt
 from mup_tpu.study.config_file import ConfigFile
-from mup_tpu.study.report import Trial
+from mup_tpu.study.report import StudyTrial
 from mup_tpu.training.process import handling
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Program:
                 f"trainer: the command line has no {{{space.measured_by}}}: all sizes would be one"
             )
 
-    def command(self, trial: Trial, folder: str, copy: Path) -> list[str]:
+    def command(self, trial: StudyTrial, folder: str, copy: Path) -> list[str]:
         """Return the words of a trial's command line, after writing its copy of the configuration."""
         values = {**trial.values, "folder": folder, "id": trial.id, "config": str(copy)}
         if self.config is not None:
@@ -236,7 +236,7 @@ class FunctionJob(Job):
     """Job of one trial of a study."""
 
     payload: bytes  # the pickled function
-    trial: Trial
+    trial: StudyTrial
     how: How
     shown: Collection[str]  # names of values in lines of progress
     shorter: Sequence[str] = ()  # ids of finished trials from whose checkpoints this one may go on
@@ -251,7 +251,7 @@ class FunctionJob(Job):
     def was_preempted(self, result: Outcome) -> bool:
         return result.status == "preempted"
 
-    def run(self, here: Surroundings) -> Generator[Any, None, Outcome]:
+    def run(self, here: JobContext) -> Generator[Any, None, Outcome]:
         """Run the function or program in a process of its own, and pass its reports on."""
         yield Preparing("importing the trainer")
         added = here.once("threads", self._set_threads)

@@ -64,7 +64,7 @@ class Subject(ABC):
 
 
 @dataclass(frozen=True)
-class Cell:
+class CheckedSize:
     """Trainings at one point of the scale under one rule."""
 
     name: str  # Name for people
@@ -75,7 +75,12 @@ class Cell:
 
 
 def measure_cells(
-    cells: Sequence[Cell], steps: int, table: pd.DataFrame, measured: Set[Any], say: Progress, seconds: float
+    cells: Sequence[CheckedSize],
+    steps: int,
+    table: pd.DataFrame,
+    measured: Set[Any],
+    say: Progress,
+    seconds: float,
 ) -> Iterator[pd.DataFrame]:
     """Train cells, yielding all measurements so far after each.
 
@@ -90,7 +95,7 @@ def measure_cells(
             return
         for cell in point:
 
-            def on_progress(share: float, cell: Cell = cell, done: float = done) -> None:
+            def on_progress(share: float, cell: CheckedSize = cell, done: float = done) -> None:
                 say(cell.name, (done + share * cell.cost) / total)
 
             rows = [{**cell.columns, **row} for row in _measurements(cell.start(), steps, on_progress)]
@@ -198,7 +203,7 @@ def measure(
             cost = len(members) * training_flops(members[0], dataset.vocab_size)
             name = f"{scale.field} {value}, {rule}"
             start = functools.partial(_PackSubject, members, by_kind=scale.field == "depth")
-            cells.append(Cell(name, value, columns, cost, start))
+            cells.append(CheckedSize(name, value, columns, cost, start))
     measured = {value for in_setting, _, _, value in done if in_setting == setting}
     yield from measure_cells(cells, trial.train.steps, table, measured, say, seconds)
 

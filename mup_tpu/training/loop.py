@@ -28,7 +28,7 @@ from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.memory import check_fits, device_errors
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.process import handling
-from mup_tpu.training.record import Meter, PackResult, Records, Report, summary
+from mup_tpu.training.record import Meter, PackProgress, PackResult, Records, summary
 from mup_tpu.training.sharded import Processes, ShardedPack, follower
 from mup_tpu.training.trials import learning_rate, open_steps
 
@@ -82,7 +82,7 @@ class PackRun:
         if checkpoints is not None:
             self._resume(checkpoints)
 
-    def steps(self) -> Iterator[Report | PackResult]:
+    def steps(self) -> Iterator[PackProgress | PackResult]:
         """Train the pack to its end, yielding a Report at every log point and the PackResult last.
 
         A member that diverges ends with status "diverged" and loss +inf, and raises nothing. However training
@@ -113,7 +113,7 @@ class PackRun:
             self._processes.close()
             raise (failure or error) from None
 
-    def finish(self, on_report: Callable[[Report], None] = lambda report: None) -> PackResult:
+    def finish(self, on_report: Callable[[PackProgress], None] = lambda report: None) -> PackResult:
         """Train the pack to its end, handing its reports on."""
         for event in self.steps():
             if isinstance(event, PackResult):
@@ -121,7 +121,7 @@ class PackRun:
             on_report(event)
         raise AssertionError("a pack always ends with its result")
 
-    def _train(self) -> Iterator[Report | PackResult]:
+    def _train(self) -> Iterator[PackProgress | PackResult]:
         pack, records, options, total = self.pack, self.records, self.options, self.total
         first, mesh = pack.trials[0], self.device.mesh
         flops = pack.declaration.flops_per_token(pack.vocab_size, first.data.sequence_length)
@@ -155,7 +155,7 @@ class PackRun:
                 losses = tuple(records.losses_SK[done - 1].tolist())
                 rates = tuple(learning_rate(trial, done - 1) for trial in pack.trials)
                 speed = meter.rates(total - done)
-                report = Report(done, total, losses, validation, rates, records.statuses, speed)
+                report = PackProgress(done, total, losses, validation, rates, records.statuses, speed)
                 _log.info("%s", report)
                 yield report
                 if _is_due(options.checkpoint_every, done) and done < total or done == self._open_until:

@@ -276,7 +276,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Report:
+class PackProgress:
     """Progress of a pack."""
 
     step: int
@@ -288,7 +288,7 @@ class Report:
     rates: Rates
 
     @staticmethod
-    def note(reports: Sequence[Report]) -> str:
+    def note(reports: Sequence[PackProgress]) -> str:
         return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
 
     def __str__(self) -> str:

@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
-from mup_tpu.analysis.design import Cell as Look
-from mup_tpu.analysis.design import first_batch
+from mup_tpu.analysis.design import Cell, first_batch
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.next_points import design_around
 from mup_tpu.analysis.planned import Assumed, Planned, runs_within_reach
@@ -63,7 +62,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Speed:
     """Speed of the runs; without one, costs are FLOP."""
 
     flops_per_second: float = math.nan  # that training reaches, all devices together
@@ -86,7 +85,7 @@ class Step:
 
     values: Values  # of the runs, by the names of whoever trains
     sizes: Mapping[str, float]
-    looks: tuple[Look, ...]  # learning rates and seeds
+    looks: tuple[Cell, ...]  # learning rates and seeds
     cost: float  # of all of its runs: seconds, or FLOP on a machine of unknown speed
     is_continued: bool = False  # whether its runs go on from those of a shorter size
     half_width: float = math.inf
@@ -241,7 +240,7 @@ def plan(
     budget: str | float,
     base: Any = None,
     table: RunTable | pd.DataFrame | str | Path | None = None,
-    flops_per_second: float | Machine | None = None,
+    flops_per_second: float | Speed | None = None,
     rule: str | None = None,
     fix: Mapping[str, float] | Sequence[str] = (),
     tune: Mapping[str, Sequence[float]] | None = None,
@@ -291,8 +290,8 @@ def plan(
             )
         fixes[name] = parse_number(value, f"fix: {name}")
     machine = flops_per_second
-    if machine is not None and not isinstance(machine, Machine):
-        machine = Machine(float(machine))
+    if machine is not None and not isinstance(machine, Speed):
+        machine = Speed(float(machine))
     is_timed = machine is not None and machine.measured is not None
     if not is_timed and not math.isfinite(goal.flops(goal.values)):
         raise ConfigError(
@@ -317,7 +316,7 @@ def plan(
         # Of several the design of the given values, and one about the optimum that it shows; a look has the
         # value of the first of them.
         about = sorted(design_around([first[len(first) // 2].x] + [0.0] * (len(tuned) - 1)))
-        around = [Look(1.0, at[0], seeds, seeds) for at in about]
+        around = [Cell(1.0, at[0], seeds, seeds) for at in about]
         looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
         made = _design(belief, rungs, looks, around, cost, paid, whole)
         if made is not None:
@@ -385,7 +384,7 @@ def planned_of(
         return Planned(tuned, compared, goal.shrinks, sizes, tuple(cells), rule, fix, known, laws)
 
 
-def _budget(budget: str | float, machine: Machine | None) -> float:
+def _budget(budget: str | float, machine: Speed | None) -> float:
     """Return the budget in the unit of costs: seconds on a machine, else FLOP."""
     text = str(budget).strip()
     try:
@@ -557,8 +556,8 @@ def _rungs(goal: Goal) -> list[dict[str, float]]:
 def _design(
     belief: _Belief,
     rungs: Sequence[Mapping[str, float]],
-    first: Sequence[Look],
-    around: Sequence[Look],
+    first: Sequence[Cell],
+    around: Sequence[Cell],
     cost: Callable[[Values, int], float],
     budget: float,
     whole: float,
@@ -651,8 +650,8 @@ def _shared(goal: Goal, shorter: Values, values: Values) -> float:
 def _too_little(
     goal: Goal,
     rungs: Sequence[Mapping[str, float]],
-    first: Sequence[Look],
-    around: Sequence[Look],
+    first: Sequence[Cell],
+    around: Sequence[Cell],
     cost: Callable[[Values, int], float],
     paid: float,
     is_time: bool,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mup_tpu.config import RunOptions, Trial
-from mup_tpu.config.options import File, Folder
+from mup_tpu.config.options import File, FolderName
 from mup_tpu.config.values import VisibleFormatter
 from mup_tpu.errors import ConfigError, Preempted, raised_as
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Kept:
     """Files and folders for the products of a trial."""
 
-    results: Folder | None = None
+    results: FolderName | None = None
     """Results folder (or fsspec URL) for the row and the learning curve."""
-    checkpoints: Folder | None = None
+    checkpoints: FolderName | None = None
     """Folder (or fsspec URL) for checkpoints, every tenth of the run unless --checkpoint-every; the same
     command goes on from the last. Each trial has a folder in it, with the last two checkpoints."""
     export: File | None = None

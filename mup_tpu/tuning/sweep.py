@@ -132,15 +132,19 @@ class SizeForecast:
     fits: bool  # whether it can be trained, if need be in smaller packs
 
 
-def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
+def machine_here(trials: Sequence[Trial], run: RunOptions) -> Machine:
     """Return this machine; the peak of a CPU is measured."""
     from mup_tpu.devices import get_device
     from mup_tpu.devices.peak import cpu_peak_flops, peak_flops
-    from mup_tpu.jobs import this_machine as here
+    from mup_tpu.jobs import this_machine
 
     device, precision = get_device(run.device), trials[0].train.precision
-    kind, execution, memory = device.torch_device.type, here.execution(run), device.free_memory_bytes()
-    packs, threads = here.room(len(trials), run)
+    kind, execution, memory = (
+        device.torch_device.type,
+        this_machine.execution(run),
+        device.free_memory_bytes(),
+    )
+    packs, threads = this_machine.room(len(trials), run)
     name, devices = device.name, 1
     if run.split_over > 1 and kind != "xla":
         devices, packs, execution = run.split_over, 1, "loop"
@@ -153,7 +157,7 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
         peak = cpu_peak_flops(precision, 1) * threads * packs
         name = f"{packs * threads} cores here"
     else:
-        members = len(make_packs(trials, 1, execution, gpu=here.gpu(run))[0])
+        members = len(make_packs(trials, 1, execution, gpu=this_machine.gpu(run))[0])
         mesh = device.arrange(members, trials[0].data.batch_size, run.mesh, run.split_over).mesh
         devices = mesh.trial * mesh.data
         peak = peak_flops(device, precision) * devices * packs

@@ -21,8 +21,7 @@ import pandas as pd
 from mup_tpu import data
 from mup_tpu.analysis import TransferAnalysis, analyze, analyze_jointly, load_table
 from mup_tpu.analysis.planned import Planned, predict_planned
-from mup_tpu.analysis.prediction import Score, predict_analysis, to_keep
-from mup_tpu.analysis.prediction import Target as At
+from mup_tpu.analysis.prediction import Score, Target, predict_analysis, to_keep
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
@@ -38,7 +37,7 @@ from mup_tpu.tuning.runner import Corpora, Packs
 from mup_tpu.tuning.target import Goal
 from mup_tpu.words.plans import recipe_lines
 from mup_tpu.words.predictions import prediction, prediction_details
-from mup_tpu.words.verdicts import score as score_sentence
+from mup_tpu.words.verdicts import score_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -285,7 +284,7 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
             why = "the verdict takes none of its rows"
         elif parts:
             size = measure(source.trial.replace(**changes, **fields))
-            at = At(", ".join(f"{n}={v}" for n, v in fields.items()), size)
+            at = Target(", ".join(f"{n}={v}" for n, v in fields.items()), size)
             try:
                 predicted = [predict_analysis(part, (at,)) for part in only]
             except TableError as error:

@@ -52,7 +52,7 @@ _RULES = {
 }
 
 
-def name(compared: str, column: str = "parametrization") -> str:
+def rule_name(compared: str, column: str = "parametrization") -> str:
     # For people: "μP", "lr × √batch", "batch size 16"
     if (value := _finite_number(compared)) is not None:
         return f"{columns.label(column)} {columns.write(column, value)}"

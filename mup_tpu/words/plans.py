@@ -20,8 +20,7 @@ from mup_tpu.config import columns
 from mup_tpu.config.columns import write
 from mup_tpu.config.toml import write_values
 from mup_tpu.config.values import as_number, write_time
-from mup_tpu.words.names import listed, plain, power
-from mup_tpu.words.names import name as rule_name
+from mup_tpu.words.names import listed, plain, power, rule_name
 from mup_tpu.words.reasons import because
 from mup_tpu.words.surfaces import interaction
 
@@ -212,7 +211,7 @@ def _value(name: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Program:
+class RecipeFormat:
     """How a program takes a recipe."""
 
     names: Mapping[str, str]
@@ -228,9 +227,9 @@ class Program:
 
 
 PROGRAMS = {
-    "toml": Program({}, "{name} = {value}"),
+    "toml": RecipeFormat({}, "{name} = {value}"),
     # transformers 5: TrainingArguments; its batch is sequences per device.
-    "transformers": Program(
+    "transformers": RecipeFormat(
         {
             "learning_rate": "learning_rate", "weight_decay": "weight_decay", "beta1": "adam_beta1",
             "beta2": "adam_beta2", "eps": "adam_epsilon", "grad_clip": "max_grad_norm", "steps": "max_steps",
@@ -242,7 +241,7 @@ PROGRAMS = {
         "a batch is per_device_train_batch_size × gradient_accumulation_steps × devices, in sequences",
     ),
     # scripts/base_train.py of nanochat, July 2026; the rate is that of Muon's matrices.
-    "nanochat": Program(
+    "nanochat": RecipeFormat(
         {
             "learning_rate": "matrix-lr", "matrix_lr": "matrix-lr", "embedding_lr": "embedding-lr",
             "unembedding_lr": "unembedding-lr", "scalar_lr": "scalar-lr", "weight_decay": "weight-decay",
@@ -255,7 +254,7 @@ PROGRAMS = {
         "values fit if its own script ran the sweep",
     ),
     # torchtitan, August 2026, with one parameter group, as its default_adamw has.
-    "torchtitan": Program(
+    "torchtitan": RecipeFormat(
         {
             "learning_rate": "optimizer.param-groups.0.optimizer-kwargs.lr",
             "weight_decay": "optimizer.param-groups.0.optimizer-kwargs.weight_decay",

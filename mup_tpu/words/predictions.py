@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from mup_tpu.analysis.power_law import PowerLaw
-from mup_tpu.analysis.prediction import Cost, Predictions, RulePrediction
+from mup_tpu.analysis.prediction import ExpectedCost, Predictions, RulePrediction
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
@@ -28,7 +28,7 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
     elif below > 0.005:
         reach = f"{_octaves(below)} below {point(scale, made.smallest[0])}"
     (low, high), (half_low, half_high) = made.interval, made.half
-    name = name or names.name(made.compared, predictions.analysis.compares)
+    name = name or names.rule_name(made.compared, predictions.analysis.compares)
     return (
         f"{name}: {label(predictions.hyperparameter)} {power(made.x, '.2f')} at {at} "
         f"({reach}); 95 % {plain(low)} to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}"
@@ -47,7 +47,7 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     if made.claimed:
         wider = (high - low) / (made.interval[1] - made.interval[0])
         lines.append(
-            f"{names.name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, "
+            f"{names.rule_name(made.compared)} claims that the optimum stays: probability {made.steady:.2f}, "
             f"before the runs {made.steady_before:.2f} ({kind} under such rules, {made.sweeps} sweeps); "
             f"without the claim 95 % {plain(low)} to {plain(high)}, {wider:.1f} times as wide"
         )
@@ -86,7 +86,7 @@ def _octaves(count: float) -> str:
     return f"{written} octave" if written == "1" else f"{written} octaves"
 
 
-def _cost(cost: Cost, unit: str) -> str:
+def _cost(cost: ExpectedCost, unit: str) -> str:
     digits = 4 if cost.expected < 0.1 else 2
     return f"{cost.expected:.{digits}f} {unit} (at most {cost.high:.{digits}f})"
 
@@ -98,7 +98,7 @@ def power_law(law: PowerLaw) -> list[str]:
     intervals = ", ".join(f"{scale} {low} to {high}" for scale, low, high in ends)
     left_out = law.held_out
     return [
-        f"{names.name(law.compared)}: best {label(law.hyperparameter)} ∝ {factors} (95 %: {intervals})",
+        f"{names.rule_name(law.compared)}: best {label(law.hyperparameter)} ∝ {factors} (95 %: {intervals})",
         f"{len(law.estimates)} of {law.cells} cells have an optimum inside their grid; they scatter by "
         f"{law.tau:.2f} octaves about the law",
         f"each cell predicted from the others: RMSE {left_out.rmse:.2f} octaves, mean regret "

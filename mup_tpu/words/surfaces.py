@@ -7,7 +7,7 @@ import math
 from mup_tpu.analysis.next_points import next_points
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.prediction import Predictions
-from mup_tpu.analysis.surface import JointAnalysis, JointPredictions, JointResult, Pair
+from mup_tpu.analysis.surface import Interaction, JointAnalysis, JointPredictions, JointResult
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
 from mup_tpu.words.names import listed, number, plain, point, power
@@ -28,7 +28,7 @@ def together(joint: JointAnalysis, number_of_rule: int) -> list[str]:
     """Return the verdict on a rule's values together, on each hyperparameter, and their interactions."""
     result, unit = joint.results[number_of_rule], joint.parts[0].columns.unit
     scale, regret = joint.parts[0].scale, result.regret
-    name = names.name(result.compared, joint.parts[0].compares)
+    name = names.rule_name(result.compared, joint.parts[0].compares)
     source, target = point(scale, regret.source), point(scale, regret.target)
     tuned = listed([label(one) for one in joint.tuned])
     lines = [f"{name}: the optimum in {tuned} at {source}; a verdict needs several values of {label(scale)}."]
@@ -70,7 +70,7 @@ def best(tuned: str, scale: str, optimum: Optimum) -> str:
     return f"  {point(scale, optimum.scale)}: best {tuned} {power(optimum.x, '.2f')} (95 % {low} to {high})"
 
 
-def interaction(pair: Pair) -> str:
+def interaction(pair: Interaction) -> str:
     first, second = label(pair.first), label(pair.second)
     return (
         f"{first} and {second} interact (correlation of their curvatures {number(pair.correlation, 2)}, "
@@ -81,7 +81,7 @@ def interaction(pair: Pair) -> str:
 
 def recipe(result: JointResult, predictions: list[Predictions]) -> list[str]:
     """Return the predicted value of each hyperparameter of a rule, with its intervals and cost."""
-    lines = [f"{names.name(result.compared, predictions[0].analysis.compares)}:"]
+    lines = [f"{names.rule_name(result.compared, predictions[0].analysis.compares)}:"]
     for each in predictions:
         for made in each.predictions:
             if made.compared == result.compared:

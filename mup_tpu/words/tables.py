@@ -21,7 +21,7 @@ from mup_tpu.analysis.verdict import AT_LEAST, Decision
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
 from mup_tpu.config.values import counted
-from mup_tpu.words.names import bound, exponent, name, number, power
+from mup_tpu.words.names import bound, exponent, number, power, rule_name
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
 
@@ -102,7 +102,7 @@ def slopes_table(
     rows = [
         [layer, *(fitted.get((layer, *key), "-") for key in keys)] for layer in dict.fromkeys(part["layer"])
     ]
-    headings = ["layer", *(f"{name(rule)} {quantity}" for rule, quantity in keys)]
+    headings = ["layer", *(f"{rule_name(rule)} {quantity}" for rule, quantity in keys)]
     return Table(headings, rows, title, left=("layer",))
 
 
@@ -147,7 +147,7 @@ def _readable(column: str, value: Any) -> str:
         with contextlib.suppress(ValueError, TypeError, AttributeError):  # not written by this program
             return ", ".join(f"{package} {number}" for package, number in json.loads(value).items())
         return str(value)
-    return name(value) if column == "parametrization" else write(column, value)
+    return rule_name(value) if column == "parametrization" else write(column, value)
 
 
 # Columns of the tables on a page, where a link leads to the intervals of each sweep
@@ -178,7 +178,7 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
         else f"{r.parabola:.2f}".replace("-", "−") + " ≠" * r.parts_from_parabola
     )
     return {
-        "rule": ", ".join([name(r.rule, r.columns.parametrization), *differs]),
+        "rule": ", ".join([rule_name(r.rule, r.columns.parametrization), *differs]),
         "stored rule": ", ".join([r.rule, *differs]),
         "from, to": span(r, "–"),
         "α": alpha.replace("-", "−"),

@@ -30,11 +30,11 @@ def verdict(
 
     At a single scale the score of a prediction takes the verdict's place.
     """
-    name = name or names.name(result.compared, analysis.compares)
+    name = name or names.rule_name(result.compared, analysis.compares)
     if len(result.optima) == 1:
         for one in scores:
             if one.prediction.compared == result.compared:
-                return f"{score(one, name)}."
+                return f"{score_sentence(one, name)}."
     return _verdict(
         name, result.verdict, len(result.optima), result.drift, result.headline_regret, analysis.columns
     )
@@ -42,7 +42,7 @@ def verdict(
 
 def look_verdict(name: str, look: LookTaken, columns: Columns) -> str:
     evidence = look.evidence
-    name = names.name(name, columns.parametrization)
+    name = names.rule_name(name, columns.parametrization)
     return _verdict(name, look.verdict, len(evidence.estimates), evidence.drift, evidence.headline, columns)
 
 
@@ -247,12 +247,12 @@ def status(optimum: Optimum, unit: str = "nat") -> str:
     return optimum.status
 
 
-def score(one: Score, name: str = "") -> str:
+def score_sentence(one: Score, name: str = "") -> str:
     """Return a prediction beside its outcome."""
     p = one.prediction
     low, high = p.interval
     parts = [
-        f"{name or names.name(p.compared)}: at {point(p.scale_column, p.scale)}, predicted on "
+        f"{name or names.rule_name(p.compared)}: at {point(p.scale_column, p.scale)}, predicted on "
         f"{p.made_at[:10]} from {p.rows} runs: {label(p.hyperparameter)} {power(p.x, '.2f')} "
         f"(95 % {plain(low)} to {plain(high)})"
     ]
@@ -300,7 +300,7 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
         if result.sequence is not None:
             stops = result.sequence.stops
             values["sequence"]["stops"] = because(stops, columns) if stops else ""
-    scored = [one.to_dict() | {"sentence": score(one, one.prediction.compared)} for one in scores]
+    scored = [one.to_dict() | {"sentence": score_sentence(one, one.prediction.compared)} for one in scores]
     return plain_values | ({"predictions": scored} if scored else {})
 
 

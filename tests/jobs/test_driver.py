@@ -14,13 +14,13 @@ from mup_tpu.jobs.driver import (
     Finished,
     Heartbeats,
     Job,
+    JobContext,
     Lost,
     Pool,
     Preparing,
-    Question,
+    Request,
     Split,
     Started,
-    Surroundings,
     Worker,
     perform,
     run_jobs,
@@ -78,7 +78,7 @@ class Scripted(Job):
             if isinstance(report, type | BaseException) and not isinstance(report, str):
                 raise report
             answer = yield report
-            if isinstance(report, Question):
+            if isinstance(report, Request):
                 yield f"heard {answer}"
         return f"{self.name}'s result" if "terminated" not in script else "preempted"
 
@@ -124,7 +124,7 @@ class ScriptedPool(Pool):
 
     def hand(self, job):
         worker = self.idle.pop(0)
-        worker.events = perform(job, Surroundings())
+        worker.events = perform(job, JobContext())
         self.busy.append(worker)
         self.on_hand(worker)
         return worker
@@ -204,7 +204,7 @@ def test_a_job_waits_for_the_answer_to_its_question_and_the_question_is_a_sign_o
         clock.now += 2 * LIMIT
         return f"{content} of {job}"
 
-    asking = Scripted("a", (1, Question("step 7"), 2))
+    asking = Scripted("a", (1, Request("step 7"), 2))
     events = [e for job, e in run_jobs([asking, Scripted("b")], pool, LIMIT, decide) if job is asking]
     assert events[2:] == [1, "heard step 7 of a", 2, Finished("a's result")]
     assert not pool.ended

@@ -13,7 +13,7 @@ from mup_tpu import plots, report
 from mup_tpu.analysis import analyze, coord_check, load_table
 from mup_tpu.cli import main
 from mup_tpu.store import Store, StoredAxes, StoredAxis, load_runs
-from mup_tpu.words.names import name, power
+from mup_tpu.words.names import power, rule_name
 from mup_tpu.words.tables import conclusion, how_made
 from mup_tpu.words.verdicts import details, remedy, verdict
 
@@ -40,8 +40,8 @@ def test_verdicts_come_first_and_in_full_and_how_the_runs_were_made_last(quickst
     assert not re.search(r"\b(mup|sp|lr|steps_planned)\b", words), "names are those that people use"
     assert all(value in made for value in ("sotu", "80 finished", "validation_final", "cosine", "torch 2"))
     for result in quickstart[0].results:
-        sentence = verdict(result, quickstart[0], name=name(result.compared))
-        assert sentence.startswith(f"{name(result.compared)}: {result.verdict.decision}")
+        sentence = verdict(result, quickstart[0], name=rule_name(result.compared))
+        assert sentence.startswith(f"{rule_name(result.compared)}: {result.verdict.decision}")
         assert text.index(sentence.replace("−", "-")) < text.index("Figures")
         assert all(line in text for line in details(result, quickstart[0]))
 
@@ -167,7 +167,7 @@ def test_a_coordinate_check_says_what_grows_and_every_slope():
     assert "do activations and updates keep their size as width grows?" in text
     assert "AdamW, tied embeddings" in text
     for found in coord_check.conclusions(part):
-        for line in conclusion(found, "width", name(found.parametrization)):
+        for line in conclusion(found, "width", rule_name(found.parametrization)):
             assert line.replace("−", "-") in text
     fitted = coord_check.slopes(part).query("layer == 'logits' and parametrization == 'sp'")
     for slope, high in fitted[["slope", "high"]].itertuples(index=False):

@@ -23,7 +23,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
-from mup_tpu.study.report import Ending, Report, Trial
+from mup_tpu.study.report import Ending, Report, StudyTrial
 from mup_tpu.study.trainer import fingerprint
 
 QUIET = Console(quiet=True)
@@ -169,9 +169,9 @@ def test_a_trial_is_a_value():
     study = Study("unused", scale={"width": [64]}, tune={"lr": [0.5]}, settings={"steps": 3, "data": "x"})
     (trial,) = study.trials()
     assert (trial.width, trial.lr, trial.steps, trial.data, trial.seed) == (64, 0.5, 3, "x", 0)
-    assert {trial: 1}[Trial("unused", trial.values)] == 1
-    assert Trial("unused", trial.values | {"width": 64.0}) == trial
-    others = [Trial("other", trial.values), Trial("unused", trial.values | {"steps": 4})]
+    assert {trial: 1}[StudyTrial("unused", trial.values)] == 1
+    assert StudyTrial("unused", trial.values | {"width": 64.0}) == trial
+    others = [StudyTrial("other", trial.values), StudyTrial("unused", trial.values | {"steps": 4})]
     assert trial not in others and len({trial.id, *(other.id for other in others)}) == 3
     with pytest.raises(AttributeError, match="cannot be changed"):
         trial.width = 128
@@ -181,7 +181,7 @@ def test_a_trial_is_a_value():
 
 def test_the_id_of_a_trial_stays_what_it_is():
     """Stored rows are found by it."""
-    trial = Trial("mine", {"width": 64, "lr": 0.5, "rule": "mup", "tied": True, "seed": 0})
+    trial = StudyTrial("mine", {"width": 64, "lr": 0.5, "rule": "mup", "tied": True, "seed": 0})
     assert trial.id == TRIAL_ID
 
 

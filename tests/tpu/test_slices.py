@@ -16,7 +16,7 @@ from mup_tpu.jobs.cluster import RayActors, slots
 from mup_tpu.jobs.driver import Failed, Finished, Started, run_jobs
 from mup_tpu.store import load_runs
 from mup_tpu.tpu.hosts import SliceKind
-from mup_tpu.training.record import Report
+from mup_tpu.training.record import PackProgress
 from mup_tpu.tuning import runner
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -148,7 +148,7 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
     assert len(runs) == 4 and runs["trial_id"].is_unique
     assert seen.count(Started()) == 2, "the pack was started twice"
     again = seen[seen.index(Started(), 1) :]
-    assert next(event for event in again if isinstance(event, Report)).step > 20, "it began anew"
+    assert next(event for event in again if isinstance(event, PackProgress)).step > 20, "it began anew"
     assert not psutil.wait_procs(lost, timeout=60)[1], "the worker that was lost is still there"
     wait_for_chips()
 

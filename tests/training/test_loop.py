@@ -14,7 +14,7 @@ import torch
 from mup_tpu.config import RunOptions
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.record import PackResult, Report
+from mup_tpu.training.record import PackProgress, PackResult
 
 on_device = functools.partial(RunOptions, device=os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
 
@@ -104,11 +104,11 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
     whole = run(trials, dataset, execution=execution, eval_every=8)
     options = on_device(execution=execution, eval_every=8, checkpoint_every=7)
     for event in PackRun(trials, dataset, options, tmp_path).steps():
-        if isinstance(event, Report) and event.step == 16:
+        if isinstance(event, PackProgress) and event.step == 16:
             break  # the generator is dropped here, as in a kill: nothing after step 14's checkpoint is kept
     steps = []
     for event in PackRun(trials, dataset, options, tmp_path).steps():
-        if isinstance(event, Report):
+        if isinstance(event, PackProgress):
             steps.append(event.step)
         else:
             resumed = event
@@ -132,7 +132,7 @@ def test_checkpoints_of_other_trials_are_not_taken(tiny, dataset, tmp_path):
 def test_reports_come_at_every_log_point(tiny, dataset):
     """And on TPUs at evaluations: a log point would stop the device."""
     every = {"eval_every" if on_device().device == "tpu" else "log_every": 8}
-    reports = [e for e in PackRun([tiny], dataset, on_device(**every)).steps() if isinstance(e, Report)]
+    reports = [e for e in PackRun([tiny], dataset, on_device(**every)).steps() if isinstance(e, PackProgress)]
     assert [r.step for r in reports] == [8, 16, 24, 30]
     assert all(r.rates.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
 
@@ -141,7 +141,7 @@ def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, 
     uninterrupted = run([tiny], dataset, eval_every=7)
     first = PackRun([tiny], dataset, on_device(eval_every=7), tmp_path)
     for event in first.steps():
-        if isinstance(event, Report) and event.step == 7:
+        if isinstance(event, PackProgress) and event.step == 7:
             first.preempt()
     assert isinstance(event, PackResult)
     assert event.rows[0]["status"] == "preempted"

@@ -14,7 +14,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.record import HORIZON_S, Meter, Rates, Report
+from mup_tpu.training.record import HORIZON_S, Meter, PackProgress, Rates
 
 
 class Clock:
@@ -111,7 +111,7 @@ def test_the_peak_of_a_cpu_is_measured_once():
 
 def report(losses, statuses, mfu=0.25):
     rates = Rates(1280, 12345.6, 11111.1, 4, mfu, 0.012, 100.0)
-    return Report(20, 50, losses, None, (2.0**-8,) * len(losses), statuses, rates)
+    return PackProgress(20, 50, losses, None, (2.0**-8,) * len(losses), statuses, rates)
 
 
 def test_a_line_tells_all_of_a_trial_and_the_best_of_several():

@@ -4,7 +4,7 @@ import pytest
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.devices.peak import TPU_TYPES
-from mup_tpu.tuning.sweep import Machine, forecast, this_machine, tpu
+from mup_tpu.tuning.sweep import Machine, forecast, machine_here, tpu
 
 BASE = Trial().replace(
     depth=3, head_size=32, sequence_length=64, batch_size=4, steps=50, corpus="x", optimizer="adamw"
@@ -83,7 +83,7 @@ def test_a_trial_alone_that_does_not_fit_is_told_from_a_pack_that_would_be_split
 
 
 def test_processes_that_split_a_trial_share_this_machine_s_memory():
-    alone, split = (this_machine(TRIALS, RunOptions(split_over=n)) for n in (1, 2))
+    alone, split = (machine_here(TRIALS, RunOptions(split_over=n)) for n in (1, 2))
     assert (alone.devices, split.devices, split.packs) == (1, 2, 1)
     assert split.name.startswith("2 ×") and split.memory_bytes < 0.6 * alone.memory_bytes
 

@@ -23,13 +23,13 @@ from mup_tpu.models import sizes, training_flops
 from mup_tpu.store import Store, StoredAxes
 from mup_tpu.store.header import load_predictions
 from mup_tpu.study.study import Study, load_study
-from mup_tpu.tuning.plan import LAUNCH_S, Machine, planned_of
+from mup_tpu.tuning.plan import LAUNCH_S, Speed, planned_of
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sequence import _grid_of
 from mup_tpu.tuning.target import goal_of_a_transformer, read_target
 from mup_tpu.words.plans import recipe_lines, write_recipe
 
-A100S = Machine(8 * 0.3 * 312e12, 8)
+A100S = Speed(8 * 0.3 * 312e12, 8)
 
 
 def test_the_expected_variance_is_that_of_predictions_of_drawn_optima():

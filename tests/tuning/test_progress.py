@@ -12,7 +12,7 @@ from mup_tpu.jobs.driver import Finished, Preparing, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.pools import InProcess
 from mup_tpu.store import Store
-from mup_tpu.training.record import Report
+from mup_tpu.training.record import PackProgress
 from mup_tpu.tuning.progress import TrialProgress
 from mup_tpu.tuning.runner import Corpora, Packs
 
@@ -42,7 +42,7 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
                     progress.started(job)
                 case Preparing():
                     progress.update(job, event.doing)
-                case Report():
+                case PackProgress():
                     progress.update(job, report=event)
                 case Finished():
                     progress.ended(job, event.result.rows)
@@ -59,7 +59,7 @@ def test_a_bar_says_what_a_pack_does_and_grows_with_its_steps(shown):
             case Preparing():
                 assert event.doing in lines[line] and "━" not in lines[line]
                 words.append(event.doing)
-            case Report():
+            case PackProgress():
                 assert "k tokens/s" in lines[line]
                 assert lines[line].count("━") / 24 == pytest.approx(event.step / event.steps, abs=1 / 24)
             case Finished():
@@ -73,7 +73,7 @@ def test_work_of_a_running_pack_counts_as_much_as_once_it_has_ended(shown):
     bars = [(type(event), lines[2].count("━") / 24) for event, lines in shown]
     first_end = [kind for kind, _ in bars].index(Finished)
     (last_kind, last), (_, ended) = bars[first_end - 1], bars[first_end]
-    assert last_kind is Report and 0 < ended < 1
+    assert last_kind is PackProgress and 0 < ended < 1
     assert last == pytest.approx(ended, abs=1 / 24)
 
 

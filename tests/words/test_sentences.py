@@ -14,18 +14,17 @@ from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.design import Batch, Cell
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.prediction import Cost as Regretted
-from mup_tpu.analysis.prediction import Predictions, RulePrediction, Score
+from mup_tpu.analysis.prediction import ExpectedCost, Predictions, RulePrediction, Score
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost
-from mup_tpu.analysis.scaling_law import Prediction
+from mup_tpu.analysis.scaling_law import ExpectedLoss
 from mup_tpu.analysis.verdict import Regret, Verdict
 from mup_tpu.store.header import KeptPrediction
 from mup_tpu.words import reasons, verdicts
 from mup_tpu.words.names import amount, bound, exponent, listed, number, power
 from mup_tpu.words.predictions import prediction, prediction_details
 from mup_tpu.words.reasons import because
-from mup_tpu.words.verdicts import commands, details, price, remedy, score, status, to_dict
+from mup_tpu.words.verdicts import commands, details, price, remedy, score_sentence, status, to_dict
 
 ANALYSIS = Path(reasons.__file__).parents[1]
 
@@ -282,9 +281,9 @@ KEPT = KeptPrediction(
 )  # fmt: skip
 def test_scores_of_predictions(x, loss, ending):
     start = "μP: at width 512, predicted on 2026-01-02 from 72 runs: learning rate 2^-6.00 = 0.0156 (95 % "
-    assert score(Score(KEPT, x, 0.01, loss)) == f"{start}0.011 to 0.0221); {ending}"
+    assert score_sentence(Score(KEPT, x, 0.01, loss)) == f"{start}0.011 to 0.0221); {ending}"
     unpredicted = Score(replace(KEPT, loss=None), -6.0, 0.01, 2.4)
-    assert score(unpredicted).endswith("; loss 2.400 nat, not predicted")
+    assert score_sentence(unpredicted).endswith("; loss 2.400 nat, not predicted")
 
 
 def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
@@ -302,8 +301,8 @@ def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
 
 MADE = RulePrediction(
     "mup", "width=1024", 1024.0, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5), (64.0, -8.2), (256.0, -8.1),
-    Regretted(0.002, 0.01), Regretted(0.2, 0.5), Regretted(0.003, 0.02), Prediction(2.0, 1.9, 2.1), None,
-    True, 4.0, False, 0.0, 0.0, (-9.0, -7.0), 0,
+    ExpectedCost(0.002, 0.01), ExpectedCost(0.2, 0.5), ExpectedCost(0.003, 0.02),
+    ExpectedLoss(2.0, 1.9, 2.1), None, True, 4.0, False, 0.0, 0.0, (-9.0, -7.0), 0,
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
 from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import TableError, extra_with, reason
 from mup_tpu.logs import TrainingLog
-from mup_tpu.store.header import FILE as STORE
+from mup_tpu.store.header import STORE_FILE
 from mup_tpu.store.runs import LOG_FILE
 
 # Columns of Ray Tune that say nothing of a trial
@@ -359,7 +359,7 @@ def _some(names: Iterable[Any]) -> str:
     return ", ".join(sorted(map(str, names))[:8])
 
 
-_OURS = (STORE, LOG_FILE)
+_OURS = (STORE_FILE, LOG_FILE)
 
 
 @dataclass(frozen=True)
@@ -413,7 +413,7 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
     if is_file(path):
         return read_file
     is_foreign = place.is_dir() and not any((place / name).exists() for name in _OURS)
-    if not is_foreign or next(place.glob(f"*/{STORE}"), None) is not None:  # a folder of our sweeps
+    if not is_foreign or next(place.glob(f"*/{STORE_FILE}"), None) is not None:  # a folder of our sweeps
         return None
     # A probe reads files, so it waits until they are read.
     is_read = any(next(place.rglob(reader.files), None) for reader in READERS if reader.files != "*")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from mup_tpu.errors import DataError, PackTooLarge
-from mup_tpu.jobs.driver import Job, Question
+from mup_tpu.jobs.driver import Job, Request
 
 
 class Count(Job):
@@ -96,13 +96,13 @@ class Asks(Count):
 
     def run(self, here):
         yield from super().run(here)
-        first = yield Question(1)
+        first = yield Request(1)
         yield "between"
         fell = self.folder / f"{self.name}.fell"
         if self.then == "dies later" and not fell.exists():
             fell.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return first, (yield Question(2))
+        return first, (yield Request(2))
 
 
 class Placed(Count):
