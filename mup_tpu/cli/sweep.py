@@ -176,7 +176,7 @@ def _show(folder: str, options: TableOptions = TableOptions()) -> None:
 def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:
     """Run a sweep, whole or until it is settled, then draw its figures and print its optima and verdict."""
     from mup_tpu.internals.processes import importing
-    from mup_tpu.jobs.machine_here import start_server
+    from mup_tpu.jobs.this_machine import start_server
 
     sweep = how.grid.change(sweep)
     trials = sweep.trials()  # raises for trials that are not allowed, before anything starts
