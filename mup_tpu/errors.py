@@ -6,7 +6,36 @@ catches them.
 
 import contextlib
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+
+_OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("options", default=None)
+
+
+def given(name: str, value: object = None) -> str:
+    """Write a field for a message, with its value: `chance=5.5`, or in a command `--chance 5.5`.
+
+    A message is written where its fact is known, and only the command line knows its options.
+    """
+    options = _OPTIONS.get()
+    if options is None:
+        return name if value is None else f"{name}={value!r}"
+    option = options.get(name, f"--{name.replace('_', '-')}")
+    if value is None or value is True:
+        return f"{option}COLUMN" if option.endswith("=") else option
+    text = shlex.quote(str(value))
+    return f"{option}{text}" if option.endswith("=") else f"{option} {text}"
+
+
+@contextlib.contextmanager
+def fields_as_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Let messages name options; those that are not called as their field stand in the mapping."""
+    token = _OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
 
 
 class MupTpuError(Exception):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.referee import Comparison
 from mup_tpu.cli import main
 from mup_tpu.cli.results import open_results
@@ -61,7 +60,7 @@ def names_in(folder: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def analysed():
     """Analyses of results folders, each made once."""
-    return functools.cache(lambda folder: analyze(load_table(folder)))
+    return functools.cache(lambda folder: TableOptions().analyze(TableOptions().load(str(folder))))
 
 
 @pytest.mark.parametrize("folder", by_name(SWEEPS, DAILY))

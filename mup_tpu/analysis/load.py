@@ -177,14 +177,9 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
         notes.append(Reason.of("scales not planned", scales=left_out))
     curves = load_curves(path)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
-    experiment = str(stored["experiment"].iloc[0])
-    script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
-    preset = ":H200" if experiment.endswith("_h200") else ""
-    is_ours = (Path(__file__).parents[2] / script).exists()
     table = replace(
         table,
         notes=(*table.notes, *notes),
-        command=f"mup-tpu sweep {script}{preset} --results {str(path).rstrip('/')}" if is_ours else None,
         history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY],
         stored=stored,
         planned=planned,

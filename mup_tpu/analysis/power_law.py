@@ -29,7 +29,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.trend import Pace, Priors, Trend
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.config.values import on_one_line
-from mup_tpu.errors import TableError
+from mup_tpu.errors import TableError, given
 
 _CELL = "cell"
 _SCATTER = 0.2  # scale of τ, octaves
@@ -151,7 +151,7 @@ def fit_power_laws(
             law has parameters.
     """
     if not scales:
-        raise TableError("a power law needs scales: give for example --scale width,depth")
+        raise TableError(f"a power law needs scales, such as {given('scale', 'width,depth')}")
     if twice := next((name for name in scales if scales.count(name) > 1), None):
         raise TableError(f"scales: {on_one_line(twice)} is given twice")
     rows, reading = read_rows(table, reading)

@@ -27,7 +27,7 @@ from mup_tpu.analysis.trend import LEAST, Mixture, Priors, Trend, claims, fit_tr
 from mup_tpu.analysis.valley import CURVATURE_SCATTER, Valley
 from mup_tpu.config import columns, on_one_line, parse_number
 from mup_tpu.config.columns import CONFIGURED, write_scale
-from mup_tpu.errors import ConfigError, TableError
+from mup_tpu.errors import ConfigError, TableError, given
 from mup_tpu.store.header import KeptPrediction, fingerprint
 
 # Most relative error of a measure's polynomial: sizes of networks are polynomials of their widths
@@ -49,7 +49,8 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
     A name is the scale itself, or a column with one value per scale, such as params or flops.
     """
     if not at:
-        raise TableError(f"a prediction needs a target: give --at {table.columns.scale}=VALUE")
+        target = f"{table.columns.scale}={2 * table.runs['scale'].max():g}"
+        raise TableError(f"a prediction needs a target, such as {given('at', target)}")
     for text in at:
         if not all(part.partition("=")[0].strip() and "=" in part for part in text.split(",")):
             raise TableError(f"at {on_one_line(text)} is not NAME=VALUE; write for example width=4096")
@@ -119,7 +120,7 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
                 grow += [column] if first.is_unique else []
         listed = ", ".join(f"{column}=VALUE" for column in grow[:6])
         has_sizes = table.stored is not None or bool(rows[table.columns.params].notna().all())
-        hint = "" if has_sizes else " (--columns params=COLUMN names a table's parameters)"
+        hint = "" if has_sizes else f" ({given('params')} names the column of parameters)"
         raise TableError(
             f"at {name!r}: the table does not say how {name} follows {scale_column}{hint}; give {listed}"
         )

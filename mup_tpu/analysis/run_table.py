@@ -44,7 +44,7 @@ class RunTable:
     name: str
     cost_unit: str = ""  # Unit of the column cost
     command: str | None = None
-    """Command line that adds runs; None unless an experiment's script made the results folder."""
+    """Command line that adds runs, where one is known."""
     history: pd.DataFrame | None = None
     """Training losses by step, where known: compared, scale, x, seed, step, loss."""
     stored: pd.DataFrame | None = None

@@ -14,7 +14,15 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, distinct, list_of, means, plain_name, short_name
+from mup_tpu.analysis.ingest.table_columns import (
+    Columns,
+    Usual,
+    distinct,
+    list_of,
+    means,
+    plain_name,
+    short_name,
+)
 from mup_tpu.analysis.ingest.table_values import Reading, States, meanings, numbers, plain_sizes
 from mup_tpu.analysis.ingest.tables import at_logged_steps, last_steps
 from mup_tpu.analysis.reasons import Reason
@@ -32,7 +40,7 @@ from mup_tpu.analysis.run_table import (
 )
 from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED, label
-from mup_tpu.errors import TableError
+from mup_tpu.errors import TableError, given
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 MERGE_OCTAVES = 0.02  # distance below which two learning rates are one: they differ by rounding
@@ -125,7 +133,7 @@ def _with_a_result(
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Select runs that say something of their trial; return how each ended."""
     column = columns.status
-    if column == Columns().status and column not in table:  # trackers export it as State
+    if isinstance(column, Usual) and column not in table:  # trackers export it as State
         column = next((c for c in table.columns if str(c).lower() in ("status", "state")), "")
     if column in table and table[column].notna().any():
         ended = meanings(table[column], states).astype(ENDS)
@@ -293,20 +301,19 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
 def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
     needed = (columns.scale, columns.hyperparameter, columns.loss)
     missing = [column for column in needed if column not in table]
-    defaults = Columns()
     for f in fields(columns):
         named = getattr(columns, f.name)
         for column in (named,) if isinstance(named, str) and f.name != "unit" else ():
-            if column and column != getattr(defaults, f.name) and column not in (*table, *missing):
+            if column and not isinstance(column, Usual) and column not in (*table, *missing):
                 missing.append(column)
     if missing:
         hints = {
-            defaults.scale: "--scale names the scale",
-            defaults.hyperparameter: "--tune the tuned column",
+            Columns.scale: f"{given('scale')} names the scale",
+            Columns.hyperparameter: f"{given('hyperparameter')} the tuned column",
         }
         numeric = [str(name) for name in table if table[name].dtype.kind == "f" and not means(name)]
         if columns.loss in missing and numeric:
-            hints[columns.loss] = f"--columns loss={numeric[0]} takes {' or '.join(numeric[:4])} for the loss"
+            hints[columns.loss] = f"{given('loss', numeric[0])} takes it for the loss"
         hint = ", ".join(hints[column] for column in missing if column in hints)
         raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
     if len(set(needed)) < len(needed):
@@ -324,15 +331,17 @@ def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str
         if len(distinct) > 1:
             values = ", ".join(map(on_one_line, sorted(distinct)[:4]))
             follows = table[column].map(str).groupby(table[columns.scale]).nunique().max() == 1
-            ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
-            if known.dtype.kind in "iuf":
-                other = f"if it is tuned too, --tune {columns.hyperparameter},{column}"
-                other += f"; if it grows, --scale {column}, at one {columns.scale}"
-            else:
-                other = f"--compare {column} compares them"
+            one = given("where", f"{column}={distinct[0]}")
+            other = ""
+            if follows:
+                other = f"{given('along', column)} if it grows with {columns.scale} as meant, or "
+            elif known.dtype.kind == "O":
+                other = f"{given('parametrization', column)} to compare them, or "
+            elif _TUNED.search(plain_name(column)):
+                tuned = given("hyperparameter", f"{columns.hyperparameter},{column}")
+                other = f"{tuned} if it is tuned too, or "
             raise TableError(
-                f"table mixes several {label(column)}s (column {column!r}: {values}); compare runs of one "
-                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; {other}"
+                f"table mixes several {label(column)}s (column {column!r}: {values}); give {other}{one}"
             )
 
 
@@ -399,14 +408,17 @@ def _differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
         if table[column].dtype.kind in "iuf":
             one, *others = [f"{value:g}" for value in table.loc[rows, column].unique()]
             options = (
-                f"--where {column}={one} holds it, --columns seed={column} takes it for replicates, "
-                f"mup-tpu predict --scale {columns.scale},{column} fits both"
+                f"{given('where', f'{column}={one}')} holds it, {given('seed', column)} takes it for "
+                f"replicates, a prediction with {given('scale', f'{columns.scale},{column}')} fits both"
             )
             shown.append(f"{column} ({', '.join([one, *others][:4])}: {options})")
         else:
             first, *others = sorted(table[column].map(str).unique())
             listed = ", ".join(map(repr, [first, *others][:4]))
-            options = f"{listed}: --compare {column} compares them, --where {column}={first} takes one"
+            options = (
+                f"{listed}: {given('parametrization', column)} compares them, "
+                f"{given('where', f'{column}={first}')} takes one"
+            )
             shown.append(f"{column} ({options if len(others) < _MOST_RULES else 'a name a run'})")
     return ", ".join(shown)
 

@@ -45,7 +45,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, toleranc
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
 from mup_tpu.analysis.verdict import DELTA, PLAIN, Decision, Question, Regret, Verdict, decide
-from mup_tpu.errors import TableError
+from mup_tpu.errors import TableError, given
 
 MOST = 4  # Most hyperparameters of one surface
 _MISSED = 0.1  # Standard error of the surface at a point by itself, as a share of its rise
@@ -304,7 +304,7 @@ def _checked(
             value = "text" if rows[name].dtype.kind not in "iuf" else f"{rows[name].min():g}"
             raise TableError(
                 f"{name} must be a number above 0 in every row, since its log2 is fitted, and is {value} in "
-                f"one; --where '{name}>=LEAST' leaves such rows out"
+                f"one; give {given('where', f'{name}>0')}"
             )
     first, *others = tuned
     along = [name for name in (columns.scale, columns.parametrization) if name in rows]

@@ -159,7 +159,7 @@ class TransferAnalysis:
     epsilon: float  # Largest regret that does not matter, in the unit of the loss
     delta: float  # Largest drift exponent that does not matter
     command: str | None = None
-    """Command line that adds runs to the table; None unless an experiment's script made it."""
+    """Command line that adds runs to the table, where one is known."""
 
     @property
     def scale(self) -> str:

@@ -27,7 +27,15 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mup_tpu.config.values import VisibleFormatter, visible
-from mup_tpu.errors import ConfigError, MupTpuError, TableError, extra_with, not_installed, reason
+from mup_tpu.errors import (
+    ConfigError,
+    MupTpuError,
+    TableError,
+    extra_with,
+    fields_as_options,
+    not_installed,
+    reason,
+)
 from mup_tpu.files import Folder
 
 if TYPE_CHECKING:
@@ -148,12 +156,22 @@ def _format_warning(
     return visible(_plain_format_warning(message, category, filename, *arguments, **options))
 
 
+# Field in a message -> its option, where that has another name
+OPTIONS = {
+    "hyperparameter": "--tune",
+    "parametrization": "--compare",
+    "unit": "--loss-unit",
+    **{role: f"--columns {role}=" for role in ("loss", "seed", "status", "step", "params", "tokens", "cost")},
+}
+
+
 def guard(call: Callable[[], Any]) -> None:
     """Run a command; an error that the user can mend becomes one sentence and an exit code."""
     prepare_streams()
     Console.failure = None
     try:
-        call()
+        with fields_as_options(OPTIONS):
+            call()
         sys.stdout.flush()  # here an error still becomes a sentence
         if Console.failure is not None:
             raise Console.failure

@@ -6,6 +6,7 @@ Signatures of commands hold them, so this module imports the analysis only in fu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mup_tpu.config.options import Repeated
@@ -129,8 +130,15 @@ class TableOptions:
         """Read and check a results folder or table, or several tables as one."""
         from mup_tpu.analysis import load_table
 
-        path = paths[0] if len(paths) == 1 else paths
-        return load_table(path, self.reading(*paths))
+        table = load_table(paths[0] if len(paths) == 1 else paths, self.reading(*paths))
+        if table.stored is None:
+            return table
+        # Our experiments' scripts take the results folder as an option.
+        experiment = str(table.stored["experiment"].iloc[0])
+        script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
+        preset = ":H200" if experiment.endswith("_h200") else ""
+        command = f"mup-tpu sweep {script}{preset} --results {paths[0].rstrip('/')}"
+        return replace(table, command=command if (Path(__file__).parents[2] / script).exists() else None)
 
     def analyze(self, table: RunTable, whole: bool = True) -> TransferAnalysis:
         from mup_tpu.analysis import analyze

@@ -18,9 +18,8 @@ from mup_tpu.config.values import (
     parse_seconds,
     require_above_zero,
     require_valid,
-    shown,
 )
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, given
 
 
 def _path(text: str) -> str:
@@ -98,8 +97,8 @@ class RunOptions:
         in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
         if self.split_over > 1 and self.device != "xla" and not in_turns:
             raise ConfigError(
-                "split_over needs device cpu, cuda or xla, and of the first two members in turns "
-                "(--execution loop) and no --compile"
+                f"{given('split_over', self.split_over)} needs device cpu, cuda or xla, and of the first two "
+                f"members in turns ({given('execution', 'loop')}) and no {given('compile')}"
             )
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
@@ -151,7 +150,7 @@ class SequenceOptions:
     def __post_init__(self) -> None:
         require_valid(self)
         if self.budget is not None and not self.until_settled:
-            raise ConfigError(f"budget {shown(self.budget)} requires until_settled: give both")
+            raise ConfigError(f"{given('budget', self.budget)} needs {given('until_settled')}")
         self.seconds  # noqa: B018 (checks budget)
 
     @property
@@ -173,9 +172,9 @@ class DryRunOptions:
     def __post_init__(self) -> None:
         require_valid(self)
         if self.on is not None and not self.dry_run:
-            raise ConfigError(f"on {shown(self.on)} requires dry_run: give both")
+            raise ConfigError(f"{given('on', self.on)} needs {given('dry_run')}")
         if self.mfu != DryRunOptions.mfu and not self.dry_run:
-            raise ConfigError(f"mfu {self.mfu:g} requires dry_run: give both")
+            raise ConfigError(f"{given('mfu', self.mfu)} needs {given('dry_run')}")
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class TransferOptions:
     def split(self, scale: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the fields that grow, and other changes: steps and batch size if `scale` lacks them."""
         fields: dict[str, Any] = {}
-        for text in (part for given in self.at for part in given.split(",")):
+        for text in (part for one in self.at for part in one.split(",")):
             name, equals, value = text.partition("=")
             if not equals:
                 raise ConfigError(f"at {text!r} is not FIELD=VALUE; write for example depth=8")
@@ -207,7 +206,7 @@ class TransferOptions:
                 )
             fields[name] = parse_value(name, value, "at")
         if not fields:
-            raise ConfigError("transfer needs a target: give --at FIELD=VALUE, such as --at width=1024")
+            raise ConfigError(f"transfer needs a target, such as {given('at', 'width=1024')}")
         changes = {n: v for n, v in fields.items() if n in ("steps", "batch_size") and n not in scale}
         if len(changes) == len(fields):
             return fields, {}
@@ -218,7 +217,7 @@ class TransferOptions:
         rules = dict.fromkeys(self.compare or (stored if len(stored) == 1 else ("mup",)))
         if lacking := next((rule for rule in rules if rule not in stored), None):
             raise ConfigError(
-                f"results folder {path} has no trial of {lacking}: give --compare {' or '.join(stored)}"
+                f"results folder {path} has no trial of {lacking}: give {given('compare', stored[0])}"
             )
         return tuple(rules)
 

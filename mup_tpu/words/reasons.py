@@ -12,6 +12,7 @@ from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import label, write_scale
+from mup_tpu.errors import given
 from mup_tpu.words.names import amount, listed
 
 _ORDINALS = {4: "a fourth", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an eighth"}
@@ -42,7 +43,11 @@ def _states_left_out(values: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in values["counts"].items())
     left_out = f"{counts} runs left out, since they have no result"
     lost = next((s for s in values["counts"] if s.lower() in ("crashed", "failed", "failure", "fail")), "")
-    return left_out + (f"; --states {lost}=diverged if they diverged" if lost else "")
+    return left_out + (f"; {given('states', f'{lost}=diverged')} if they diverged" if lost else "")
+
+
+def _one(values: Mapping[str, Any], value: object) -> str:
+    return f"{values['name']}={value}"
 
 
 _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProxyType(
@@ -122,11 +127,11 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "columns guessed": lambda v: (
             "columns recognized by their names: "
             f"{', '.join(f'{name} ({meaning})' for name, meaning in v['meanings'].items())}; "
-            f"to choose others: {', '.join(v['flags'])}"
+            f"to choose others: {', '.join(map(given, v['fields']))}"
         ),
         "column chosen": lambda v: (
             f"the {v['meaning']} is {on_one_line(v['name'])}, not "
-            f"{list_of(v['others'])} ({v['flag']} chooses another)"
+            f"{list_of(v['others'])} ({given(v['field'])} chooses another)"
         ),
         "peak of a schedule": "the learning rate is the largest value of {name} in each run, which logs a "
         "schedule",
@@ -148,14 +153,22 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "perplexity converted": "{name} is a perplexity, converted to nat per token by its logarithm",
         "unit unknown": "{name} may not be in nat per token: regrets and ε are in its unit",
         "maximized": "{name} is maximized: regrets and ε are in its unit",
-        "epsilon by share": "ε is {epsilon:.3g} {unit}, {share:.0%} of the difference between the "
-        "scales' best values; --epsilon sets another",
-        "confounded": "{name} changes with {scale} ({pairs}), so a drift may be of either; --along {name} "
-        "says that it is meant",
+        "epsilon by share": lambda v: (
+            f"ε is {v['epsilon']:.3g} {v['unit']}, {v['share']:.0%} of the difference between the scales' "
+            f"best values; {given('epsilon')} sets another"
+        ),
+        "confounded": lambda v: (
+            f"{v['name']} changes with {v['scale']} ({v['pairs']}), so a drift may be of either; "
+            f"{given('along', v['name'])} says that it is meant"
+        ),
         "mixed": lambda v: (
             f"{v['name']} differs among the runs of one {v['scale']} ({v['listed']}): compare runs of one, "
-            f"by --where {v['name']}={v['first']}"
-            + (f"; if it is tuned too, --tune {v['tune']} analyses both" if v["tune"] else "")
+            f"by {given('where', _one(v, v['first']))}"
+            + (
+                f"; if it is tuned too, {given('hyperparameter', v['tune'])} analyses both"
+                if v["tune"]
+                else ""
+            )
         ),
         "refused by conditions": "{count} runs refused by {conditions}: they count as +inf, and bound an "
         "optimum under that constraint",
@@ -168,14 +181,17 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"{v['step']:g} as most do: {list_of(v['runs'])}; write inf as the last loss of a diverged run"
         ),
         "varies inside cells": lambda v: (
-            f"{v['name']} varies inside cells ({', '.join(map(repr, v['listed'][:4]))}: --compare "
-            f"{v['name']} compares them, --where {v['name']}={v['listed'][0]} takes one)"
+            f"{v['name']} varies inside cells ({', '.join(map(repr, v['listed'][:4]))}: "
+            f"{given('parametrization', v['name'])} compares them, "
+            f"{given('where', _one(v, v['listed'][0]))} takes one)"
         ),
         "runs stopped early": "{count} runs stopped early are kept, as +inf: they bound the optimum, and no "
         "fit uses their loss",
         "runs diverged": "{count} diverged runs are kept, as +inf",
-        "blown up": "{count} runs count as diverged: their losses, {least:.3g} and more, lie far above those "
-        "at the smallest values (--chance gives the loss of guessing)",
+        "blown up": lambda v: (
+            f"{v['count']} runs count as diverged: their losses, {v['least']:.3g} and more, lie far above "
+            f"those at the smallest values ({given('chance')} gives the loss of guessing)"
+        ),
         "runs at 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "runs at scale 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "unequal seeds": "unequal seeds: cells have {least} to {most} runs, so means come from a model with "

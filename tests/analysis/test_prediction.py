@@ -104,7 +104,7 @@ def test_flops_that_rows_lack_are_those_of_the_parameters_that_a_token_uses():
 @pytest.mark.parametrize(
     ("at", "sentence"),
     [
-        ([], "a prediction needs a target: give --at width=VALUE"),
+        ([], "a prediction needs a target, such as at='width=1024'"),
         ("4096", "at 4096 is not NAME=VALUE; write for example width=4096"),
         ("=3", "at =3 is not NAME=VALUE; write for example width=4096"),
         ("width=", "at width= is not allowed: its value must be a finite number above 0"),
@@ -124,7 +124,7 @@ def test_targets_that_cannot_be_are_one_sentence(at, sentence):
 
 def test_a_table_whose_parameters_have_another_name_says_which_flag_names_them():
     runs = valley_runs().rename(columns={"params_non_embedding": "weights"})
-    with pytest.raises(TableError, match=r"how params follows width \(--columns params=COLUMN names a table"):
+    with pytest.raises(TableError, match=r"how params follows width \(params names the column"):
         predict(runs, "params=1.3e9")
     named = check_table(runs, Reading(Columns(params="weights")))
     assert predict(named, f"params={12 * 4096**2}").predictions[0].scale == pytest.approx(4096)

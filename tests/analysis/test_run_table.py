@@ -166,28 +166,28 @@ def test_runs_that_clash_say_in_which_columns_they_differ_and_the_option_for_eac
         check_table(of_rules(host="a"))
     said = str(caught.value)
     assert "two runs of all, scale 64, 2^-9, seed 0 have different losses" in said
-    assert "they differ in rule ('mup', 'sp': --compare rule compares them, --where" in said
-    assert "rule=mup takes one), run_name (a name a run)" in said and "host" not in said
+    assert "they differ in rule ('mup', 'sp': parametrization='rule' compares them, where" in said
+    assert "='rule=mup' takes one), run_name (a name a run)" in said and "host" not in said
     assert len(check_table(of_rules(), Reading(Columns(parametrization="rule"))).runs) == 12
-    with pytest.raises(TableError, match=r"they differ in run \(0, 1: .* --columns seed=run takes it for"):
+    with pytest.raises(TableError, match=r"they differ in run \(0, 1: .* seed='run' takes it for"):
         check_table(runs().drop(columns="seed").assign(run=[0, 1] * 6))
 
 
 def test_runs_of_several_batches_say_how_to_hold_the_batch_or_to_fit_both_scales():
     """A table of lr × batch × N, whose rates lie on no grid of their own."""
     table = runs().drop(columns="seed").rename(columns={"width": "N"}).assign(batch=[32.0, 64.0] * 6)
-    with pytest.raises(TableError, match="no column 'width'; it has .*; --scale names the scale$"):
+    with pytest.raises(TableError, match="no column 'width'; it has .*; scale names the scale$"):
         check_table(table.rename(columns={"N": "units"}))
     with pytest.raises(TableError) as caught:
         check_table(table)
-    assert "batch (32, 64: --where batch=32 holds it" in str(caught.value)
-    assert "mup-tpu predict --scale N,batch fits both)" in str(caught.value)
+    assert "batch (32, 64: where='batch=32' holds it" in str(caught.value)
+    assert "a prediction with scale='N,batch' fits both)" in str(caught.value)
 
 
 def test_a_setting_that_varies_inside_cells_is_said_whatever_tells_their_runs_apart():
     table = check_table(of_rules(), Reading(Columns(seed="run_name")))
     assert any(
-        "rule varies inside cells ('mup', 'sp': --compare rule compares them" in note
+        "rule varies inside cells ('mup', 'sp': parametrization='rule' compares them" in note
         for note in notes_of(table)
     )
     assert not any(
@@ -206,13 +206,13 @@ def test_near_values_of_one_seed_are_two_runs_and_no_clash():
 
 def test_a_ladder_is_read_where_the_columns_that_change_with_its_scale_are_named():
     shapes = runs().assign(depth=[12] * 6 + [3] * 6)
-    with pytest.raises(TableError, match="mixes several depths .*; if it changes with width, --along depth"):
+    with pytest.raises(TableError, match="mixes several depths .*; give along='depth' if it grows"):
         check_table(shapes)
     table = check_table(shapes, Reading(Columns(along=("depth",))))
     pd.testing.assert_frame_equal(table.runs, check_table(runs()).runs)
     with pytest.raises(TableError) as caught:  # which no ladder is
         check_table(runs().assign(depth=[12, 3] * 6))
-    assert "--along" not in str(caught.value)
+    assert "along" not in str(caught.value)
 
 
 def test_what_is_compared_may_vary_and_nothing_else():
@@ -287,8 +287,8 @@ def test_states_that_are_not_known_are_listed_with_how_to_map_them():
     frame = runs().assign(status=["ok", "cooked", "ok", None] + ["finished"] * 8)
     with pytest.raises(
         TableError,
-        match=r"status has states that are not known: 'ok' \(2 rows\), .*'empty' \(1 rows\); say .*"
-        "--states",
+        match=r"status has states that are not known: 'ok' \(2 rows\), .*'empty' \(1 rows\); give "
+        "states='ok=unfinished'",
     ):
         check_table(frame)
     table = check_table(frame, Reading(states=States(("OK",), ("cooked",), ("empty",))))

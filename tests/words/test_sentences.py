@@ -78,7 +78,7 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
         ),
         (
             Reason.of("states left out", counts={"failed": 2, "running": 1}),
-            "2 failed, 1 running runs left out, since they have no result; --states failed=diverged if they "
+            "2 failed, 1 running runs left out, since they have no result; states='failed=diverged' if they "
             "diverged",
         ),
         (
@@ -91,7 +91,8 @@ COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
         ),
         (
             Reason.of("varies inside cells", name="rule", listed=["a", "b"]),
-            "rule varies inside cells ('a', 'b': --compare rule compares them, --where rule=a takes one)",
+            "rule varies inside cells ('a', 'b': parametrization='rule' compares them, where='rule=a' takes "
+            "one)",
         ),
         (
             Reason.of("runs at 0", count=3, column="lr"),

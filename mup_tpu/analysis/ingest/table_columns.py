@@ -14,26 +14,31 @@ import pandas as pd
 
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import on_one_line
-from mup_tpu.errors import TableError
+from mup_tpu.errors import TableError, given
+
+
+class Usual(str):
+    """Usual name of a column: where nobody has chosen it, another name of the same meaning may be meant."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """Names of a table's columns."""
 
-    scale: str = "width"  # Scale: a size of the model or of its training, such as width
-    hyperparameter: str = "lr"
+    scale: str = Usual("width")  # Scale: a size of the model or of its training, such as width
+    hyperparameter: str = Usual("lr")
     """Tuned hyperparameter, plain; it is compared on a log2 axis, where 0 is a point of its own."""
-    loss: str = "loss"  # Result of a run, nat per token; empty or infinite where it diverged
-    loss_error: str = "loss_err"  # Standard error of the loss, in a table of means; optional
-    seed: str = "seed"  # Replicate; optional
-    parametrization: str = "parametrization"  # Axis that is compared; optional
-    status: str = "status"  # State of a run, such as finished; optional
-    step: str = "step"  # Step, in a table with a row per step; the last row is the run's result. Optional.
-    params: str = "params_non_embedding"  # Parameters without embeddings; optional
-    tokens: str = "tokens"  # Tokens a run was trained on; optional
+    loss: str = Usual("loss")  # Result of a run, nat per token; empty or infinite where it diverged
+    loss_error: str = Usual("loss_err")  # Standard error of the loss, in a table of means; optional
+    seed: str = Usual("seed")  # Replicate; optional
+    parametrization: str = Usual("parametrization")  # Axis that is compared; optional
+    status: str = Usual("status")  # State of a run, such as finished; optional
+    step: str = Usual("step")
+    """Step, in a table with a row per step; the last row is the run's result. Optional."""
+    params: str = Usual("params_non_embedding")  # Parameters without embeddings; optional
+    tokens: str = Usual("tokens")  # Tokens a run was trained on; optional
     cost: str = ""  # Cost of a run; optional. By default wall_time_s (s), or else flops (FLOP).
-    purchase: str = "purchase"  # Number of the purchase, in a sequence; optional
+    purchase: str = Usual("purchase")  # Number of the purchase, in a sequence; optional
     along: tuple[str, ...] = ()  # Other columns that change with the scale, as on a ladder
     unit: str = "nat"  # Unit of losses and regrets: nat, or the name of a metric that is in none
     is_per_token: bool = True  # Whether nat are those of a token; a study may be of images
@@ -63,15 +68,6 @@ _USUAL = {
 }
 _NAMES = {what: tuple(names.split()) for what, names in _USUAL.items()}
 
-_FLAGS = {
-    "scale": "--scale",
-    "hyperparameter": "--tune",
-    "loss": "--columns loss=COLUMN",
-    "seed": "--columns seed=COLUMN",
-    "parametrization": "--compare",
-    "step": "--columns step=COLUMN",
-    "params": "--columns params=COLUMN",
-}
 # Scales; the first that varies is taken
 _SCALES = ("width", "depth", "size", "batch size", "tokens")
 
@@ -119,7 +115,7 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     defaults, names = Columns(), dict[str, Any]()
     notes: list[Reason] = []
     for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):
-        if (named := getattr(columns, part)) != getattr(defaults, part):
+        if not isinstance(named := getattr(columns, part), Usual):
             names[part] = named
             continue
         find = {"hyperparameter": _find_rate, "scale": find_scale}.get(part)
@@ -137,11 +133,15 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         if (exponents.abs() <= 30).all():
             notes.append(Reason.of("learning rate from its logarithm", base=base, name=name))
             table = table.assign(lr=base**exponents)
-    if columns.step == defaults.step not in table and (step := _find(table, "step", "step", notes)):
+    if (
+        isinstance(columns.step, Usual)
+        and columns.step not in table
+        and (step := _find(table, "step", "step", notes))
+    ):
         keys = [key for key in names.values() if key in table and means(key) != "loss"]
         if keys and table[keys].astype(str).duplicated().any():
             names["step"] = step
-    if columns.params == defaults.params and defaults.params not in table:
+    if isinstance(columns.params, Usual) and columns.params not in table:
         sizes = [c for c in table if means(c) == "size" and c not in names.values()]
         names |= {"params": str(sizes[0])} if len(sizes) == 1 else {}
     guessed = {part: column for part, column in names.items() if column != getattr(columns, part)}
@@ -153,8 +153,7 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     ]
     if guessed:
         meanings = {on_one_line(column): _called(part, column) for part, column in guessed.items()}
-        flags = [_FLAGS[part] for part in guessed]
-        notes.insert(0, Reason.of("columns guessed", meanings=meanings, flags=flags))
+        notes.insert(0, Reason.of("columns guessed", meanings=meanings, fields=[*guessed]))
     return table, replace(columns, **names, along=(*columns.along, *passed_over)), notes
 
 
@@ -205,13 +204,13 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
     differ = [(rank, name) for rank, name in others if not is_same(name)]
     if part in ("scale", "loss"):
         same = [name for rank, name in differ if part != "loss" and rank[0] == first[0] or rank == first]
-        called, flag = _called(part, str(column)), _FLAGS[part]
+        called = _called(part, str(column))
         if same and first[0] != _EXACT:
             both = " and ".join(map(on_one_line, [column, same[0]]))
-            raise TableError(f"columns {both} may both be the {called}: say which with {flag}")
+            raise TableError(f"columns {both} may both be the {called}: give {given(part, column)}")
         if differ:
             rest = [name for _, name in differ]
-            notes.append(Reason.of("column chosen", meaning=called, name=column, others=rest, flag=flag))
+            notes.append(Reason.of("column chosen", meaning=called, name=column, others=rest, field=part))
     return str(column)
 
 
@@ -246,12 +245,12 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
         pair = [str(name) for name in table if name in (best, rivals[0])]
         raise TableError(
             f"columns {' and '.join(map(on_one_line, pair))} may both be the learning rate "
-            f"({rows_of_both(*(rates[name] for name in pair))}): say which with {_FLAGS['hyperparameter']}"
+            f"({rows_of_both(*(rates[name] for name in pair))}): give {given('hyperparameter', pair[0])}"
         )
     others = [n for n in ranks if n != best and not _is_copy(table, n, best)]
     if others:
         chosen = {"meaning": "learning rate", "name": best, "others": others}
-        notes.append(Reason.of("column chosen", **chosen, flag=_FLAGS["hyperparameter"]))
+        notes.append(Reason.of("column chosen", **chosen, field="hyperparameter"))
     return best
 
 

@@ -20,7 +20,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
 from mup_tpu.config import require_above_zero, shown
 from mup_tpu.config.values import require_one_of
-from mup_tpu.errors import TableError
+from mup_tpu.errors import TableError, given
 from mup_tpu.store import Condition
 
 # States of Weights & Biases, MLflow, Ray Tune, Optuna, Slurm and this package, by their meaning
@@ -64,9 +64,10 @@ def meanings(column: pd.Series, states: States) -> pd.Series:
             meaning[_state(state)] = f.name
     unknown = [f"{state!r} ({count} rows)" for state, count in counts.items() if state not in meaning]
     if unknown:
+        first = next(state for state in counts.index if state not in meaning)
         raise TableError(
-            f"{column.name} has states that are not known: {_list(unknown)}; say what they mean with "
-            "--states STATE=finished, diverged or unfinished (which are left out)"
+            f"{column.name} has states that are not known: {_list(unknown)}; give "
+            f"{given('states', f'{first}=unfinished')} (left out), or =finished or =diverged"
         )
     return named.map(meaning)
 
@@ -251,7 +252,9 @@ class LossUnit:
             unit = named[0] if named else "bit" if is_bit else "nat"
         if self.maximize:
             if unit != "score" and (means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column))):
-                raise TableError(f"{column} is a loss, of which less is better: leave --maximize out")
+                raise TableError(
+                    f"{column} is a loss, of which less is better: leave out {given('maximize')}"
+                )
             negative = rows.assign(loss=-rows["loss"])
             return (
                 negative,
@@ -264,8 +267,8 @@ class LossUnit:
             return rows, replace(columns, unit=column), Reason.of("unit unknown", name=column)
         if unit == "score":
             raise TableError(
-                f"{column} is a score, of which higher is better: add --maximize, name a loss by "
-                "--columns loss=COLUMN, or add --loss-unit nat if this is a loss"
+                f"{column} is a score, of which higher is better: give {given('maximize', True)}, or "
+                f"{given('unit', 'nat')} if it is a loss"
             )
         if unit == "perplexity":
             if (bad := rows.index[~(rows["loss"].isna() | (rows["loss"] > 0))]).size:
@@ -278,7 +281,8 @@ class LossUnit:
             if self.bytes_per_token is None:
                 raise TableError(
                     f"{column} is in bits per byte, and the analysis in nat per token: "
-                    "give --bytes-per-token, the bytes of text in a token, or --loss-unit nat if it is not"
+                    f"give {given('bytes_per_token')}, the bytes of text in a token, or "
+                    f"{given('unit', 'nat')} if it is not"
                 )
             factor *= self.bytes_per_token
         nat = rows.assign(loss=rows["loss"] * factor, loss_error=rows["loss_error"] * factor)

@@ -22,6 +22,7 @@ import pandas as pd
 from mup_tpu.analysis.ingest.table_columns import (
     ROUNDING,
     Columns,
+    Usual,
     list_of,
     means,
     plain_name,
@@ -33,7 +34,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import HISTORY, RUN, power
 from mup_tpu.config import parse_number, shown
 from mup_tpu.config.values import as_number
-from mup_tpu.errors import ConfigError, TableError, not_installed, reason
+from mup_tpu.errors import ConfigError, TableError, given, not_installed, reason
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 # Suffix of a file -> its kind
@@ -394,7 +395,8 @@ def _with_set_rates(
     # In place of a schedule's values, in the table's only column, come the rates that were set: those in the
     # names of the runs, or the largest value of each run's steps.
     logged = [str(name) for name in table if means(name) == "lr"]
-    if len(logged) != 1 or not names or columns.hyperparameter in (*set(table) - {"lr"},):
+    is_chosen = columns.hyperparameter in table and not isinstance(columns.hyperparameter, Usual)
+    if len(logged) != 1 or not names or is_chosen:
         return table, []
     rate = rough_numbers(table[logged[0]])
     for name in names:
@@ -408,7 +410,7 @@ def _with_set_rates(
         if share.max() > 1 + ROUNDING:
             raise TableError(
                 f"column {logged[0]} and the names of the runs (column {name}) may both be the learning rate "
-                f"({rows_of_both(rate, named)}): say which with --tune, or take one away"
+                f"({rows_of_both(rate, named)}): give {given('hyperparameter', logged[0])}"
             )
         settings_note = Reason.of(
             "settings in names", settings=["lr"], name=name, example=table[name].iloc[0]

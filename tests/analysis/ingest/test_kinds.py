@@ -5,6 +5,7 @@ A kind writes `RUNS` and returns its path; `KINDS` has its options and the answe
 """
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +16,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from mup_tpu import cli
 from mup_tpu.analysis import load_table
 from mup_tpu.analysis.ingest.readers import find_reader, metrics_of
 from mup_tpu.analysis.ingest.tables import read_file
+from mup_tpu.cli.console import OPTIONS
 from mup_tpu.cli.table import TableOptions
-from mup_tpu.errors import MupTpuError, TableError
+from mup_tpu.errors import MupTpuError, TableError, fields_as_options
 from mup_tpu.words.reasons import notes
 
 WIDTHS, EXPONENTS = (64, 128, 256), range(-10, -5)
@@ -243,7 +246,7 @@ text(
     "two rates",
     RATE.assign(lr=RUNS["lr"] * np.where(RUNS["width"] > 64, 2, 0.5)),
     error="columns learning_rate and lr may both be the learning rate (row 0: 0.000976562 and 0.000488281, "
-    "row 1: 0.00195312 and 0.000976562, row 2: 0.00390625 and 0.00195312): say which with --tune",
+    "row 1: 0.00195312 and 0.000976562, row 2: 0.00390625 and 0.00195312): give --tune ",
 )
 text("perplexity", renamed("val_ppl", np.exp), note="val_ppl is a perplexity")
 text("bits per byte", renamed("val_bpb", lambda loss: loss / np.log(2) / 4), options={"bytes_per_token": 4.0})
@@ -255,14 +258,14 @@ text("accuracy in percent", renamed("accuracy", lambda loss: (100 * (1 - loss / 
      options={"maximize": True, "columns": ("loss=accuracy",)}, losses=lambda loss: loss / 4 - 1)  # fmt: skip
 text("PSNR, maximized", renamed("psnr", lambda loss: 30 - loss), losses=lambda loss: loss - 30,
      options={"maximize": True, "columns": ("loss=psnr",)})  # fmt: skip
-text("accuracy", renamed("val_acc"), options={"columns": ("loss=val_acc",)}, error="add --maximize")
-text("a loss, maximized", renamed("val_loss"), options={"maximize": True}, error="leave --maximize out")
+text("accuracy", renamed("val_acc"), options={"columns": ("loss=val_acc",)}, error="give --maximize")
+text("a loss, maximized", renamed("val_loss"), options={"maximize": True}, error="leave out --maximize")
 text("MSE", renamed("mse"), options={"columns": ("loss=mse",)}, note="regrets and ε are in its unit")
 text(
     "a setting that is called loss",
     renamed("val/loss", **{"config/loss": "cross_entropy", "params.loss": 0.5}),
 )
-text("no loss", renamed("my_metric"), error="--columns loss=my_metric takes my_metric for the loss")
+text("no loss", renamed("my_metric"), error="--columns loss=my_metric takes it for the loss")
 text(
     "a training loss beside the held-out one",
     RUNS.rename(columns={"loss": "val/loss"}).assign(**{"train/loss": RUNS["loss"] - 0.1}),
@@ -273,7 +276,7 @@ text(
     RUNS.rename(columns={"loss": "c4/val_loss"}).assign(
         **{"wiki/val_loss": RUNS["loss"] + 1 / RUNS["width"]}
     ),
-    error="may both be the loss: say which",
+    error="may both be the loss: give --columns loss=c4/val_loss",
 )
 text("two units", RUNS.assign(unit=["bits"] * 5 + ["nats"] * 10), error="several units")
 text("crashed runs", lambda: pd.concat([RUNS.assign(State="finished"), RUNS.head(1).assign(State="crashed", loss=9.0)]),
@@ -285,9 +288,9 @@ text(
     note="D changes with N",
 )
 text("parameters and tokens on a grid", lambda: pd.concat([RUNS.rename(columns={"width": "N"}).assign(D=d, loss=
-     RUNS["loss"] - d / 1e4) for d in (1000, 2000)]), error="mup-tpu predict --scale N,D fits both")  # fmt: skip
+     RUNS["loss"] - d / 1e4) for d in (1000, 2000)]), error="a prediction with --scale N,D fits both")  # fmt: skip
 text("two update rules", lambda: pd.concat([RUNS.assign(optimizer=o, loss=RUNS["loss"] + m) for o, m in
-     (("adamw", 0), ("muon", -0.1))]), error="--compare optimizer compares them")  # fmt: skip
+     (("adamw", 0), ("muon", -0.1))]), error="give --compare optimizer to compare them")  # fmt: skip
 text("two update rules, compared", lambda: pd.concat([RUNS.assign(optimizer=o, loss=RUNS["loss"] + m) for o, m in
      (("adamw", 0), ("muon", -0.1))]), options={"compare": "optimizer"},
      losses=lambda loss: pd.concat([loss, loss - 0.1]))  # fmt: skip
@@ -479,9 +482,10 @@ def optuna_journal(folder):
 
 def check(one, folder):
     """Read a kind, and return what is wrong with it, or ""."""
-    paths = one.write(folder)
     try:
-        table = TableOptions(**one.options).load(*map(str, paths if isinstance(paths, list) else [paths]))
+        table = read(one, folder)
+        with fields_as_options(OPTIONS):
+            told = notes(table)
     except MupTpuError as error:
         return "" if one.error and one.error in str(error) else f"refused: {error}"
     if one.error:
@@ -496,11 +500,39 @@ def check(one, folder):
         return f"{len(runs)} runs, not {len(expected)}"
     if not np.allclose(runs, expected, atol=2e-5):
         return f"other runs: {runs.head(3).to_dict('records')}, not {expected.head(3).to_dict('records')}"
-    return (
-        ""
-        if any(one.note in note for note in ["", *notes(table)])
-        else f"no note {one.note!r}: {notes(table)}"
-    )
+    return "" if any(one.note in note for note in ["", *told]) else f"no note {one.note!r}: {told}"
+
+
+def read(one, folder, **options):
+    """Read a kind as a command does."""
+    paths = one.write(folder)
+    paths = map(str, paths if isinstance(paths, list) else [paths])
+    with fields_as_options(OPTIONS):
+        return TableOptions(**one.options | options).load(*paths)
+
+
+@pytest.mark.parametrize("name", [name for name, one in KINDS.items() if one.error])
+def test_a_remedy_that_an_error_names_mends_it(name, tmp_path):
+    one = KINDS[name]
+    with pytest.raises(MupTpuError) as refused:
+        read(one, tmp_path)
+    for option, value in re.findall(r"--([a-z-]+)(?: ('[^']+'|[^ ;)]+))?", str(refused.value)):
+        value = value.strip("',")
+        name, several = option.replace("-", "_"), option in ("columns", "where", "states", "along")
+        if option == "scale" and "," in value:  # of a prediction
+            at = ",".join(f"{scale}=5000" for scale in value.split(","))
+            assert cli.main(["predict", str(one.write(tmp_path)), "--scale", value, "--at", at]) is None
+            continue
+        if option == "bytes-per-token":
+            mended: object = 4.2
+        elif value and "COLUMN" not in value:
+            mended = (value,) if several else value
+        else:
+            mended = option == "maximize" and one.options.get(name) is None
+        try:
+            read(one, tmp_path, **{name: mended})
+        except MupTpuError as error:
+            assert str(error) != str(refused.value)
 
 
 @pytest.mark.parametrize("name", KINDS)

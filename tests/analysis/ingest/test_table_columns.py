@@ -45,7 +45,7 @@ def test_usual_names_are_told_and_said_and_figures_call_them_short(names, short)
     assert (table.columns.scale, table.columns.hyperparameter) == short
     assert notes_of(table)[0].startswith("columns recognized by their names: ")
     assert all(name in notes_of(table)[0] for name in names)
-    assert "--scale" in notes_of(table)[0] and "--columns loss=COLUMN" in notes_of(table)[0]
+    assert "to choose others: hyperparameter, scale, loss" in notes_of(table)[0]
 
 
 def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
