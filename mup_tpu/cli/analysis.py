@@ -142,7 +142,9 @@ def predict(
     out: File | None = None,
     keep: bool = False,
     claim: Literal["by-name", "yes", "no"] = "by-name",
-    format: Literal["text", "toml", "transformers", "nanochat", "torchtitan"] = "text",
+    format: Literal[
+        "text", "toml", "transformers", "nanochat", "torchtitan", "olmo-core", "megatron"
+    ] = "text",
     json: bool = False,
 ) -> None:
     """Predict the optimum at a scale that was not run.
@@ -162,8 +164,9 @@ def predict(
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
         claim: Whether the rules claim to keep the optimum along the scale, which narrows intervals; by-name
         for the claims of rules that are known by name, such as mup.
-        format: Program that takes the values: text for people; TOML; TrainingArguments of transformers; or a
-            command line of nanochat or torchtitan.
+        format: Program that takes the values, with its parameter groups under μP: text for people; TOML;
+            TrainingArguments and a Trainer of transformers; Python of torchtitan or OLMo-core; or a command
+            line of nanochat, torchtitan or Megatron-LM.
         json: Print JSON only, for machines.
     """
     if out is not None and not figures:
@@ -212,12 +215,16 @@ def predict(
         for made in predictions.predictions:
             at_target = {predictions.scale: made.scale}
             tuned_there = {predictions.hyperparameter: (made.x, *made.interval)}
-            _print_for(format, path, tuned_there, at_target, "" if made.compared == "all" else made.compared)
+            _print_for(format, path, tuned_there, at_target, made.compared, table)
         return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))
         return
     results.show_predictions(Console(), predictions)
+    for made in predictions.predictions:
+        if predictions.hyperparameter in ("lr", "learning_rate"):
+            at_target = {predictions.scale: made.scale}
+            _print_base_rate(_rows_of(path, made.compared, table), at_target, made.compared, made.value)
     _print_figures(Console(), written)
 
 
@@ -239,7 +246,8 @@ def _predict_jointly(
                     part.hyperparameter: part.of(result.compared, target.text) for part in predicted.parts
                 }
                 values = {name: (one.x, *one.interval) for name, one in made.items()}
-                _print_for(format, path, values, {predicted.parts[0].scale: target.scale}, result.compared)
+                at_target = {predicted.parts[0].scale: target.scale}
+                _print_for(format, path, values, at_target, result.compared, table)
     elif json:
         Console().write(to_json([predictions_to_dict(one) for one in predicted.parts]))
     else:
@@ -298,37 +306,61 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         Console().write(to_json(made.to_dict()))
     elif format != "text":
         tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
-        _print_for(format, path, tuned, made.values)
+        _print_for(format, path, tuned, made.values, made.rule)
     else:
         for line in recipe_lines(made):
             Console().print(line)
+        for one in made.optima:
+            if one.hyperparameter in ("lr", "learning_rate"):
+                _print_base_rate(_rows_of(path, made.rule), made.values, made.rule, one.value)
 
 
 def _print_for(
-    format: str, path: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any], rule: str = ""
+    format: str,
+    path: str,
+    tuned: Mapping[str, Sequence[float]],
+    values: Mapping[str, Any],
+    rule: str,
+    table: TableOptions = TableOptions(),
 ) -> None:
     """Print values for a program; as TOML, those of our networks are a trial for `mup-tpu train`."""
     from mup_tpu.config import Trial
     from mup_tpu.config.columns import CONFIGURED
     from mup_tpu.config.toml import from_dict, write_trial
-    from mup_tpu.store import holds_store, load_axes, load_runs
-    from mup_tpu.words.plans import write_recipe
+    from mup_tpu.store import holds_store, load_axes
+    from mup_tpu.words.recipes import shared_settings, write_recipe
 
     def by_field(given: Mapping[str, Any]) -> dict[str, Any]:
         return {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in given.items()}
 
-    fields, values = by_field(tuned), by_field(values)
-    is_ours = holds_store(path) and not load_axes(path).scale.is_study
-    if format == "toml" and is_ours:
-        runs, compared = load_runs(path), load_axes(path).compare.column
-        row = (runs[runs[compared].astype(str) == rule] if rule else runs).iloc[-1]
-        trial = from_dict(Trial, json_format.loads(row["config"]))
-        best = {name: float(2.0**x) for name, (x, *_) in fields.items()}
-        counts = {n: int(v) if type(trial.flat().get(n)) is int else v for n, v in values.items()}
+    rows = _rows_of(path, rule, table)
+    if format == "toml" and holds_store(path) and not load_axes(path).scale.is_study:
+        trial = from_dict(Trial, json_format.loads(rows.iloc[-1]["config"]))
+        best = {name: float(2.0**x) for name, (x, *_) in by_field(tuned).items()}
+        fields = trial.flat()
+        counts = {n: int(v) if type(fields.get(n)) is int else v for n, v in by_field(values).items()}
         text = write_trial(trial.replace(**counts | best))
     else:
-        text = write_recipe(format, fields, values)
-    Console().write((f"# {rule}\n" if rule else "") + text.rstrip("\n"))
+        text = write_recipe(format, tuned, values, "" if rule == "all" else rule, shared_settings(rows))
+    Console().write((f"# {rule}\n" if rule not in ("", "all") else "") + text.rstrip("\n"))
+
+
+def _rows_of(path: str, rule: str, table: TableOptions = TableOptions()) -> pd.DataFrame:
+    """Return the rows of a rule, with all columns."""
+    from mup_tpu.analysis.load import read_rows
+
+    rows, reading = read_rows(path, table.reading(path))
+    column = reading.columns.parametrization if reading.columns else ""
+    is_rule = rows[column].astype(str) == rule if column in rows else None
+    return rows if is_rule is None or not is_rule.any() else rows[is_rule]
+
+
+def _print_base_rate(rows: pd.DataFrame, values: Mapping[str, Any], rule: str, rate: float) -> None:
+    """Say that a predicted learning rate is the base width's, where the rule gives others to the target."""
+    from mup_tpu.words.recipes import base_rate_words, shared_settings
+
+    if words := base_rate_words({**shared_settings(rows), **values}, rule, rate):
+        Console().print(words)
 
 
 def _print_law(

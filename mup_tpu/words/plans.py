@@ -1,24 +1,21 @@
 """Sentences about plans (what is run, what it costs, what is then known) and recipes of a training.
 
-A recipe has the predicted values with intervals and costs, where others come from, and the same for the
-programs that train it.
+A recipe has the predicted values with intervals and costs, and where others come from; `recipes.py` writes it
+for the programs that train it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mup_tpu.analysis.design import Cell
-from mup_tpu.analysis.ingest.table_columns import means, plain_name
 from mup_tpu.analysis.planned import PlannedOptimum, Recipe
 from mup_tpu.analysis.trend import KEPT
 from mup_tpu.config import columns
 from mup_tpu.config.columns import write
-from mup_tpu.config.toml import write_values
 from mup_tpu.config.values import as_number, write_time
 from mup_tpu.words.names import listed, plain, power, rule_name
 from mup_tpu.words.reasons import because
@@ -208,108 +205,3 @@ def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
 def _value(name: str, value: Any) -> str:
     number = as_number(str(value))
     return short(number) if name in ("tokens", "batch") and number else write(name, value)
-
-
-@dataclass(frozen=True)
-class RecipeFormat:
-    """How a program takes a recipe."""
-
-    names: Mapping[str, str]
-    """Its option for each value. A value under another name is left out, or taken as it is without any."""
-    line: str
-    head: str = ""
-    foot: str = ""
-    note: str = ""  # What its user must know of its options
-
-    @property
-    def is_command(self) -> bool:
-        return bool(self.head) and not self.foot
-
-
-PROGRAMS = {
-    "toml": RecipeFormat({}, "{name} = {value}"),
-    # transformers 5: TrainingArguments; its batch is sequences per device.
-    "transformers": RecipeFormat(
-        {
-            "learning_rate": "learning_rate", "weight_decay": "weight_decay", "beta1": "adam_beta1",
-            "beta2": "adam_beta2", "eps": "adam_epsilon", "grad_clip": "max_grad_norm", "steps": "max_steps",
-            "warmup": "warmup_steps", "seed": "seed",
-        },
-        "    {name}={value},",
-        "TrainingArguments(",
-        ")",
-        "a batch is per_device_train_batch_size × gradient_accumulation_steps × devices, in sequences",
-    ),
-    # scripts/base_train.py of nanochat, July 2026; the rate is that of Muon's matrices.
-    "nanochat": RecipeFormat(
-        {
-            "learning_rate": "matrix-lr", "matrix_lr": "matrix-lr", "embedding_lr": "embedding-lr",
-            "unembedding_lr": "unembedding-lr", "scalar_lr": "scalar-lr", "weight_decay": "weight-decay",
-            "depth": "depth", "steps": "num-iterations", "batch": "total-batch-size",
-            "warmup": "warmup-steps", "aspect_ratio": "aspect-ratio",
-        },
-        "  --{name}={value}",
-        "torchrun --standalone --nproc_per_node=8 -m scripts.base_train --",
-        note="nanochat multiplies its rates by √(batch / 2^19) and scales weight decay by itself: these "
-        "values fit if its own script ran the sweep",
-    ),
-    # torchtitan, August 2026, with one parameter group, as its default_adamw has.
-    "torchtitan": RecipeFormat(
-        {
-            "learning_rate": "optimizer.param-groups.0.optimizer-kwargs.lr",
-            "weight_decay": "optimizer.param-groups.0.optimizer-kwargs.weight_decay",
-            "eps": "optimizer.param-groups.0.optimizer-kwargs.eps",
-            "steps": "training.steps", "batch": "training.num_tokens_per_train_step",
-            "grad_clip": "training.max_norm", "warmup": "lr_scheduler.warmup_steps", "seed": "debug.seed",
-        },
-        "  --{name} {value}",
-        "./run_train.sh",
-        note="width and depth are those of --module and --config",
-    ),
-}  # fmt: skip
-FORMATS = tuple(PROGRAMS)
-
-
-def write_recipe(program: str, tuned: Mapping[str, Sequence[float]], values: Mapping[str, Any]) -> str:
-    """Write a recipe for one of `FORMATS`: log2 of each tuned value and of its 95 % ends, and the run's
-    others.
-    """
-    form, lines, comments = PROGRAMS[program], list[str](), list[str]()
-    all_values: dict[str, Any] = {name: float(f"{2.0**x:.4g}") for name, (x, *_) in tuned.items()}
-    all_values |= {name: value for name, value in values.items() if name not in tuned}
-    by_meaning = {_meaning(name): value for name, value in all_values.items()}
-    if "aspect_ratio" in form.names and {"width", "depth"} <= {*by_meaning}:
-        all_values = {name: value for name, value in all_values.items() if _meaning(name) != "width"}
-        all_values["aspect_ratio"] = round(by_meaning["width"] / by_meaning["depth"])
-    for name, value in all_values.items():
-        value = int(value) if name not in tuned and isinstance(value, float) and value.is_integer() else value
-        taken = form.names.get(_meaning(name), "" if form.names else name)
-        interval = " to ".join(map(plain, tuned[name][1:])) if name in tuned else ""
-        if not taken:
-            comments.append(f"{name} {_value(name, value)} is not an option here")
-            continue
-        if form.names and _meaning(name) == "warmup" and value < 1 and "steps" in by_meaning:
-            value = round(value * by_meaning["steps"])
-        text = repr(value) if form.names else write_values({taken: value}).partition(" = ")[2].strip()
-        if interval and form.is_command:
-            comments.append(f"{name}: 95 % {interval}")
-        note = f"  # 95 % {interval}" if interval and not form.is_command else ""
-        lines.append(form.line.format(name=taken, value=text) + note)
-    comments += [form.note] if form.note else []
-    parts = [part for part in (form.head, *lines, form.foot) if part]
-    return (
-        "\n".join([*(f"# {one}" for one in comments), (" \\\n" if form.is_command else "\n").join(parts)])
-        + "\n"
-    )
-
-
-_SAME = {"wd": "weight_decay", "max_steps": "steps", "num_steps": "steps", "warmup_steps": "warmup"}
-
-
-def _meaning(name: str) -> str:
-    """Return the name under which `PROGRAMS` have a value: lr, peak_lr and learning_rate are one."""
-    bare = plain_name(name)
-    if any(bare in program.names for program in PROGRAMS.values()):
-        return bare
-    meaning = means(name)
-    return {"lr": "learning_rate"}.get(meaning) or _SAME.get(bare) or meaning or bare
