@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 import filelock
 import psutil
 import pytest
+from packaging.requirements import Requirement
 
 from mup_tpu.config import Trial
 
@@ -73,8 +76,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 RAYS = ("local_ray", "fake_cluster")
-ENVIRONMENTS = ("base_python", "notebook_python")
-IN_ONE_PROCESS = (*RAYS, *ENVIRONMENTS)
 """Expensive fixtures: all tests that share one run in one process of pytest-xdist."""
 MANY_EXAMPLES = bool(int(os.environ.get("MUP_TPU_EXAMPLES", "0")))
 """Whether tests of Hypothesis draw thousands of inputs: each then takes minutes."""
@@ -103,13 +104,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         spec = getattr(item, "callspec", None)
         if item.config.getoption("--device") == "tpu" and spec and "loop" in spec.params.values():
             item.add_marker(in_turns)
-        if "hollow_gpu" in item.fixturenames:
+        is_hollow = "on_gpu" in item.fixturenames and item.config.getoption("--device") != "cuda"
+        if is_hollow or "hollow_gpu" in item.fixturenames:
             item.add_marker(pytest.mark.nightly)
         if MANY_EXAMPLES and is_drawn(item):
             item.add_marker(pytest.mark.timeout(3 * 3600))
         groups.setdefault(group_of(item), []).append(item)
     items.clear()
-    order = {n: (n not in IN_ONE_PROCESS, -sum(map(seconds, group))) for n, group in groups.items()}
+    order = {n: (n not in RAYS, -sum(map(seconds, group))) for n, group in groups.items()}
     for name in sorted(groups, key=order.__getitem__):
         for item in groups[name]:
             item.add_marker(pytest.mark.xdist_group(name))
@@ -145,8 +147,6 @@ def seconds(item: pytest.Item) -> float:
 
 def group_of(item: pytest.Item) -> str:
     """Name of the group of tests that run one after another in one process."""
-    if environment := next((name for name in ENVIRONMENTS if name in item.fixturenames), None):
-        return environment
     if ray := ray_of(item):
         return ray
     file = item.nodeid.partition("::")[0]
@@ -435,42 +435,73 @@ def drawn() -> Callable[[Any], list[Any]]:
     return drawn
 
 
-NO_NETWORK = re.compile(
-    r"dns error|name resolution|failed to fetch|connection (?:refused|reset|error)|timed out|\bnetwork\b",
-    re.I,
-)
-
-
 @pytest.fixture(scope="session")
-def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Interpreter of a fresh environment with `pip install .` and nothing else."""
-    return install_base(tmp_path_factory)
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Function that returns the interpreter of an environment with some packages and what they require.
+
+    This package is installed; the others are links to those here, since an installation would take minutes.
+    """
+    return lambda *requirements: environment_of(tmp_path_factory.mktemp("installed"), requirements)
 
 
-@pytest.fixture(scope="session")
-def notebook_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install_base(tmp_path_factory, "nbclient", "ipykernel")
+def requirements_of(requirement: Requirement) -> Iterator[Requirement]:
+    root, extras = Path(__file__).parents[1], {"", *requirement.extras}
+    lines = importlib.metadata.requires(requirement.name) or []
+    if requirement.name == "mup_tpu":  # an editable install may have older metadata
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        of_extras = (line for e in requirement.extras for line in project["optional-dependencies"][e])
+        lines = [*project["dependencies"], *of_extras]
+    for inner in map(Requirement, lines):
+        if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
+            inner.marker = None
+            yield inner
 
 
-def install_base(tmp_path_factory: pytest.TempPathFactory, *beside: str) -> Path:
-    root = Path(__file__).parents[1]
+def environment_of(folder: Path, names: Iterable[str]) -> Path:
+    waiting, seen, links = [*map(Requirement, names)], set[str](), dict[str, Path]()
+    while waiting:
+        requirement = waiting.pop()
+        new = [inner for inner in requirements_of(requirement) if str(inner) not in seen]
+        waiting += new
+        seen |= {*map(str, new)}
+        for file in importlib.metadata.files(requirement.name) or ():
+            links[file.parts[0]] = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    (site,) = folder.glob("env/lib/*/site-packages")
+    for name in links.keys() - {".."}:
+        (site / name).symlink_to(links[name])
     # A copy is built: setuptools builds in the source folder and takes stale files from there.
-    source = tmp_path_factory.mktemp("source")
+    root, source = Path(__file__).parents[1], folder / "source"
+    shutil.copytree(root / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, source)
-    shutil.copytree(root / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
-    environment = tmp_path_factory.mktemp("base")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    python = environment / "bin" / "python"
-    if importlib.util.find_spec("uv"):
-        install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
-    else:
-        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    result = subprocess.run([*install, source, *beside], cwd=source, capture_output=True, text=True)
-    if result.returncode and NO_NETWORK.search(result.stderr):
-        pytest.skip("the package registry cannot be reached")
-    assert result.returncode == 0, result.stderr
+    build = "import setuptools.build_meta as b; b.build_wheel('.')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = source.glob("*.whl")
+    python = folder / "env" / "bin" / "python"
+    tool = ["uv", "pip", "install", "--python", python]
+    if importlib.util.find_spec("uv") is None:
+        tool = ["pip", "--python", python, "install"]
+    subprocess.run([sys.executable, "-m", *tool, "--no-deps", "--quiet", wheel], check=True)
     return python
+
+
+@pytest.fixture
+def outcome(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `mup-tpu ARGUMENTS`; exit code, standard output and standard error on one line."""
+
+    from mup_tpu.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            main([str(a) for a in arguments])
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capfd.readouterr()
+        return code, captured.out, " ".join(captured.err.split())
+
+    return run
 
 
 @pytest.fixture

@@ -8,14 +8,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -125,6 +123,11 @@ def test_every_file_of_the_package_is_in_the_wheel(monkeypatch):
     packed |= {Path(folder, name) for _, folder, _, names in build.data_files for name in names}
     wanted = {path.relative_to(ROOT) for path in (ROOT / "mup_tpu").rglob("*") if path.is_file()}
     assert sorted(map(str, {path for path in wanted if "__pycache__" not in path.parts} - packed)) == []
+
+
+@pytest.fixture(scope="module")
+def base_python(environment):
+    return environment("mup_tpu")
 
 
 def run_base(python: Path, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -282,53 +285,11 @@ def test_a_missing_package_is_named_with_what_brings_it(base_python, tmp_path):
     ]
 
 
-def installed_for(extra: str) -> set[str]:
-    """Names of installed packages that an extra brings, with all that these require."""
-    names, waiting = set(), requirements_of(extra) + [Requirement(r) for r in METADATA["dependencies"]]
-    while waiting:
-        requirement = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        if requirement.marker and not any(
-            requirement.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)
-        ):
-            continue
-        asked = {name, *(f"{name}[{e}]" for e in requirement.extras)}
-        if asked <= names:
-            continue
-        names |= asked
-        for line in importlib.metadata.requires(name) or []:
-            inner = Requirement(line)
-            if inner.marker is None or any(
-                inner.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)
-            ):
-                inner.marker = None
-                waiting.append(inner)
-    return {name for name in names if "[" not in name}
-
-
 @pytest.mark.nightly
-def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
-    """In an environment of links to the installed files of the extra's packages, and nothing else."""
-    names = installed_for("train")
-    assert "torch" in names and "pytest" not in names and "torch-xla" not in names
-    for name in names:
-        for file in importlib.metadata.files(name) or []:
-            if ".." not in file.parts and "__pycache__" not in file.parts:
-                installed, link = Path(str(file.locate())), tmp_path / "site" / file
-                link.parent.mkdir(parents=True, exist_ok=True)
-                if not link.exists():
-                    link.symlink_to(installed)
-                # Bytecode is linked too, or all of torch would be compiled again.
-                compiled = link.with_name("__pycache__")
-                if not compiled.exists() and installed.with_name("__pycache__").is_dir():
-                    compiled.symlink_to(installed.with_name("__pycache__"))
-    code = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path / 'site')!r}]\nfrom mup_tpu.cli import "
-        "main\nmain(['train', '--width', '32', '--base-width', '32', '--depth', '1', '--steps', '4',\n      "
-        "'--device', 'cpu', '--results', 'out'])"
-    )
-    command = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+def test_the_extra_train_is_enough_to_train_on_a_cpu(environment, tmp_path):
+    python = environment("mup_tpu[train]")
+    words = ("--width=32", "--base-width=32", "--depth=1", "--steps=4", "--device=cpu", "--results=out")
+    done = run_base(python, tmp_path, python.parent / "mup-tpu", "train", *words)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "store.json").exists()
 

@@ -9,10 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mup_tpu.cli import main
-
-Outcome = Callable[..., tuple[int, str, str]]
-
 SWEEP_TOML = """
 experiment = "small"
 widths = [32]
@@ -30,22 +26,6 @@ batch_size = 4
 [base.train]
 steps = 12
 """
-
-
-@pytest.fixture
-def outcome(capfd: pytest.CaptureFixture[str]) -> Outcome:
-    """Runs `mup-tpu ARGUMENTS`; exit code, standard output and standard error on one line."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            main([str(a) for a in arguments])
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = capfd.readouterr()
-        return code, captured.out, " ".join(captured.err.split())
-
-    return run
 
 
 FORKS = """

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-PLUG = "import os\ndef load():\n    open(os.environ['LOADED'], 'a').write('x')\n"
+PLUG = "import os\ndef load():\n    open(os.environ['LOADED'], 'a').write(f'{os.getpid()} ')\n"
 OURS = "import mup_tpu.cli, mup_tpu.internals.backends as b; b.leave_out(); "
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Run Python beside a package with a plug-in of torch; return the output, and whether it was loaded."""
+    """Run Python beside a package with a plug-in of torch; return the output and who has loaded it."""
     (tmp_path / "plug.py").write_text(PLUG)
     (tmp_path / "plug-1.dist-info").mkdir()
     (tmp_path / "plug-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1\n")
@@ -27,23 +27,23 @@ def run(tmp_path):
         ended = subprocess.run(
             [sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True
         )
-        return ended, (tmp_path / "loaded").exists()
+        loaded = tmp_path / "loaded"
+        return ended, loaded.read_text().split() if loaded.exists() else []
 
     return run
 
 
 @pytest.mark.slow
 def test_our_processes_load_no_plug_in_and_their_children_do(run):
-    inherited = "import torch, os; print('TORCH_DEVICE_BACKEND_AUTOLOAD' in os.environ)"
-    assert run("-c", "import torch")[1]
-    ended, is_loaded = run("-c", OURS + inherited)
-    assert (ended.stdout.strip(), is_loaded) == ("False", False), ended.stderr
-    ended, is_loaded = run("-c", "import mup_tpu.jobs.preload; " + inherited)
-    assert (ended.stdout.strip(), is_loaded) == ("False", False), ended.stderr
-    child = OURS + "import torch, subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
-    assert run("-c", child)[1]
-    ended, is_loaded = run("-m", "mup_tpu", "doctor")
-    assert not is_loaded and "torch" in ended.stdout
+    inherited = "import torch, os; print('TORCH_DEVICE_BACKEND_AUTOLOAD' in os.environ, os.getpid()); "
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
+    ended, loaded = run("-c", OURS + inherited + child)
+    is_inherited, pid = ended.stdout.split()
+    assert is_inherited == "False" and len(loaded) == 1 and loaded != [pid], ended.stderr
+    ended, loaded = run("-c", "import mup_tpu.jobs.preload; " + inherited)
+    assert ended.stdout.startswith("False") and not loaded, ended.stderr
+    ended, loaded = run("-m", "mup_tpu", "doctor")
+    assert not loaded and "torch" in ended.stdout
     assert "nanobind" not in ended.stderr
 
 

@@ -114,7 +114,7 @@ def environment(tmp_path):
     server.server_close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_data_sets_are_streamed_downloaded_and_missed(environment):
     """Names with and without an owner: the hub's data set wikitext once had none."""
     cases = [

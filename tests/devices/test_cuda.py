@@ -20,7 +20,7 @@ DAILY = ["gpt2/adamw/bf16"]
 
 
 @pytest.fixture
-def run(request, monkeypatch):
+def on_gpu(request, monkeypatch):
     """What the program printed, its last line; steps are not compiled unless asked for."""
     is_there = request.config.getoption("--device") == "cuda"
     hollow_gpu = None if is_there else request.getfixturevalue("hollow_gpu")
@@ -42,18 +42,18 @@ def run(request, monkeypatch):
     "packs",
     [DAILY, *(pytest.param([pack], marks=pytest.mark.nightly) for pack in PACKS if pack not in DAILY)],
 )
-def test_captured_steps_train_as_members_in_turns_do_on_a_cpu(packs, run):
+def test_captured_steps_train_as_members_in_turns_do_on_a_cpu(packs, on_gpu):
     """Also once most members have left the stack, whose step is then another graph."""
-    printed = run("steps", *packs, "filled")
+    printed = on_gpu("steps", *packs, "filled")
     assert printed["logged"] == []
     for pack, found in printed["found"].items():
         assert found["losses"] == pytest.approx(found["expected"], rel=TOLERANCE[pack.split("/")[2]]), pack
         assert found["recorded"] == 3, "the step, the step of a smaller stack, and the evaluation"
 
 
-def test_captures_go_on_after_graphs_have_gone_and_after_one_has_failed(run):
+def test_captures_go_on_after_graphs_have_gone_and_after_one_has_failed(on_gpu):
     """While another thread copies batches to the GPU; steps that cannot be captured are called."""
-    printed = run("recorder", "filled")
+    printed = on_gpu("recorder", "filled")
     found = {"stream is the caller's": True, "sums": [2 * 8 * 64], "compiled": [False, True]}
     assert printed["found"] == found
     (message,) = printed["logged"]
@@ -63,10 +63,10 @@ def test_captures_go_on_after_graphs_have_gone_and_after_one_has_failed(run):
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
 @pytest.mark.parametrize("name", [f"{a}/{o}" for a, o in itertools.product(ARCHITECTURES, UPDATE_RULES)])
-def test_steps_of_every_update_rule_and_architecture_are_compiled(name, precision, run):
+def test_steps_of_every_update_rule_and_architecture_are_compiled(name, precision, on_gpu):
     """For an H100, by inductor, Triton and ptxas; each has less than half of its kernels then."""
     name = f"{name}/{precision}"
-    compiled, plain = (run("steps", name, compiled=given) for given in (True, False))
+    compiled, plain = (on_gpu("steps", name, compiled=given) for given in (True, False))
     assert compiled["logged"] == plain["logged"] == []
     assert compiled["found"][name]["kernels"] < plain["found"][name]["kernels"] / 2
 

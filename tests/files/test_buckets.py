@@ -7,9 +7,7 @@ import asyncio
 import contextlib
 import http.client
 import http.server
-import io
 import json
-import logging
 import os
 import re
 import signal
@@ -24,7 +22,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,14 +32,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from mup_tpu.cli import main
 from mup_tpu.cli.doctor import check_folder
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.data import load
 from mup_tpu.data.shards import prepare
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, DataError, StoreError
 from mup_tpu.files import Folder, patiently
 from mup_tpu.files import folder as files
 from mup_tpu.jobs import pools
@@ -64,66 +61,34 @@ def gcsfs_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gcsfs.retry.asyncio", hurried)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What has become of a command."""
+@pytest.fixture
+def refused(outcome, caplog):
+    """Check that a command of ours, which reaches a cloud, ends at once in one sentence with these parts."""
 
-    returncode: int
-    stdout: str
-    stderr: str
+    def check(cloud: Any, words: list, *parts: str, endpoint: str = "", **more: str) -> None:
+        caplog.clear()
+        with cloud.reached(endpoint, **more):
+            code, out, error = outcome(*words)
+        assert code == 2 and error.count("error: ") == 1, out + error
+        assert all(part in error for part in parts) and "Traceback" not in out + error, error
+        assert "try 2 of" not in caplog.text
 
-
-def is_unheard(record: logging.LogRecord) -> bool:
-    """Whether no logger below the root handles it, not even by a `NullHandler`."""
-    logger: logging.Logger | None = logging.getLogger(record.name)
-    while logger and logger is not logging.root:
-        if logger.handlers:
-            return False
-        logger = logger.parent
-    return True
-
-
-def command(cloud: Any, *words: object, endpoint: str = "", **more: str) -> Ended:
-    """A command of ours, with this environment."""
-    code, out, err = 0, io.StringIO(), io.StringIO()
-    log = logging.StreamHandler(err)
-    log.addFilter(is_unheard)  # as `logging` prints it in a process where nobody listens
-    logging.getLogger().addHandler(log)
-    with (
-        cloud.reached(endpoint, **more),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main([str(word) for word in words])
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            logging.getLogger().removeHandler(log)
-    return Ended(code, out.getvalue(), err.getvalue())
-
-
-def assert_one_sentence(ended: Ended, *parts: str) -> None:
-    assert ended.returncode == 2, ended.stdout + ended.stderr
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and all(part in errors[0] for part in parts), ended.stderr
-    assert "Traceback" not in ended.stdout + ended.stderr
+    return check
 
 
 # Folders
 
 
-def test_of_drivers_that_start_at_once_in_a_new_bucket_folder_one_begins_it(cloud):
-    url = cloud.url()
-    with server_of(as_exclusive_as_the_service(cloud)) as front, cloud.reached(front):
-        folder, headers = Folder(url), [Header(f"driver {number}") for number in range(8)]
-        with ThreadPoolExecutor(len(headers)) as drivers:
-            found = list(drivers.map(lambda mine: create_header(folder, mine), headers))
-        begun = read_header(folder)
-        assert begun in headers and found == [begun] * len(headers)
-        assert create_header(folder, Header("late")) == begun
-        with pytest.raises(StoreError, match=f"holds experiment '{begun.experiment}', not 'other'"):
-            Store(url, "other")
+def test_of_drivers_that_start_at_once_in_a_new_bucket_folder_one_begins_it(s3):
+    """The emulator of gs:// takes an object that is there although it must not be; the service refuses it."""
+    folder, headers = Folder(s3.url()), [Header(f"driver {number}") for number in range(8)]
+    with ThreadPoolExecutor(len(headers)) as drivers:
+        found = list(drivers.map(lambda mine: create_header(folder, mine), headers))
+    begun = read_header(folder)
+    assert begun in headers and found == [begun] * len(headers)
+    assert create_header(folder, Header("late")) == begun
+    with pytest.raises(StoreError, match=f"holds experiment '{begun.experiment}', not 'other'"):
+        Store(str(folder), "other")
 
 
 def test_what_others_write_is_listed_and_removed(cloud):
@@ -149,7 +114,7 @@ def test_a_folder_made_in_the_clouds_console_holds_nothing(cloud):
     assert folder.names() == ["a"]
 
 
-def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
+def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus, refused):
     name = f"mistyped-{uuid.uuid4().hex[:8]}"
     folder = Folder(cloud.url(name))
     for _ in range(2):
@@ -159,8 +124,8 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
             path.write_bytes(b"1")
     assert folder.names() == []
     folder.remove("a")
-    ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder)
-    assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
+    words = ["data", "prepare", "--corpus", corpus, "--out", folder]
+    refused(cloud, words, str(folder), f"there is no bucket {name}")
     assert check_folder("results folder", str(folder)).problem.endswith(
         f"cannot be read: there is no bucket {name}"
     )
@@ -390,33 +355,6 @@ def cut_above(cloud: Any, most: int, times: float) -> type[Quiet]:
     return Proxy
 
 
-def as_exclusive_as_the_service(cloud: Any) -> type[Quiet]:
-    """What writes one object after another, as the services do, in front of a cloud.
-
-    The emulator of gs:// takes an object that is there although it must not be; the service refuses it.
-    """
-    lock = threading.Lock()
-
-    class Proxy(Quiet):
-        def answer(self, length: int) -> None:
-            with lock:
-                if self.command == "POST" and "ifGenerationMatch=0" in self.path:
-                    content = self.rfile.read(length)
-                    self.rfile = io.BytesIO(content)
-                    bucket = re.search("/b/([^/]+)/o", self.path)[1]
-                    name = json.loads(re.search(rb'\{.*"name".*\}', content)[0])["name"]
-                    if self.is_there(f"/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}"):
-                        return self.reply(412, [("Content-Length", "0")], b"")
-                self.hand_on(cloud, length)
-
-        def is_there(self, path: str) -> bool:
-            with contextlib.suppress(urllib.error.HTTPError):
-                return urllib.request.urlopen(cloud.endpoint + path).status == 200
-            return False
-
-    return Proxy
-
-
 def without_logs(cloud: Any, ended: threading.Event) -> type[Quiet]:
     """What takes logs and is silent until the end; all else it hands on to a cloud."""
 
@@ -437,21 +375,24 @@ def without_logs(cloud: Any, ended: threading.Event) -> type[Quiet]:
     return Proxy
 
 
-class Forbidden(Quiet):
-    """What Google's service answers to an account without rights."""
+def refuses(status: int, message: str) -> type[Quiet]:
+    """What answers as Google's service does to an account without rights, or to an expired token."""
 
-    def answer(self, length: int) -> None:
-        self.rfile.read(length)
-        message = "me@project.iam.gserviceaccount.com does not have storage.objects access"
-        content = json.dumps({"error": {"code": 403, "message": message}}).encode()
-        self.reply(403, [("Content-Length", str(len(content)))], content)
+    class Refuses(Quiet):
+        def answer(self, length: int) -> None:
+            self.rfile.read(length)
+            content = json.dumps({"error": {"code": status, "message": message}}).encode()
+            self.reply(status, [("Content-Length", str(len(content)))], content)
+
+    return Refuses
 
 
 @contextlib.contextmanager
 def without_rights(cloud: Any) -> Iterator[str]:
     """The endpoint of a cloud that refuses everything: moto as it asks for rights, of gs:// one of ours."""
     if cloud.scheme == "gs":
-        with server_of(Forbidden) as endpoint:
+        message = "me@project.iam.gserviceaccount.com does not have storage.objects access"
+        with server_of(refuses(403, message)) as endpoint:
             yield endpoint
         return
     try:
@@ -469,50 +410,34 @@ def reset_auth(cloud: Any, unchecked: bytes) -> None:
     ).close()
 
 
-def test_a_token_without_rights_ends_in_a_sentence(cloud, corpus):
+def test_a_token_without_rights_ends_in_a_sentence(cloud, corpus, refused):
     """At once, for shards too, whose reading is otherwise tried for a minute and a half."""
     url = cloud.url()
     # S3 says no more where the answer to a request has no body.
     why = {"s3": "", "gs": "does not have storage.objects access"}[cloud.scheme]
     with without_rights(cloud) as endpoint:
-        commands = [
+        for words in (
             ["analyze", "--runs", url],
             ["train", "--corpus", corpus, "--results", url],
             ["data", "prepare", "--corpus", corpus, "--out", url],
             ["train", "--corpus", url],
-        ]
-        for words in commands:
-            ended = command(cloud, *words, endpoint=endpoint)
-            assert_one_sentence(ended, url, why)
-            assert "try 2 of" not in ended.stderr
+        ):
+            refused(cloud, words, url, why, endpoint=endpoint)
 
 
-class Unauthenticated(Quiet):
-    """What Google's service answers to a token that has expired."""
-
-    def answer(self, length: int) -> None:
-        self.rfile.read(length)
-        content = json.dumps({"error": {"code": 401, "message": "Invalid Credentials"}}).encode()
-        self.reply(401, [("Content-Length", str(len(content)))], content)
-
-
-def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path, gcsfs_in_a_hurry):
+def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path, gcsfs_in_a_hurry, refused):
     """At once, for shards too. Of gs:// they are an expired token's, since the emulator asks for none."""
-    nowhere = {
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+    files = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")
+    unset = dict.fromkeys(files, str(tmp_path / "none")) | {
+        "AWS_ACCESS_KEY_ID": "",
+        "AWS_SECRET_ACCESS_KEY": "",
     }
-    unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     url = moto.url()
     for words in (["analyze", "--runs", url], ["train", "--corpus", url]):
-        ended = command(moto, *words, **nowhere, **unset)
-        assert_one_sentence(ended, url, "Unable to locate credentials")
-        assert "try 2 of" not in ended.stderr
+        refused(moto, words, url, "Unable to locate credentials", **unset)
     url = gcs_emulator.url()
-    with server_of(Unauthenticated) as endpoint:
-        assert_one_sentence(
-            command(gcs_emulator, "analyze", "--runs", url, endpoint=endpoint), url, "Invalid Credentials"
-        )
+    with server_of(refuses(401, "Invalid Credentials")) as endpoint:
+        refused(gcs_emulator, ["analyze", "--runs", url], url, "Invalid Credentials", endpoint=endpoint)
 
 
 def test_an_upload_that_is_cut_is_tried_again(cloud):
@@ -561,7 +486,7 @@ def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, ca
     assert f"{url} has not answered for 0.1 s: still waiting" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, sweep, caplog, monkeypatch):
     """All workers together have as long as one."""
     monkeypatch.setattr(pools, "_LAST_LOG_S", 2.0)
@@ -576,12 +501,15 @@ def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, swee
 @pytest.mark.slow
 def test_uploads_that_are_always_cut_end_in_a_sentence_and_leave_nothing(cloud, corpus, gcsfs_in_a_hurry):
     folder = Folder(cloud.url())
-    words = ["data", "prepare", "--corpus", corpus, "--out", folder]
-    with server_of(cut_above(cloud, 100_000, times=float("inf"))) as front:
-        ended = command(cloud, *words, endpoint=front)
-    assert_one_sentence(ended, f"shards cannot be written to {folder}: ")
+    text = DataConfig(corpus=str(corpus))
+    with (
+        server_of(cut_above(cloud, 100_000, times=float("inf"))) as front,
+        cloud.reached(front),
+        pytest.raises(DataError, match=f"shards cannot be written to {folder}: "),
+    ):
+        prepare(text, str(folder), progress=False)
     there = folder.names()
     assert "preparing.json" in there, "small files came through"
     assert not [name for name in there if name.startswith(("train", "index"))], "what was cut can be seen"
-    assert command(cloud, *words).returncode == 0
+    prepare(text, str(folder), progress=False)
     assert "index.json" in folder.names()

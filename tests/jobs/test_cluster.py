@@ -104,7 +104,7 @@ def test_where_ray_has_no_gpu_packs_leave_alone_a_gpu_that_torch_sees(hosts):
     assert (place.run.device, place.execution) == ("cpu", "loop")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_of_a_lost_node_goes_on_elsewhere_and_nodes_added_in_mid_run_are_used(hosts, tmp_path, caplog):
     """Two jobs on two nodes, one of which is lost; the third job waits for a node that comes later."""
     options = RunOptions(threads=4)

@@ -19,7 +19,6 @@ import ray
 from rich.console import Console
 
 from mup_tpu import Study
-from mup_tpu.cli import main
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Domain, Search
@@ -117,15 +116,6 @@ def write_token(home, token):
     (home / ".ray" / "auth_token").write_text(token)
 
 
-def sweep(address, tmp_path):
-    (tmp_path / "train.py").write_text("import sys; print(1 + float(sys.argv[1]))")
-    (tmp_path / "s.toml").write_text(
-        f'experiment = "joined"\ntrainer = "{sys.executable} {tmp_path / "train.py"} {{lr}}"\n'
-        "scale = {width = [64]}\ntune = {lr = [0.5]}\n"
-    )
-    main(["sweep", str(tmp_path / "s.toml"), "--address", address, "--results", str(tmp_path / "out")])
-
-
 def run(address, tmp_path):
     study = Study(tmp_path / "out", name="joined", scale={"width": [64]}, tune={"lr": [0.5]})
     study.run(lambda trial, report: 1 + trial.lr, address=address, console=QUIET)
@@ -147,9 +137,9 @@ def words_about_tokens():
     return {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["disabled", "token"])
-@pytest.mark.parametrize("call", [sweep, run, pytest.param(search, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("call", [run, search])
 def test_a_driver_whose_home_has_a_token_joins_clusters_with_and_without(mode, call, heads, home, tmp_path):
     write_token(home, TOKEN)
     call(heads(mode), tmp_path)
@@ -158,28 +148,24 @@ def test_a_driver_whose_home_has_a_token_joins_clusters_with_and_without(mode, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("in_home", "sentence"),
-    [("", "asks for a token, and there is none here: put it into"), (OTHER, "refuses the token in RAY_AUTH")],
-)
-def test_a_token_that_is_missing_or_another_s_is_a_sentence(in_home, sentence, heads, home, tmp_path):
-    if in_home:
-        write_token(home, in_home)
-    with pytest.raises(ConfigError, match=f"the Ray cluster at {heads('token')} {sentence}"):
-        run(heads("token"), tmp_path)
-    assert not words_about_tokens()
-
-
-@pytest.mark.slow
-def test_a_token_in_the_environment_goes_before_that_of_the_home(heads, home, tmp_path, monkeypatch):
+def test_a_driver_needs_the_token_of_the_cluster(heads, home, tmp_path, monkeypatch):
+    """A missing and another's token are a sentence; one in the environment goes before that of the home."""
+    address = heads("token")
+    with pytest.raises(
+        ConfigError, match=f"the Ray cluster at {address} asks for a token, and there is none"
+    ):
+        run(address, tmp_path)
     write_token(home, OTHER)
+    with pytest.raises(ConfigError, match=f"the Ray cluster at {address} refuses the token in RAY_AUTH"):
+        run(address, tmp_path)
+    assert not words_about_tokens()
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    with ray_cluster(heads("token")):
-        assert ray.cluster_resources()["CPU"] == 2
+    run(address, tmp_path)
+    assert set(load_runs(tmp_path / "out")["status"]) == {"finished"}
     assert words_about_tokens() == {"RAY_AUTH_TOKEN": TOKEN}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cluster_of_another_ray_is_a_sentence_with_both_versions(heads, home, tmp_path):
     """The head says that it is older, by the same words in the same place as Ray 2.50 does."""
     place = (b"CLUSTER_METADATA", b"cluster")

@@ -7,20 +7,15 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import OptimizerConfig, Trial
-from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare, parameter_scalings
 from mup_tpu.models.base import Parameter, Slice
 from mup_tpu.optimizers import UPDATE_RULES, Group, StackedParameter, constants
 from mup_tpu.optimizers.muon import orthogonalised, scale_of
 from mup_tpu.training.members import state_slots
-from mup_tpu.training.pack import Pack
 from mup_tpu.training.record import applied
-from mup_tpu.training.trials import schedule_factor
 
 MUON = UPDATE_RULES["muon"]
 LR, DECAY = 0.02, 0.1
@@ -241,83 +236,13 @@ def test_in_sp_what_is_matched_to_adamw_outgrows_it_by_the_square_root_of_width(
         assert wide[name] / norm == pytest.approx(3, rel=0.25), name
 
 
-def muon_trial(**changes) -> Trial:
-    return Trial().replace(
-        width=32, base_width=32, head_size=16, sequence_length=24, batch_size=4, steps=12, warmup=0.2,
-        init_std=0.05, optimizer="muon", precision="float64", learning_rate=0.03, adamw_lr_ratio=0.25,
-        weight_decay=0.1, grad_clip=0.5, **changes,
-    )  # fmt: skip
-
-
-def batches(trial: Trial) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    shape = (trial.data.batch_size, trial.data.sequence_length + 1)
-    return [torch.randint(0, VOCAB, shape, generator=generator) for _ in range(trial.train.steps)]
-
-
-@pytest.mark.parametrize(
-    ("execution", "tied", "scale"),
-    [  # every pair of values
-        ("loop", True, SCALES[0]),
-        ("loop", False, SCALES[1]),
-        ("vmap", True, SCALES[1]),
-        ("vmap", False, SCALES[0]),
-    ],
+MUON_TRIAL = Trial().replace(
+    optimizer="muon", width=32, base_width=32, head_size=16, learning_rate=0.03, weight_decay=0.1
 )
-def test_a_pack_s_member_is_stock_gpt2_with_muon_by_singular_values_and_torch_s_adamw(execution, tied, scale):
-    trial = muon_trial(tied=tied, muon_scale=scale)
-    pack = Pack([trial.replace(learning_rate=0.01, seed=5), trial], VOCAB, get_device("cpu"), execution)
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCAB, n_positions=24, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0,
-            attn_pdrop=0, tie_word_embeddings=tied,
-        )
-    ).double()  # fmt: skip
-    model.load_state_dict(pack.member_parameters(1), strict=False)
-    model.tie_weights()
-    theirs = dict(model.named_parameters())
-    hidden = {n: p for n, p in theirs.items() if ".h." in n and p.dim() == 2}
-    rest = [p for n, p in theirs.items() if n not in hidden]
-    adamw = torch.optim.AdamW(
-        [
-            {"params": [p for p in rest if p.dim() > 1], "weight_decay": 0.1},
-            {"params": [p for p in rest if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        betas=(0.9, 0.95),
-        eps=1e-8,
-    )
-    momenta = {n: torch.zeros_like(p) for n, p in hidden.items()}
-    losses, expected = [], []
-    for step, tokens in enumerate(batches(trial)):
-        losses.append(pack.step(tokens)[1].item())
-        lr = 0.03 * schedule_factor(trial.train, step)
-        for group in adamw.param_groups:
-            group["lr"] = 0.25 * lr
-        logits = model(tokens[:, :-1]).logits
-        loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        adamw.step()
-        for name, p in hidden.items():
-            momenta[name] = 0.95 * momenta[name] + 0.05 * p.grad
-            look_ahead = 0.95 * momenta[name] + 0.05 * p.grad
-            thirds = 3 if name.endswith("c_attn.weight") else 1
-            updates = []
-            for part in look_ahead.chunk(thirds, 1):
-                inputs, outputs = part.shape
-                size = (outputs / inputs) ** 0.5 if scale == "spectral" else 0.2 * max(part.shape) ** 0.5
-                updates.append(size * by_singular_values(part, 5))
-            p.data = (1 - lr * 0.1) * p.data - lr * torch.cat(updates, 1)
-        model.zero_grad()
-        expected.append(loss.item())
-    assert losses == pytest.approx(expected, rel=1e-8)
-    assert losses[-1] < losses[0]
-    for name, p in pack.member_parameters(1).items():
-        torch.testing.assert_close(p, theirs[name].detach(), rtol=1e-7, atol=1e-7)
 
 
 def test_state_is_one_buffer_a_hidden_matrix_and_two_of_everything_else():
-    trial = muon_trial()
+    trial = MUON_TRIAL
     parameters = declare(trial.model, VOCAB, 24).parameters
     hidden = [n for n, p in parameters.items() if p.role == "hidden"]
     rest = [n for n in parameters if n not in hidden]
@@ -326,7 +251,7 @@ def test_state_is_one_buffer_a_hidden_matrix_and_two_of_everything_else():
 
 def test_rows_say_what_hidden_matrices_were_trained_with():
     """Learning rate and decay with the factors of all rules; a step's shrinking, η·λ, stays the base's."""
-    trial = muon_trial().replace(parametrization="mup", width=128)
+    trial = MUON_TRIAL.replace(parametrization="mup", width=128)
     assert applied(trial, VOCAB) == pytest.approx({"applied_lr": 0.03, "applied_weight_decay": 0.1})
     matched = applied(trial.replace(muon_scale="match_rms_adamw"), VOCAB)
     assert matched == pytest.approx({"applied_lr": 0.015, "applied_weight_decay": 0.2})

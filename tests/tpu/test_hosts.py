@@ -153,6 +153,7 @@ def test_a_pack_on_one_host_of_a_slice_has_the_environment_of_a_single_host(clus
 SINGLE = LABELS | {"ray.io/tpu-worker-id": "0", "ray.io/tpu-topology": "2x2x1"}
 
 
+@pytest.mark.nightly
 def test_workers_use_their_chips_unless_the_driver_sets_a_device(cluster, monkeypatch):
     with hosts(cluster, (4, SINGLE, {})):
         told = environment_of(BY_HOST)

@@ -55,31 +55,6 @@ def test_nothing_there():
     assert load_latest("/nonexistent") is None and load_latest("memory://nowhere/x") is None
 
 
-DAMAGES = ["flip", "truncate", "no meta", "torn meta", "no tensors"]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage, tmp_path):
-    folder = Folder(tmp_path)
-    for step in (5, 10):
-        save(folder.path, step, {"w": torch.arange(100.0) * step}, {})
-    tensors, meta = "step-00000010/tensors.safetensors", "step-00000010/meta.json"
-    content = folder.read(tensors)
-    if damage == "flip":
-        folder.write(tensors, content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "truncate":
-        folder.write(tensors, content[:-10])
-    elif damage == "torn meta":
-        folder.write(meta, folder.read(meta)[:-5])
-    else:
-        folder.remove(meta if damage == "no meta" else tensors)
-    with pytest.warns(UserWarning, match="step-00000010 is damaged .*taking the one before it"):
-        found = load_latest(folder.path)
-    assert found.step == 5 and torch.equal(found.tensors["w"], torch.arange(100.0) * 5)
-    save(folder.path, 7, {"w": torch.ones(1)}, {})
-    assert steps(folder) == [5, 7], "what is damaged would stand in the way again"
-
-
 def test_while_tensors_are_written_again_they_are_no_checkpoint(folder, monkeypatch):
     """A kill between the two would leave new tensors under the old meta."""
     for step in (5, 10):
@@ -182,29 +157,45 @@ def signed(meta):
     return rest | {"meta_sha256": hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
 
 
-METAS = {
-    "a list": lambda meta: [meta],
-    "a step more": lambda meta: meta | {"step": meta["step"] + 1},
-    "other trials": lambda meta: meta | {"trial_ids": ["b"]},
-    "no checksum of itself": lambda meta: {n: v for n, v in meta.items() if n != "meta_sha256"},
-    "a step as text": lambda meta: signed(meta | {"step": "10"}),
-    "another step": lambda meta: signed(meta | {"step": 9}),
-    "no checksum of the tensors": lambda meta: signed(meta | {"sha256": None}),
-    "trials a number": lambda meta: signed(meta | {"trial_ids": 4}),
+META, TENSORS = "step-00000010/meta.json", "step-00000010/tensors.safetensors"
+
+
+def meta(change):
+    """Change of the meta.json of a checkpoint."""
+    return META, lambda content: json.dumps(change(json.loads(content))).encode()
+
+
+DAMAGES = {
+    "flip": (TENSORS, lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+    "truncate": (TENSORS, lambda content: content[:-10]),
+    "no tensors": (TENSORS, None),
+    "no meta": (META, None),
+    "torn meta": (META, lambda content: content[:-5]),
+    "a list": meta(lambda meta: [meta]),
+    "a step more": meta(lambda meta: meta | {"step": meta["step"] + 1}),
+    "other trials": meta(lambda meta: meta | {"trial_ids": ["b"]}),
+    "no checksum of itself": meta(lambda meta: {n: v for n, v in meta.items() if n != "meta_sha256"}),
+    "a step as text": meta(lambda meta: signed(meta | {"step": "10"})),
+    "another step": meta(lambda meta: signed(meta | {"step": 9})),
+    "no checksum of the tensors": meta(lambda meta: signed(meta | {"sha256": None})),
+    "trials a number": meta(lambda meta: signed(meta | {"trial_ids": 4})),
 }
 
 
-@pytest.mark.parametrize("what", METAS)
-def test_a_changed_meta_is_damage_as_a_changed_tensor_is(what, tmp_path):
-    folder = Folder(tmp_path)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage, tmp_path):
+    folder, (name, change) = Folder(tmp_path), DAMAGES[damage]
     for step in (5, 10):
-        save(folder.path, step, {"w": torch.ones(3) * step}, {"trial_ids": ["a"]})
-    meta = json.loads(folder.read("step-00000010/meta.json"))
-    folder.write("step-00000010/meta.json", json.dumps(METAS[what](meta)).encode())
-    with pytest.warns(UserWarning, match="step-00000010 is damaged .*meta.json.*; taking the one before it"):
-        assert load_latest(folder.path).step == 5
+        save(folder.path, step, {"w": torch.arange(100.0) * step}, {"trial_ids": ["a"]})
+    if change is None:
+        folder.remove(name)
+    else:
+        folder.write(name, change(folder.read(name)))
+    with pytest.warns(UserWarning, match="step-00000010 is damaged .*taking the one before it"):
+        found = load_latest(folder.path)
+    assert found.step == 5 and torch.equal(found.tensors["w"], torch.arange(100.0) * 5)
     save(folder.path, 7, {"w": torch.ones(1)}, {"trial_ids": ["a"]})
-    assert steps(folder) == [5, 7]
+    assert steps(folder) == [5, 7], "what is damaged would stand in the way again"
 
 
 def test_every_flipped_bit_of_a_meta_is_seen_or_changes_nothing(tmp_path):

@@ -17,7 +17,9 @@ GPT2 = {"parametrization": "mup"}
 LLAMA = {"architecture": "llama", "optimizer": "muon", "parametrization": "completep", "tied": False}
 
 
-@pytest.mark.parametrize("fields", [GPT2, pytest.param(LLAMA, marks=pytest.mark.slow)], ids=["gpt2", "llama"])
+@pytest.mark.parametrize(
+    "fields", [GPT2, pytest.param(LLAMA, marks=pytest.mark.nightly)], ids=["gpt2", "llama"]
+)
 def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(
     fields, tiny, dataset, tmp_path, recwarn
 ):

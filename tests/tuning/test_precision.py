@@ -78,6 +78,7 @@ def test_rows_and_ids_are_of_the_precision_that_was_taken(cpu_with, tiny, tmp_pa
     assert not run(sweep_of(tiny.replace(precision="float32"), 0.01), tmp_path, console)
 
 
+@pytest.mark.nightly
 def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
     cpu_with("avx512_bf16")
     asked, console = tiny.replace(precision="auto", steps=2), Console(record=True, width=200)

@@ -149,7 +149,7 @@ def one_by_one(path, search, **where):
     return load_runs(path).drop(columns=NOT_RESULTS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_on_ray_has_the_rows_of_one_in_this_process(local_ray, search, tmp_path):
     on_ray = one_by_one(tmp_path / "ray", search, ray=True)
     pd.testing.assert_frame_equal(on_ray, one_by_one(tmp_path / "here", search))
@@ -376,7 +376,7 @@ def test_a_trial_that_is_too_large_is_failed_with_the_reason_and_the_rest_goes_o
     assert SearchLog(Folder(results)).ended == {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="needs processes as Linux has them")
 def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tiny, tmp_path):
     base, one = tiny.replace(steps=200), RunOptions(threads=1)

@@ -581,7 +581,7 @@ def test_runs_of_a_second_tool_in_a_folder_are_warned_of(tmp_path):
         assert found_in(tmp_path) == EXPECTED
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_folder_of_ray_tune_is_read_as_it_is(tmp_path, local_ray):
     tune(tmp_path, local_ray)
     assert found_in(tmp_path / "sweep") == EXPECTED
