@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config.options import File, Repeated, Several, Where
-from mup_tpu.errors import ConfigError, TableError
+from mup_tpu.errors import ConfigError, TableError, given
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,6 +171,8 @@ def predict(
     """
     if out is not None and not figures:
         raise ConfigError(f"out {str(out)!r} needs --figures")
+    if table.delta != TableOptions.delta:
+        raise ConfigError(f"{given('delta', table.delta)} is a limit of a verdict, and a prediction has none")
     path = folder_of_plan(path)
     if format != "text" and (json or figures or best_over):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
@@ -199,8 +201,8 @@ def predict(
     # A column of a table may hold a comma, so only predictions split the option.
     scales = (table.scale or "").split(",")
     if len(scales) > 1 or best_over:
-        if keep or claim != "by-name":
-            raise ConfigError("keep and claim need a prediction along one scale")
+        if keep or claim != "by-name" or table.epsilon is not None:
+            raise ConfigError("keep, claim and epsilon need a prediction along one scale")
         _print_law(path, at, table, scales, best_over, folder if figures else None, json)
         return
     predictions = results.predict(at, {"yes": True, "no": False}.get(claim))

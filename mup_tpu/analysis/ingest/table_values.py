@@ -250,6 +250,11 @@ class LossUnit:
             is_bit = re.search(r"[(\[]\s*bits?\s*[)\]]", column)
             named = [unit for unit, pattern in _UNITS.items() if pattern.search(plain_name(column))]
             unit = named[0] if named else "bit" if is_bit else "nat"
+        if self.bytes_per_token is not None and unit != "bpb":
+            raise TableError(
+                f"{given('bytes_per_token', self.bytes_per_token)} is for a loss in bits per byte; give "
+                f"{given('unit', 'bpb')} if {column} is one"
+            )
         if self.maximize:
             if unit != "score" and (means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column))):
                 raise TableError(
