@@ -17,7 +17,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 import mup_tpu
@@ -67,6 +67,7 @@ COMMANDS = {
     "data prepare": ("data", "Write a corpus as tokenised shards that training streams."),
 }
 
+_COMPLETION = "`mup-tpu --print-completion bash` prints completions for a shell: bash, zsh or fish."
 _DESCRIPTION = "Tune a narrow model, check that the optimum transfers, and train the wide model once."
 
 
@@ -81,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, (_, summary) in COMMANDS.items():
             if name.startswith("data" * group):
                 lines += textwrap.wrap(summary, 78, initial_indent=f"  {name:14}", subsequent_indent=" " * 16)
-        print("\n".join([*lines, "", "`mup-tpu COMMAND --help` lists the options of a command."]))
+        print(
+            "\n".join([*lines, "", "`mup-tpu COMMAND --help` lists the options of a command.", _COMPLETION])
+        )
         sys.exit(0 if words else 2)
 
     backends.leave_out()
@@ -103,6 +106,14 @@ def _end_quietly() -> None:
 def _run(words: Sequence[str]) -> None:
     import tyro  # a tenth of a second, which the overview and --version do without
 
+    from mup_tpu.cli import help as helping
+
+    if words[0] == "--print-completion":
+        if len(words) != 2 or words[1] not in helping.SHELLS:
+            raise ConfigError(f"--print-completion needs a shell: {', '.join(helping.SHELLS)}")
+        commands = {name: (_command(name), summary) for name, (_, summary) in COMMANDS.items()}
+        print(helping.write_completion(words[1], commands))
+        return
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
@@ -111,14 +122,17 @@ def _run(words: Sequence[str]) -> None:
         raise ConfigError(f"unknown command {name!r}; {hint}")
     if name in ("analyze", "plan", "predict"):
         gc.set_threshold(100_000)  # otherwise collections take a sixth: each looks at all that was imported
+    command = _command(name)
+    if asked := {"-h", "--help", "--help-all"} & {*words[count:]}:
+        print(helping.write_help(name, command, "--help-all" in asked))
+        sys.exit(0)
+    tyro.cli(command, prog=f"mup-tpu {name}", args=[*_repeated(words[count:])], config=helping.PARSING)
+
+
+def _command(name: str) -> Callable[..., None]:
     module = importlib.import_module(f"mup_tpu.cli.{COMMANDS[name][0]}")
-    tyro.cli(
-        getattr(module, name.split()[-1]),
-        prog=f"mup-tpu {name}",
-        args=[*_repeated(words[count:])],
-        # --device, not --how.run.device; no --no-json beside --json
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    command: Callable[..., None] = getattr(module, name.split()[-1])
+    return command
 
 
 # Form of the values of options that take several: a path behind them is not one of theirs

@@ -163,7 +163,7 @@ def predict(
         out: Folder for --figures; by default figures in the results folder or beside the file.
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
         claim: Whether the rules claim to keep the optimum along the scale, which narrows intervals; by-name
-        for the claims of rules that are known by name, such as mup.
+            for the claims of rules that are known by name, such as mup.
         format: Program that takes the values, with its parameter groups under μP: text for people; TOML;
             TrainingArguments and a Trainer of transformers; Python of torchtitan or OLMo-core; or a command
             line of nanochat, torchtitan or Megatron-LM.

