@@ -106,13 +106,13 @@ def _end_quietly() -> None:
 def _run(words: Sequence[str]) -> None:
     import tyro  # a tenth of a second, which the overview and --version do without
 
-    from mup_tpu.cli import help as helping
+    from mup_tpu.cli.help import PARSING, SHELLS, write_completion, write_help
 
     if words[0] == "--print-completion":
-        if len(words) != 2 or words[1] not in helping.SHELLS:
-            raise ConfigError(f"--print-completion needs a shell: {', '.join(helping.SHELLS)}")
+        if len(words) != 2 or words[1] not in SHELLS:
+            raise ConfigError(f"--print-completion needs a shell: {', '.join(SHELLS)}")
         commands = {name: (_command(name), summary) for name, (_, summary) in COMMANDS.items()}
-        print(helping.write_completion(words[1], commands))
+        print(write_completion(words[1], commands))
         return
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
@@ -123,10 +123,10 @@ def _run(words: Sequence[str]) -> None:
     if name in ("analyze", "plan", "predict"):
         gc.set_threshold(100_000)  # otherwise collections take a sixth: each looks at all that was imported
     command = _command(name)
-    if asked := {"-h", "--help", "--help-all"} & {*words[count:]}:
-        print(helping.write_help(name, command, "--help-all" in asked))
+    if {"-h", "--help", "--help-all"} & {*words[count:]}:
+        print(write_help(name, command, every="--help-all" in words))
         sys.exit(0)
-    tyro.cli(command, prog=f"mup-tpu {name}", args=[*_repeated(words[count:])], config=helping.PARSING)
+    tyro.cli(command, prog=f"mup-tpu {name}", args=[*_repeated(words[count:])], config=PARSING)
 
 
 def _command(name: str) -> Callable[..., None]:
