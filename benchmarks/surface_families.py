@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from mup_tpu.analysis import Columns, Reading, analyze_jointly
+from mup_tpu.analysis import Columns, Reading, analyze, check_table
 
 WIDTHS = np.array([64, 128, 256, 512])
 TUNED = ("lr", "wd")
+COLUMNS = Columns("width", "lr", tuned_beside=("wd",))
 
 
 def sides(x: np.ndarray, ratio: float) -> np.ndarray:
@@ -85,15 +86,15 @@ def main(seed: int = 22, worlds: int = 6, families: tuple[str, ...] = tuple(FAMI
         for number in range(worlds):
             generator = np.random.default_rng([seed, list(FAMILIES).index(family), number])
             runs, best, slope, cost = world(family, generator)
-            joint = analyze_jointly(runs, TUNED, Reading(Columns(scale="width", loss="loss")))
-            for h, part in enumerate(joint.parts):
+            analysis = analyze(check_table(runs, Reading(COLUMNS)))
+            for h, part in enumerate(analysis.parts):
                 optima = zip(part.results[0].optima, best[:, h], strict=True)
                 inside[TUNED[h]] += [o.low <= x <= o.high for o, x in optima]
-            if (drift := joint.parts[0].results[0].drift).is_known:
+            if (drift := analysis.parts[0].results[0].drift).is_known:
                 inside["α"].append(drift.low <= slope <= drift.high)
-            regret = joint.results[0].regret
+            regret = analysis.results[0].headline_regret
             inside["regret"].append(regret.low - 1e-4 <= cost <= regret.high + 1e-4)
-            decision = str(joint.results[0].verdict.decision)
+            decision = str(analysis.results[0].verdict.decision)
             is_right = {
                 "TRANSFERS": cost < 0.01 and abs(slope) < 0.2,
                 "MOVES AT NO COST": cost < 0.01 and abs(slope) >= 0.1,

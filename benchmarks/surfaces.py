@@ -17,7 +17,7 @@ import pandas as pd
 import tyro
 
 from mup_tpu import Study, octaves
-from mup_tpu.analysis import Columns, Reading, analyze_jointly
+from mup_tpu.analysis import Columns, Reading, analyze, check_table
 from mup_tpu.config.sweep import design_points
 from mup_tpu.errors import TableError
 
@@ -101,17 +101,18 @@ def main(seed: int = 0, worlds: int = 10, only: str = "") -> None:
             runs, best, slopes, cost = world(generator, tuned, slope, shape, design)
             numbers.append(len(runs))
             try:
-                joint = analyze_jointly(runs, NAMES[:tuned], Reading(Columns(scale="width", loss="loss")))
+                columns = Columns("width", NAMES[0], tuned_beside=NAMES[1:tuned])
+                analysis = analyze(check_table(runs, Reading(columns)))
             except TableError:
                 counts["open"] += 1
                 continue
-            for h, part in enumerate(joint.parts):
+            for h, part in enumerate(analysis.parts):
                 result = part.results[0]
                 inside += [o.low <= x <= o.high for o, x in zip(result.optima, best[:, h], strict=True)]
                 if result.drift.is_known:
                     slopes_in.append(result.drift.low <= slopes[h] <= result.drift.high)
             truth = "TRANSFERS" if cost < 0.01 else "DRIFTS"
-            decision = joint.results[0].verdict.decision
+            decision = analysis.results[0].verdict.decision
             counts["open" if decision == "OPEN" else "right" if decision == truth else "wrong"] += 1
         covered = [f"{np.mean(inside):.2f}", f"{np.mean(slopes_in):.2f}"]
         cells = [tuned, f"{slope:g}", shape, design, *covered, *counts.values(), f"{np.mean(numbers):.0f}"]

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.prediction import Predictions, predict
     from mup_tpu.analysis.run_table import RunTable
     from mup_tpu.analysis.scaling_law import fit_scaling_law
-    from mup_tpu.analysis.surface import JointAnalysis, JointPredictions, analyze_jointly, predict_jointly
     from mup_tpu.analysis.transfer import TransferAnalysis, analyze
 
 __all__ = [
-    "Columns", "JointAnalysis", "JointPredictions", "Predictions", "Reading", "RunTable", "TransferAnalysis",
-    "analyze", "analyze_jointly", "check_table", "fit_scaling_law", "load_table", "predict",
-    "predict_jointly",
+    "Columns", "Predictions", "Reading", "RunTable", "TransferAnalysis", "analyze", "check_table",
+    "fit_scaling_law", "load_table", "predict",
 ]  # fmt: skip
 
 _FROM = {
@@ -31,7 +29,6 @@ _FROM = {
     "prediction": ("Predictions", "predict"),
     "run_table": ("RunTable",),
     "scaling_law": ("fit_scaling_law",),
-    "surface": ("JointAnalysis", "JointPredictions", "analyze_jointly", "predict_jointly"),
     "transfer": ("TransferAnalysis", "analyze"),
 }
 

@@ -43,6 +43,11 @@ class Cell:
     x: float  # log2 of the hyperparameter
     runs: int  # Number of runs to add
     seeds: int  # Number of seeds after the batch
+    beside: tuple[float, ...] = ()  # log2 of the hyperparameters that are tuned together with it
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return self.x, *self.beside
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,11 @@ class Batch:
     costs: Cost
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        plain = asdict(self)
+        for cell in plain["cells"]:
+            if not cell["beside"]:
+                del cell["beside"]
+        return plain
 
 
 def values_beside(estimate: Estimate) -> np.ndarray:

@@ -20,7 +20,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_sc
 from mup_tpu.analysis.ingest.table_values import LossUnit, Reading, numbers, plain_sizes, with_errors
 from mup_tpu.analysis.ingest.tables import STDIN, as_rows, with_settings
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.run_table import DATA, HISTORY, STORED_FIXED, RunTable, select, selected_scales
+from mup_tpu.analysis.run_table import DATA, STORED_FIXED, RunTable, run_key, select, selected_scales
 from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
@@ -123,23 +123,16 @@ def default_columns(path: Place) -> Columns:
             f"of {TOOLS}; give a table, or the folder with the runs"
         )
     axes = load_axes(path)
-    along = tuple(column for axis in (axes.scale, axes.tune, axes.compare) for column in axis.columns)
+    along = tuple(column for axis in (axes.scale, axes.compare) for column in axis.columns)
+    tuned = axes.tune.columns if len(axes.tune.columns) > 1 else (axes.tune.column,)
     along += DATA if {*IN_FINGERPRINT} & {*axes.scale.fields, *axes.compare.fields} else ()
     # A program of a study may print bits per byte, as nanochat does.
     losses = " ".join(load_values(path, "versions")) if axes.scale.is_study else ""
     is_bpb = re.search(r'"loss": "[^"]*(bpb|bits.per.byte)', losses, re.IGNORECASE)
     return Columns(
-        axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along,
+        axes.scale.column, tuned[0], parametrization=axes.compare.column, along=along, tuned_beside=tuned[1:],
         is_per_token=not axes.scale.is_study, unit="bpb" if is_bpb else "nat",
     )  # fmt: skip
-
-
-def tuned_together(path: Place) -> tuple[str, ...]:
-    """Return the columns of several hyperparameters that a results folder tunes; () for one, or a table."""
-    if not isinstance(path, str | Path) or find_reader(path) is not None:
-        return ()
-    columns = load_axes(path).tune.columns
-    return columns if len(columns) > 1 else ()
 
 
 def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
@@ -158,9 +151,6 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
         return check_table(*read_rows(path, reading))
     stored, named = read_rows(path, reading)
     header = load_header(path)
-    if len(tuned := (header.axes or StoredAxes()).tune.columns) > 1:
-        together = " and ".join(tuned)
-        raise TableError(f"{path} tunes {together} together: `mup-tpu analyze` and analyze_jointly read it")
     fixed = (*STORED_FIXED, *(header.columns or ()))
     columns, where = (
         replace(named.columns or Columns(), step=""),
@@ -180,7 +170,9 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
     table = replace(
         table,
         notes=(*table.notes, *notes),
-        history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY],
+        history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[
+            [*run_key(table.runs), "step", "loss"]
+        ],
         stored=stored,
         planned=planned,
     )
@@ -252,7 +244,7 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
         notes, fixed = [*shaped, *named, *guessed, *errors], _USUALLY_FIXED
     checked = standard_form(table, columns, reading, fixed, notes)
     purchases = checked.runs.loc[checked.runs["purchase"] > 0, "purchase"].nunique()
-    if not purchases:
+    if not purchases or columns.tuned_beside:
         return checked
     note = Reason.of("sequence", name=columns.purchase, purchases=purchases)
     planned = tuple(sorted(checked.runs["scale"].unique().tolist()))

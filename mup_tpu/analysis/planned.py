@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,14 @@ from mup_tpu.analysis.design import REACH, Cell
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import check_table
-from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.optimum import Estimate, Optimum
 from mup_tpu.analysis.prediction import ExpectedCost, Surroundings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import LEAST, ExpectedLoss, expected_loss
-from mup_tpu.analysis.surface import Interaction, Profile, analyze_jointly
-from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.analysis.surface import Interaction
+from mup_tpu.analysis.transfer import TransferAnalysis, analyze
 from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
+from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.store import load_runs, results_folder
@@ -151,22 +152,21 @@ class Planned:
         if known.empty or not np.isfinite(known["loss"].astype(float)).any():
             return Estimates({name: {} for name in self.tuned})
         taken = [c for c in (_CELL, *self.tuned, self.compared) if c in known]
-        columns = Columns(_CELL, self.tuned[0], parametrization=self.compared)
+        columns = Columns(_CELL, self.tuned[0], parametrization=self.compared, tuned_beside=self.tuned[1:])
         table = known[[*taken, "loss", "status", "seed"]]
         if len(self.tuned) == 1:
             checked = check_table(table, Reading(columns))
             evidence = weigh(checked.runs, Question.of(checked))
             return Estimates({self.tuned[0]: {int(e.optimum.scale) - 1: e for e in evidence.estimates}})
-        joint = analyze_jointly(table, self.tuned, Reading(columns))
+        (result,) = analyze(check_table(table, Reading(columns)), whole=False).results
         return Estimates(
             {
-                part.hyperparameter: {
-                    int(o.scale) - 1: Profile(o, v)
-                    for o, v in zip(part.results[0].optima, part.results[0].valleys, strict=True)
+                name: {
+                    int(o.scale) - 1: Profile(o, v) for o, v in zip(part.optima, part.valleys, strict=True)
                 }
-                for part in joint.parts
+                for name, part in zip(self.tuned, result.parts, strict=True)
             },
-            joint.results[0].pairs,
+            result.pairs,
         )
 
     @classmethod
@@ -202,6 +202,13 @@ class Planned:
 
     def keep(self, folder: str) -> None:
         write_file(results_folder(folder), FILE, json.dumps(sealed(asdict(self)), indent=1).encode())
+
+
+class Profile(NamedTuple):
+    """Optimum and valley of one hyperparameter at a size, with the others at their best."""
+
+    optimum: Optimum
+    valley: Valley | None
 
 
 @dataclass(frozen=True)

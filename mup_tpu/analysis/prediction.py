@@ -6,6 +6,7 @@ prediction that was kept before its scale was run has a score: it stands beside 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,9 +21,10 @@ from mup_tpu.analysis.ingest.table_values import plain_size
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ExpectedLoss, expected_loss
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
+from mup_tpu.analysis.transfer import TransferAnalysis, analyze
 from mup_tpu.analysis.trend import LEAST, Mixture, Priors, Trend, claims, fit_trend, kind_of, priors_of
 from mup_tpu.analysis.valley import CURVATURE_SCATTER, Valley
 from mup_tpu.config import columns, on_one_line, parse_number
@@ -172,6 +174,7 @@ class RulePrediction:
     """Prediction of one rule at one target."""
 
     compared: str  # Name of the rule
+    hyperparameter: str  # Column of the hyperparameter
     target: str  # Target in the words of the question: "width=4096"
     scale: float  # Value of the table's scale at the target
     reach: float  # Octaves beyond the largest scale that was run; 0 or less inside the table
@@ -204,27 +207,32 @@ class RulePrediction:
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """Predictions of a table, by target and rule."""
+    """Predictions of a table, by rule, hyperparameter and target."""
 
     analysis: TransferAnalysis
     targets: tuple[Target, ...]
     predictions: tuple[RulePrediction, ...]
-    trends: Mapping[str, Trend]  # Trend of the optima of each predicted rule, by name
-    notes: tuple[Reason, ...]  # Reasons why other rules are not predicted
+    trends: Mapping[tuple[str, str], Trend]
+    """Trend of the optima of each rule and hyperparameter that is predicted."""
+    notes: tuple[Reason, ...]  # Reasons why others are not predicted
 
-    def of(self, compared: str, target: str | None = None) -> RulePrediction:
-        """Return the prediction of a rule at a target, by default the first."""
-        for rule in self.predictions:
-            if rule.compared == compared and target in (None, rule.target):
-                return rule
-        raise KeyError((compared, target))
+    def of(
+        self, compared: str, target: str | None = None, hyperparameter: str | None = None
+    ) -> RulePrediction:
+        """Return the prediction of a rule, by default the first: of its first target and hyperparameter."""
+        for one in self.predictions:
+            is_asked = target in (None, one.target) and hyperparameter in (None, one.hyperparameter)
+            if one.compared == compared and is_asked:
+                return one
+        raise KeyError((compared, target, hyperparameter))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each target and rule: the optimum (log2), its intervals, and expected cost."""
         return pd.DataFrame(
             [
                 {
-                    "target": one.target, self.analysis.compares: one.compared, "x": one.x,
+                    "target": one.target, self.analysis.compares: one.compared,
+                    "hyperparameter": one.hyperparameter, "x": one.x,
                     "low_50": one.half[0], "high_50": one.half[1], "low_95": one.interval[0],
                     "high_95": one.interval[1], "expected_cost": one.taking.expected,
                     "loss": one.loss.loss if one.loss else math.nan,
@@ -240,15 +248,11 @@ class Predictions:
     def scale(self) -> str:
         return self.analysis.scale
 
-    @property
-    def hyperparameter(self) -> str:
-        return self.analysis.hyperparameter
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.analysis.name,
             "scale": self.scale,
-            "hyperparameter": self.hyperparameter,
+            "hyperparameter": ", ".join(self.analysis.columns.tuned),
             "epsilon": self.analysis.epsilon,
             "predictions": [rule.to_dict() for rule in self.predictions],
         }
@@ -290,21 +294,25 @@ def predict_analysis(
 ) -> Predictions:
     """Predict the optima of each rule of an analysis; arguments as for `predict`."""
     made: list[RulePrediction] = []
-    notes, trends = list[Reason](), dict[str, Trend]()
-    for result in analysis.results:
-        by_name = claims(result.compared, kind_of(analysis.scale), analysis.hyperparameter)
+    notes, trends, most = list[Reason](), dict[tuple[str, str], Trend](), 0
+    each = [(part.hyperparameter, part.results) for part in analysis.parts]
+    for number, (tuned, results) in itertools.product(range(len(analysis.results)), each):
+        result = results[number]
+        by_name = claims(result.compared, kind_of(analysis.scale), tuned)
         claimed = by_name if claim is None else claim
         trend = fit_trend(result.optima, priors_of(analysis.scale, claimed), result.valleys)
         if trend is None:
             known = sum(o.is_bracketed for o in result.optima)
             counts = {"known": known, "scales": len(result.optima), "needed": LEAST}
-            notes.append(Reason.of("no prediction", compared=result.compared, **counts))
+            notes.append(Reason.of("no prediction", compared=result.compared, tuned_column=tuned, **counts))
+            most = max(most, known)
             continue
-        trends[result.compared] = trend
+        trends[result.compared, tuned] = trend
         unclaimed = priors_of(analysis.scale)
-        made += [_predict(result, trend, unclaimed, target, analysis.epsilon, seed) for target in targets]
+        made += [
+            _predict(result, tuned, trend, unclaimed, target, analysis.epsilon, seed) for target in targets
+        ]
     if not made:
-        most = max(sum(o.is_bracketed for o in result.optima) for result in analysis.results)
         raise TableError(
             f"no rule can be predicted: {LEAST} {columns.label(analysis.scale)}s with an optimum inside the "
             f"grid are needed, and the best rule has {most}"
@@ -313,7 +321,13 @@ def predict_analysis(
 
 
 def _predict(
-    result: TransferResult, trend: Trend, unclaimed: Priors, target: Target, epsilon: float, seed: int
+    result: TransferResult,
+    tuned: str,
+    trend: Trend,
+    unclaimed: Priors,
+    target: Target,
+    epsilon: float,
+    seed: int,
 ) -> RulePrediction:
     known = [(o, v) for o, v in zip(result.optima, result.valleys, strict=True) if o.is_bracketed]
     (first, _), (last, valley) = known[0], known[-1]
@@ -331,6 +345,7 @@ def _predict(
     loss = Reason.of("no losses") if valley is None else expected_loss(losses_S, scales_S, target.scale)
     return RulePrediction(
         compared=result.compared,
+        hyperparameter=tuned,
         target=target.text,
         scale=target.scale,
         reach=math.log2(target.scale / run),
@@ -373,7 +388,7 @@ class Surroundings:
         worst = max(map(float, finite), default=math.inf)
         most = max(worst, result.guessing) if math.isfinite(result.guessing) else worst
         walls = []
-        for curve, o in zip(result.curves, result.optima, strict=False):  # a surface has no curves
+        for curve, o in zip(result.curves, result.optima, strict=True):
             lost_x = curve.x_G[(curve.diverged_G > 0) & (curve.x_G > o.best_x)]
             if o.is_bracketed and len(lost_x):
                 before = float(curve.x_G[curve.x_G < lost_x[0]].max())
@@ -480,8 +495,9 @@ class Score:
         return asdict(self) | {"is_inside": self.is_inside, "is_loss_inside": self.is_loss_inside}
 
 
-def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
+def to_keep(predictions: Predictions) -> list[KeptPrediction]:
     """Return predictions as they are kept beside the rows of their table."""
+    table = predictions.analysis.table
     if table.stored is None:
         raise TableError("predictions are kept in a results folder, and this table is none")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -494,7 +510,7 @@ def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
             scales=tuple(sorted(table.runs["scale"].unique().tolist())),
             compared=rule.compared,
             scale_column=predictions.scale,
-            hyperparameter=predictions.hyperparameter,
+            hyperparameter=rule.hyperparameter,
             scale=rule.scale,
             x=rule.x,
             half=rule.half,
@@ -512,21 +528,17 @@ def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAna
     A transfer's folder holds its target alone. Its question is the prediction, so no other scale is needed.
     """
     scored = {one.prediction.compared for one in scores if one.is_inside is not None}
-    results = (
-        replace(result, next_batch=None) if result.compared in scored and len(result.optima) == 1 else result
-        for result in analysis.results
-    )
-    return replace(analysis, results=tuple(results))
+    results = (replace(r, next_batch=None) if r.compared in scored else r for r in analysis.results)
+    is_target = analysis.table.runs["scale"].nunique() == 1
+    return replace(analysis, results=tuple(results)) if is_target else analysis
 
 
 def score(kept: Iterable[KeptPrediction], analysis: TransferAnalysis) -> list[Score]:
     """Return scores of predictions for scales that were run since."""
     scores = []
-    results = {result.compared: result for result in analysis.results}
+    optima_of = {(r.compared, part.hyperparameter): r.optima for part in analysis.parts for r in part.results}
     for p in kept:
-        if p.hyperparameter != analysis.hyperparameter or p.scale_column != analysis.scale:
-            continue
-        optima = results[p.compared].optima if p.compared in results else ()
+        optima = optima_of.get((p.compared, p.hyperparameter), ()) if p.scale_column == analysis.scale else ()
         optimum = next((o for o in optima if math.isclose(o.scale, p.scale, rel_tol=1e-6)), None)
         if optimum is None or p.scale in p.scales or not math.isfinite(optimum.loss):
             continue

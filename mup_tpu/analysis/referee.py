@@ -14,12 +14,13 @@ import pandas as pd
 
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.load import load_table, tuned_together
+from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.optimum import LossCurve
 from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
+from mup_tpu.analysis.transfer import TransferAnalysis, analyze
 from mup_tpu.analysis.verdict import Decision, Regret
 from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError
@@ -149,8 +150,6 @@ def compare(
 
 def predictions_inside(root: Path) -> dict[str, list[bool]]:
     """Return whether the intervals of kept predictions hold the optima that came out, by folder of `root`."""
-    from mup_tpu.analysis.surface import analyze_jointly  # most analyses are of one hyperparameter
-
     inside: dict[str, list[bool]] = {}
     for file in sorted(root.rglob(PREDICTIONS)):
         with contextlib.suppress(MupTpuError):
@@ -159,8 +158,7 @@ def predictions_inside(root: Path) -> dict[str, list[bool]]:
             kept = [p for p in made if p.scale in {*runs.get(p.scale_column, ())} - {*p.scales}]
             if not kept:
                 continue
-            parts = analyze_jointly(folder).parts if tuned_together(folder) else [analyze(load_table(folder))]
-            scores = [one for part in parts for one in score(kept, part)]
+            scores = score(kept, analyze(load_table(folder), whole=False))
             if known := [one.is_inside for one in scores if one.is_inside is not None]:
                 inside.setdefault(file.relative_to(root).parts[0], []).extend(known)
     return inside

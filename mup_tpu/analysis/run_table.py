@@ -7,6 +7,7 @@ rest.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +28,15 @@ FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "un
 REFUSED = "refused"  # by a condition that an optimum has to meet
 ENDS = pd.CategoricalDtype([FINISHED, DIVERGED, STOPPED, UNFINISHED, REFUSED])
 
-RUN = ["compared", "scale", "x", "seed"]  # columns that name a run
-HISTORY = [*RUN, "step", "loss"]
+
+def each_of(name: str, runs: pd.DataFrame) -> list[str]:
+    """Return the columns of runs for all scales ("scale"), or of all tuned values ("x")."""
+    return [name, *(column for column in map(str, runs) if re.fullmatch(name + r"\d", column))]
+
+
+def run_key(runs: pd.DataFrame) -> list[str]:
+    """Return the columns that name a run."""
+    return ["compared", *each_of("scale", runs), *each_of("x", runs), "seed"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +46,8 @@ class RunTable:
     runs: pd.DataFrame
     """One row per run: compared (as a parametrization), scale, x (log2 of the hyperparameter), loss
     (+inf where diverged or stopped), stopped (early, for being behind, or refused by a condition), refused,
-    seed, purchase (0 outside a sequence), and loss_error, params, tokens, cost (nan if unknown)."""
+    seed, purchase (0 outside a sequence), and loss_error, params, tokens, cost (nan if unknown). Of several
+    scales the others are scale2, scale3 …, of several hyperparameters x2, x3 …."""
     notes: tuple[Reason, ...]
     columns: Columns
     name: str
@@ -65,6 +74,12 @@ class RunTable:
             return self.chance
         losses = self.history["loss"]
         return float(losses[np.isfinite(losses)].max())
+
+    def alone(self, number: int) -> RunTable:
+        """Return the table of one of several hyperparameters alone."""
+        columns = replace(self.columns, hyperparameter=self.columns.tuned[number], tuned_beside=())
+        runs = self.runs.assign(x=self.runs[each_of("x", self.runs)[number]])
+        return replace(self, runs=runs, columns=columns)
 
     def part(self, keep: Callable[[pd.DataFrame], pd.Series]) -> RunTable:
         """Return the table of the runs that a mask of each frame's rows keeps, with their history."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import asdict, fields, replace
 
 import numpy as np
@@ -30,13 +30,14 @@ from mup_tpu.analysis.run_table import (
     ENDS,
     FINISHED,
     REFUSED,
-    RUN,
     STOPPED,
     UNFINISHED,
     RunTable,
+    each_of,
     meets,
     no_column,
     power,
+    run_key,
 )
 from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED, label
@@ -82,12 +83,15 @@ def standard_form(
     is_lost = (runs["ended"] != FINISHED) | runs["loss"].isna() | (runs["loss"].abs() >= _DIVERGED)
     if chance is not None:
         is_lost |= runs["loss"] >= (-chance if columns.maximized else chance)
+    values = each_of("value", runs)
     with np.errstate(divide="ignore"):  # a value of 0 has x = -inf
-        x = np.log2(runs["value"])
+        logs = {name.replace("value", "x"): np.log2(runs[name]) for name in values}
     refused = runs["ended"] == REFUSED
     stopped = refused | (runs["ended"] == STOPPED)
-    runs = runs.assign(loss=runs["loss"].mask(is_lost, np.inf), stopped=stopped, refused=refused, x=x)
-    runs = _distinct(_merged(runs, notes), table, columns, notes)
+    runs = runs.assign(loss=runs["loss"].mask(is_lost, np.inf), stopped=stopped, refused=refused, **logs)
+    # Values of a random search in several hyperparameters lie close to others and differ in the rest.
+    merged = runs if columns.tuned_beside else _merged(runs, notes)
+    runs = _distinct(merged, table, columns, notes)
     history = None
     if runs["step"].notna().any():
         runs, history = last_steps(runs, columns.step, notes)
@@ -97,10 +101,10 @@ def standard_form(
         runs = _without_blown_up(runs, notes)
     notes += _other_settings(table, runs, columns) + _oddities(runs, columns)
     scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
-    is_zero, is_first = runs["value"] == 0, runs["scale"] == 0
-    kept = runs.drop(columns=["ended", "value", "step"])
+    is_zero = (runs[[*values, *each_of("scale", runs)]] == 0).any(axis=1)
+    kept = runs.drop(columns=["ended", *values, "step"])
     return RunTable(
-        kept[~is_zero & ~is_first].reset_index(drop=True),
+        kept[~is_zero].reset_index(drop=True),
         tuple(notes),
         replace(columns, scale=scale, hyperparameter=tuned) if scale != tuned else columns,
         reading.name or "table",
@@ -166,8 +170,8 @@ def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[
     return pd.DataFrame(
         {
             "compared": _names(table, columns.parametrization, "all").astype(str),
-            "scale": known("scale", columns.scale),
-            "value": known("value", columns.hyperparameter),
+            **{name: known("scale", column) for name, column in _numbered("scale", columns.scales)},
+            **{name: known("value", column) for name, column in _numbered("value", columns.tuned)},
             "loss": known("loss", columns.loss),
             "seed": _names(table, columns.seed, 0),
             "ended": ended,
@@ -181,6 +185,10 @@ def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[
         },
         copy=False,
     )
+
+
+def _numbered(part: str, columns: Sequence[str]) -> list[tuple[str, str]]:
+    return [(part + f"{i}" * (i > 1), column) for i, column in enumerate(columns, start=1)]
 
 
 def _names(table: pd.DataFrame, column: str, default: object) -> pd.Series:
@@ -215,21 +223,21 @@ def _require_in_range(rows: pd.DataFrame, columns: Columns) -> None:
     if not (rows["ended"] == FINISHED).any():
         raise TableError("table has no finished run")
     plain = " (are these log2 values? the column takes plain ones)"
-    is_size = means(columns.scale) in ("width", "depth", "size")
-    scale_allowed = (rows["scale"] > 0, "above 0") if is_size else (rows["scale"] >= 0, "0 or more")
-    for column, part, is_allowed, allowed, hint in (
-        (columns.loss, "loss", rows["loss"] != -np.inf, "above -inf", ""),
-        (columns.scale, "scale", *scale_allowed, ""),
-        (columns.scale, "scale", np.isfinite(rows["scale"]), "finite", ""),
-        (columns.hyperparameter, "value", rows["value"] >= 0, "0 or more", plain),
-        (columns.hyperparameter, "value", np.isfinite(rows["value"]), "finite", plain),
-    ):
+    limits = [(columns.loss, "loss", rows["loss"] != -np.inf, "above -inf", "")]
+    scales, values = _numbered("scale", columns.scales), _numbered("value", columns.tuned)
+    for part, column in (*scales, *values):
+        hint = plain if part.startswith("value") else ""
+        least = (rows[part] >= 0, "0 or more")
+        if part.startswith("scale") and (means(column) in ("width", "depth", "size") or len(scales) > 1):
+            least = (rows[part] > 0, "above 0")
+        limits += [(column, part, *least, hint), (column, part, np.isfinite(rows[part]), "finite", hint)]
+    for column, part, is_allowed, allowed, hint in limits:
         bad = rows.loc[~is_allowed, part]
         if len(bad):
             raise TableError(
                 f"{column} must be {allowed}, but row {bad.index[0]} has {bad.iloc[0]:g}{_more(bad)}{hint}"
             )
-    for column, part in ((columns.hyperparameter, "value"), (columns.scale, "scale")):
+    for part, column in (*values, *scales):
         if (rows[part] == 0).all():
             raise TableError(f"{column} is 0 in every run: give runs above 0 to fit")
 
@@ -256,7 +264,8 @@ def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
 
 def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> pd.DataFrame:
     """Drop identical repeats; a run with two losses is an error."""
-    key = [*RUN, "step"]
+    names = run_key(runs)
+    key = [*names, "step"]
     if runs["seed"].is_unique:  # which is soon known
         return runs
     doubled = runs[runs.duplicated([name for name in key if distinct(runs[name]) != 1] or key, keep=False)]
@@ -265,10 +274,10 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
     clashing = doubled[doubled.groupby(key, dropna=False)["loss"].transform("nunique") > 1]
     if len(clashing):
         first = clashing.iloc[0]
-        differ = _differences(table, clashing.index[(clashing[RUN] == first[RUN]).all(axis=1)], columns)
+        differ = _differences(table, clashing.index[(clashing[names] == first[names]).all(axis=1)], columns)
         if not differ and columns.seed not in table and runs["step"].isna().all():
             notes.append(Reason.of("repeats are seeds"))
-            return runs.assign(seed=runs.groupby(RUN).cumcount())
+            return runs.assign(seed=runs.groupby(names).cumcount())
         raise TableError(
             f"two runs of {first['compared']}, scale {first['scale']:g}, {power(first['x'])}, seed "
             f"{first['seed']} have different losses{_more(clashing.groupby(key, dropna=False).groups)}; they "
@@ -284,13 +293,16 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
         notes.append(Reason.of("runs stopped early", count=stopped))
     if diverged := int((np.isinf(runs["loss"]) & ~runs["stopped"]).sum()):
         notes.append(Reason.of("runs diverged", count=diverged))
+    for part, column in _numbered("value", columns.tuned):
+        if count := int((runs[part] == 0).sum()):
+            notes.append(Reason.of("runs at 0", count=count, column=column))
+    for part, column in _numbered("scale", columns.scales):
+        if count := int((runs[part] == 0).sum()):
+            notes.append(Reason.of("runs at scale 0", count=count, column=column))
+    if columns.tuned_beside:
+        return notes
     at_zero = runs["value"] == 0
-    if at_zero.any():
-        notes.append(Reason.of("runs at 0", count=int(at_zero.sum()), column=columns.hyperparameter))
-    if (runs["scale"] == 0).any():
-        count = int((runs["scale"] == 0).sum())
-        notes.append(Reason.of("runs at scale 0", count=count, column=columns.scale))
-    cell = [name for name in ("compared", "scale", "x") if distinct(runs[name]) > 1]
+    cell = [name for name in run_key(runs)[:-1] if distinct(runs[name]) > 1]
     kept, by = runs[~at_zero] if at_zero.any() else runs, [*cell, "stopped"][: len(cell) or 1]
     seeds = kept.groupby(by, sort=False).size()
     if seeds.nunique() > 1:
@@ -299,7 +311,7 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
 
 
 def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
-    needed = (columns.scale, columns.hyperparameter, columns.loss)
+    needed = (*columns.scales, *columns.tuned, columns.loss)
     missing = [column for column in needed if column not in table]
     for f in fields(columns):
         named = getattr(columns, f.name)
@@ -317,11 +329,11 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
         hint = ", ".join(hints[column] for column in missing if column in hints)
         raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
     if len(set(needed)) < len(needed):
-        raise TableError(f"scale, hyperparameter and loss must be three columns, not {', '.join(needed)}")
+        raise TableError(f"scale, hyperparameter and loss must be different columns, not {', '.join(needed)}")
 
 
 def _require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]) -> None:
-    axes = {columns.scale, columns.hyperparameter, columns.parametrization, columns.seed, *columns.along}
+    axes = {*columns.scales, *columns.tuned, columns.parametrization, columns.seed, *columns.along}
     for column in dict.fromkeys(fixed):
         if column not in table or column in axes:
             continue
@@ -362,7 +374,7 @@ def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
 
     Of others' tables also on lengths, batches and commits that change with the scale, or inside one.
     """
-    cells, varying, confounding = [runs["compared"], runs["scale"], runs["x"]], [], []
+    cells, varying, confounding = [runs[name] for name in run_key(runs)[:-1]], list[Reason](), list[Reason]()
     is_ours = {"trial_id", "config"} <= set(table)
     rows = table if len(runs) == len(table) else table.loc[runs.index]
     for column in _settings(table, columns):
@@ -425,7 +437,8 @@ def _differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
 
 def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
     """Return other columns that may tell runs apart: text, whole numbers, and numbers of few values."""
-    named = {*asdict(columns).values()} - {columns.along} | {*columns.along}
+    plain, lists = {*asdict(columns).values()}, (columns.along, columns.scales, columns.tuned)
+    named = {name for name in plain if isinstance(name, str)}.union(*lists)
     is_ours = {"trial_id", "config"} <= set(table)
     return [
         column

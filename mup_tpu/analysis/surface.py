@@ -26,28 +26,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.drift import NEEDED, fit_drift
-from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.ingest.table_values import Reading
-from mup_tpu.analysis.load import check_table, read_rows, tuned_together
-from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum, Status, loss_curve
-from mup_tpu.analysis.prediction import Predictions, predict_analysis, read_targets
-from mup_tpu.analysis.run_table import RunTable, no_column
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, tolerance
-from mup_tpu.analysis.trend import Trend
-from mup_tpu.analysis.valley import PARABOLA, Valley
-from mup_tpu.analysis.verdict import DELTA, PLAIN, Decision, Question, Regret, Verdict, decide
-from mup_tpu.errors import TableError, given
+from mup_tpu.analysis.optimum import LossCurve, loss_curve
+from mup_tpu.errors import TableError
 
-MOST = 4  # Most hyperparameters of one surface
 _MISSED = 0.1  # Standard error of the surface at a point by itself, as a share of its rise
 _FORMS = (0.15, 0.3, 0.6)  # Standard deviations of f that are weighed
 _CENTRES, _REACH = np.arange(-4.0, 4.1, 0.8), 1.0  # Centres of the kernel of f, and its length, octaves
@@ -58,7 +46,7 @@ _NOISES = np.geomspace(0.01, 2.0, 10)
 _OUTSIDE = 2.0  # An optimum this far outside the values that were run is e times less likely, octaves
 _BENDS = np.arange(-6, 7) / 5  # Bends that are weighed, per octave: exponents of the steeper side
 _BEND_SPREAD = 0.4  # Mean size of a bend in the prior
-_DRAWS = 2000
+_DRAWS, _EVERY = 2000, 20  # Draws, and the step between those that move points onto one axis
 _ROUNDS = 4
 _MOVES = 2  # Times that references follow the optima which heights and f leave
 _KEPT = 9  # Bends beside the best ones that are weighed with all errors
@@ -131,10 +119,12 @@ class Surface:
 
     def curves(self, h: int) -> tuple[LossCurve, ...]:
         """Return the points along one hyperparameter, less what the others cost there, a curve per scale."""
-        points = self.points
-        v_RN = _bend(points.u_NH[:, h] - self.reference_SH[points.number_N, h], self.bend_RH[:, [h]])
-        alone_RN = self.profile_RH[:, [h]] / 2 * (v_RN - self.vertex_RSH[:, points.number_N, h]) ** 2
-        beside_N = np.median(self.rise_RN(points.u_NH, points.number_N) - alone_RN, axis=0)
+        points, every = self.points, slice(None, None, _EVERY)
+        of_draws = ("bend_RH", "vertex_RSH", "loss_RS", "curvature_RHH", "height_RS", "form_RHM")
+        few = replace(self, **{name: getattr(self, name)[every] for name in of_draws})
+        v_RN = _bend(points.u_NH[:, h] - few.reference_SH[points.number_N, h], few.bend_RH[:, [h]])
+        alone_RN = few.profile_RH[:, [h]] / 2 * (v_RN - few.vertex_RSH[:, points.number_N, h]) ** 2
+        beside_N = np.median(few.rise_RN(points.u_NH, points.number_N) - alone_RN, axis=0)
         x_N = points.u_NH[:, h]
         if len(np.unique(x_N)) > _MOST_VALUES:  # of a random search
             x_N = np.round(2 * x_N) / 2
@@ -157,177 +147,6 @@ class Interaction:
     @property
     def interacts(self) -> bool:
         return self.low > 0 or self.high < 0
-
-
-class Profile(NamedTuple):
-    """Optimum and valley of one hyperparameter at a scale, with the others at their best."""
-
-    optimum: Optimum
-    valley: Valley | None
-
-
-@dataclass(frozen=True)
-class JointResult:
-    """One rule's optima in all hyperparameters together."""
-
-    compared: str
-    surface: Surface
-    pairs: tuple[Interaction, ...]
-    regret: Regret  # Of all values of the smallest scale at the largest
-    verdict: Verdict
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "parametrization": self.compared,
-            "verdict": self.verdict.decision,
-            "regret": asdict(self.regret),
-            "octave_cost": [list(cost) for cost in self.surface.octave_cost],
-            "pairs": [asdict(pair) | {"interacts": pair.interacts} for pair in self.pairs],
-        }
-
-
-@dataclass(frozen=True)
-class JointAnalysis:
-    """Analysis of several tuned hyperparameters."""
-
-    table: RunTable
-    tuned: tuple[str, ...]
-    parts: tuple[TransferAnalysis, ...]  # One a hyperparameter, with the others at their best
-    results: tuple[JointResult, ...]  # One a rule
-
-    @property
-    def epsilon(self) -> float:
-        return self.parts[0].epsilon
-
-    @property
-    def drawn(self) -> tuple[TransferAnalysis, ...]:
-        """Return the parts with the losses of the runs, less what the other hyperparameters cost there."""
-        each = [
-            [replace(r, curves=of.surface.curves(h)) for r, of in zip(p.results, self.results, strict=True)]
-            for h, p in enumerate(self.parts)
-        ]
-        return tuple(replace(p, results=tuple(of)) for p, of in zip(self.parts, each, strict=True))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "tuned": list(self.tuned),
-            "epsilon": self.epsilon,
-            "together": [result.to_dict() for result in self.results],
-            "each": [part.to_dict() for part in self.parts],
-        }
-
-
-@dataclass(frozen=True)
-class JointPredictions:
-    """Predicted values of several hyperparameters."""
-
-    joint: JointAnalysis
-    parts: tuple[Predictions, ...]  # One a hyperparameter with a known optimum
-    refused: tuple[str, ...] = ()  # Reasons why others have none
-
-
-def analyze_jointly(
-    table: pd.DataFrame | str | Path,
-    tuned: Sequence[str] = (),
-    reading: Reading = Reading(),
-    epsilon: float | None = None,
-    delta: float = DELTA,
-    seed: int = 0,
-) -> JointAnalysis:
-    """Estimate the optima of several hyperparameters at each scale, and whether they transfer.
-
-    The table has a row per run, of a grid or a random search; a results folder knows its tuned columns (two
-    to four, plain and not log2), the others, and its conditions. Limits and seed are as for `analyze`.
-
-    Raises:
-        TableError: a column is missing or no number above 0, or a scale has too few points for a surface.
-    """
-    if not isinstance(table, pd.DataFrame):
-        tuned = tuned or tuned_together(table)
-    checked, values = _checked(table, tuned, reading)
-    notes = [
-        note for note in checked.notes if note.code not in ("values merged", "unequal seeds", "sequence")
-    ]
-    epsilon = tolerance(checked, notes) if epsilon is None else epsilon
-    checked = replace(checked, notes=tuple(notes))
-    question = Question.of(checked, epsilon, delta, seed)
-    results: list[JointResult] = []
-    each: list[list[TransferResult]] = [[] for _ in tuned]
-    for compared, runs in checked.runs.groupby("compared"):
-        runs = runs.assign(**dict(zip(tuned, values[:, runs.index], strict=True)))
-        surface = fit_surface(runs, tuned, np.random.default_rng(seed))
-        profiles = [_profile(str(compared), surface, h, question) for h in range(len(tuned))]
-        for part, profile in zip(each, profiles, strict=True):
-            part.append(profile)
-        results.append(_together(str(compared), tuned, surface, profiles, question))
-    parts = tuple(
-        TransferAnalysis(
-            checked.name,
-            replace(checked.columns, hyperparameter=name),
-            checked.notes,
-            tuple(of),
-            epsilon,
-            delta,
-        )
-        for name, of in zip(tuned, each, strict=True)
-    )
-    return JointAnalysis(checked, tuple(tuned), parts, tuple(results))
-
-
-def predict_jointly(joint: JointAnalysis, at: Sequence[str]) -> JointPredictions:
-    """Predict the best values of all hyperparameters at scales that were not run; raises as `predict`."""
-    targets, made, refused = read_targets(joint.table, at), list[Predictions](), list[str]()
-    for part in joint.parts:
-        try:
-            made.append(predict_analysis(part, targets))
-        except TableError as error:
-            refused.append(f"{part.hyperparameter}: {error}")
-    if not made:
-        raise TableError("; ".join(refused))
-    return JointPredictions(joint, tuple(made), tuple(refused))
-
-
-def _checked(
-    table: pd.DataFrame | str | Path,
-    tuned: Sequence[str],
-    reading: Reading,
-) -> tuple[RunTable, np.ndarray]:
-    """Return the checked runs, and log2 of their tuned values (H × runs)."""
-    if not 2 <= len(tuned) <= MOST or len({*tuned}) < len(tuned):
-        raise TableError(f"tune {','.join(tuned)}: give two to {MOST} different columns")
-    rows, reading = read_rows(table, reading)
-    columns = reading.columns or Columns()
-    if missing := [name for name in tuned if name not in rows]:
-        raise TableError(no_column(rows, *missing))
-    for name in tuned:
-        if rows[name].dtype.kind not in "iuf" or not (np.isfinite(rows[name]) & (rows[name] > 0)).all():
-            value = "text" if rows[name].dtype.kind not in "iuf" else f"{rows[name].min():g}"
-            raise TableError(
-                f"{name} must be a number above 0 in every row, since its log2 is fitted, and is {value} in "
-                f"one; give {given('where', f'{name}>0')}"
-            )
-    first, *others = tuned
-    along = [name for name in (columns.scale, columns.parametrization) if name in rows]
-    if columns.seed in rows:
-        seeds = rows[columns.seed]
-    elif columns.step in rows:
-        seeds = pd.Series(0, index=rows.index)
-    else:
-        seeds = rows.groupby([*along, *tuned]).cumcount()
-    # The table's checks know one tuned value. The others name the run, as its seed does.
-    named = seeds.astype(str)
-    for name in others:
-        named = named + f", {name} " + rows[name].map(repr)
-    # A results folder's `applied_lr` and others follow from the tuned values.
-    applied = [name for name in map(str, rows) if name.startswith("applied_")]
-    rows = rows.assign(**{columns.seed: named})
-    rows = rows.drop(columns=["trial_id", "config", *applied], errors="ignore")
-    known = rows.drop_duplicates(columns.seed).set_index(columns.seed)
-    columns = replace(columns, hyperparameter=first, along=(*columns.along, *others))
-    checked = check_table(rows, replace(reading, columns=columns))
-    log2 = [checked.runs["x"].to_numpy(float)]
-    log2 += [np.log2(known[name].reindex(checked.runs["seed"]).to_numpy(float)) for name in others]
-    return checked, np.array(log2)
 
 
 def fit_surface(runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator) -> Surface:
@@ -643,93 +462,3 @@ def _vertices(beta_RP: np.ndarray, scales: int, h: int) -> tuple[np.ndarray, np.
 def _normalised(log_K: np.ndarray) -> np.ndarray:
     weight_K = np.exp(log_K - log_K.max())
     return np.asarray(weight_K / weight_K.sum())
-
-
-def _profile(compared: str, surface: Surface, h: int, question: Question) -> TransferResult:
-    """Return the analysis of one hyperparameter, with the others at their best."""
-    shape_R = np.full(_DRAWS, PARABOLA)
-    valleys, optima = [], []
-    for s, scale in enumerate(surface.scales):
-        height_R = surface.profile_RH[:, h] / 2 * surface.height_RS[:, s]
-        valley = Valley(surface.optimum_RSH[:, s, h], surface.loss_RS[:, s], height_R, shape_R)
-        valleys.append(valley)
-        low, high = surface.points.low_SH[s, h], surface.points.high_SH[s, h]
-        optimum = _optimum(scale, valley, low, high, question.epsilon)
-        is_flat = not optimum.is_bracketed and surface.octave_cost[h][1] < question.epsilon
-        optima.append(replace(optimum, status=Status.FLAT) if is_flat else optimum)
-    drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
-    bracketed = [s for s, optimum in enumerate(optima) if optimum.is_bracketed]
-    regrets = [
-        _regret(surface, optima, h, *ends, drift.trend) for ends in itertools.combinations(bracketed, 2)
-    ]
-    ends = (optima[bracketed[0]].scale, optima[-1].scale) if bracketed else None
-    headline = next((r for r in regrets if (r.source, r.target) == ends), None)
-    noise = Noise(surface.noise, 1, "lack of fit")
-    verdict = decide(optima, drift, headline, question.epsilon, question.delta)
-    return TransferResult(compared, noise, tuple(optima), tuple(valleys), drift, verdict, tuple(regrets))
-
-
-def _optimum(scale: float, valley: Valley, least: float, most: float, epsilon: float) -> Optimum:
-    low, x, high = (float(q) for q in np.quantile(valley.x_R, [0.025, 0.5, 0.975]))
-    status = Status.LOWER if x <= least else Status.UPPER if x >= most else Status.BRACKETED
-    away = math.sqrt(epsilon / float(np.median(valley.height_R)))
-    x = float(np.clip(x, least, most))
-    return Optimum(
-        scale, status, x, low if low >= least else -math.inf, high if high <= most else math.inf,
-        float(np.median(valley.loss_R)), x, max(x - away, least), min(x + away, most),
-        se=float(valley.x_R.std()), mean=float(valley.x_R.mean()), epsilon=epsilon,
-    )  # fmt: skip
-
-
-def _regret(
-    surface: Surface, optima: Sequence[Optimum], h: int, source: int, target: int, trend: Trend | None
-) -> Regret:
-    ends = (optima[source].scale, optima[target].scale)
-    height_R = surface.profile_RH[:, h] * surface.height_RS[:, target]
-    regret_R = 0.5 * height_R * surface.away_RH(source, target)[:, h] ** 2
-    if trend is not None and {*ends} <= {*trend.sizes}:
-        regret_R = regret_R[trend.together(*ends, surface.optimum_RSH[:, [source, target], h].T)]
-    return _as_regret(ends, regret_R, optima[source].loss - optima[target].loss)
-
-
-def _as_regret(ends: tuple[float, float], regret_R: np.ndarray, gain: float) -> Regret:
-    low, value, high = (float(q) for q in np.quantile(regret_R, [0.025, 0.5, 0.975]))
-    mean, relative = float(regret_R.mean()), value / gain if gain > 0 else math.nan
-    return Regret(*ends, value, low, high, mean, "estimated", relative)
-
-
-def _together(
-    compared: str,
-    tuned: Sequence[str],
-    surface: Surface,
-    profiles: Sequence[TransferResult],
-    question: Question,
-) -> JointResult:
-    size_RHH = surface.curvature_RHH
-    diagonal_RH = np.diagonal(size_RHH, axis1=1, axis2=2)
-    pairs = []
-    for a, b in itertools.combinations(range(len(tuned)), 2):
-        correlation_R = size_RHH[:, a, b] / np.sqrt(diagonal_RH[:, a] * diagonal_RH[:, b])
-        low, value, high = (float(q) for q in np.quantile(correlation_R, [0.025, 0.5, 0.975]))
-        shift = float(np.median(-size_RHH[:, a, b] / diagonal_RH[:, a]))
-        pairs.append(Interaction(tuned[a], tuned[b], value, low, high, shift))
-    last = len(surface.scales) - 1
-    ends, losses = (surface.scales[0], surface.scales[-1]), [profiles[0].optima[i].loss for i in (0, -1)]
-    regret_R = surface.regret_R(0, last)
-    regret = _as_regret(ends, regret_R, losses[0] - losses[1])
-    # Where a hyperparameter is flat, its optimum need not be known to have stayed: the regret says the cost.
-    matter = [
-        p for p, (_, high) in zip(profiles, surface.octave_cost, strict=True) if high >= question.epsilon
-    ]
-    known = len(surface.scales) >= NEEDED
-    may_copy = known and regret.high < question.epsilon
-    may_copy &= all(o.is_bracketed for profile in matter for o in profile.optima)
-    has_moved = any(p.drift.has_moved for p in profiles)
-    decision = Decision.OPEN
-    if may_copy and any(p.drift.has_moved_by(question.delta / 2) for p in profiles):
-        decision = Decision.MOVES
-    elif may_copy and all(p.drift.has_stayed(question.delta) for p in matter):
-        decision = Decision.TRANSFERS
-    elif known and regret.low > question.epsilon * (1 if has_moved else PLAIN):
-        decision = Decision.DRIFTS
-    return JointResult(compared, surface, tuple(pairs), regret, Verdict(decision, may_copy=may_copy))

@@ -5,161 +5,57 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.design import Batch, next_batch, why_stop
-from mup_tpu.analysis.drift import Drift, WiderIsBetter, fit_drift, wider_is_better
+from mup_tpu.analysis.design import next_batch, why_stop
+from mup_tpu.analysis.drift import fit_drift, wider_is_better
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
-from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum, Status
+from mup_tpu.analysis.optimum import EPSILON, Noise, Optimum, Status
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.result import FittedLaw, LearningCurve, Sequenced, TransferResult
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
-from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
-from mup_tpu.analysis.valley import Valley
-from mup_tpu.analysis.verdict import DELTA, Decision, LookTaken, Question, Regret, Verdict, regret, take_looks
+from mup_tpu.analysis.verdict import DELTA, Decision, Question, Verdict, regret, take_looks
 from mup_tpu.errors import TableError
+
+if TYPE_CHECKING:
+    pass
 
 # Share of the scales' range of best values that is ε of a metric in no nat: 0.01 nat has about such a share
 _SHARE = 0.02
-
-
-@dataclass(frozen=True)
-class FittedLaw:
-    """Loss at each scale's optimum against parameters, and a law through these points if there is one.
-
-    It is fitted when it is first read: most analyses print no law.
-    """
-
-    params: tuple[float, ...]
-    tokens: tuple[float, ...]
-    losses: tuple[float, ...]
-    refused: Reason | None = None  # Reason why none is fitted
-
-    @cached_property
-    def _fit(self) -> ScalingLaw | Reason:
-        if self.refused is not None:
-            return self.refused
-        try:
-            law = fit_scaling_law(np.array(self.losses), np.array(self.params))
-        except TableError as error:
-            return Reason.of("refused", error=str(error))
-        return law.why_not_identified or law
-
-    @property
-    def law(self) -> ScalingLaw | None:
-        return None if isinstance(self._fit, Reason) else self._fit
-
-    @property
-    def why_not(self) -> Reason | None:
-        return self._fit if isinstance(self._fit, Reason) else None
-
-    def to_dict(self) -> dict[str, Any]:
-        points = {"params": self.params, "tokens": self.tokens, "losses": self.losses}
-        if (law := self.law) is None:
-            return points
-        fit = {"E": law.irreducible, "A": law.coefficient, "α": law.exponent}
-        return points | {"fit": fit, "intervals": law.intervals, "scatter": law.scatter}
-
-
-@dataclass(frozen=True)
-class LearningCurve:
-    """Training loss on the way, mean over seeds."""
-
-    scale: float
-    x: float  # log2 of the hyperparameter
-    steps: tuple[float, ...]
-    losses: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Sequenced:
-    """Looks of a sequence, with their costs."""
-
-    looks: tuple[LookTaken, ...]
-    costs: Cost
-    stops: Reason | None  # Reason why it ends unsettled; None if it may go on, or is settled
-
-    @property
-    def spent(self) -> tuple[float, ...]:
-        return tuple(
-            float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in look.curves)) for look in self.looks
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        looks = [
-            {**look.to_dict(), "spent": spent} for look, spent in zip(self.looks, self.spent, strict=True)
-        ]
-        return {"looks": looks, "unit": self.costs.unit}
-
-
-@dataclass(frozen=True, repr=False)
-class TransferResult:
-    """Analysis of one parametrization's runs, or of its optima where these come from no loss curves."""
-
-    compared: str  # Value of the compared axis, such as a parametrization's name
-    noise: Noise
-    optima: tuple[Optimum, ...]
-    valleys: tuple[Valley | None, ...]  # Draws of each scale's valley; None where every run was lost
-    drift: Drift
-    verdict: Verdict
-    regrets: tuple[Regret, ...] = ()
-    curves: tuple[LossCurve, ...] = ()
-    wider_is_better: WiderIsBetter = WiderIsBetter()
-    law: FittedLaw = FittedLaw((), (), (), Reason.of("no losses"))
-    learning_curves: tuple[LearningCurve, ...] = ()
-    """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
-    next_batch: Batch | None = None  # Next runs; None after a settled verdict
-    sequence: Sequenced | None = None  # Looks of the sequence; None for a single look
-    guessing: float = math.nan  # Loss of guessing, or the largest on the way, nat; nan if unknown
-
-    @property
-    def parametrization(self) -> str:
-        return self.compared
-
-    @property
-    def headline_regret(self) -> Regret | None:
-        # From the smallest bracketed scale to the largest that was run
-        source = next((o.scale for o in self.optima if o.is_bracketed), None)
-        ends = source, self.optima[-1].scale
-        return next((r for r in self.regrets if (r.source, r.target) == ends), None)
-
-    def __repr__(self) -> str:
-        return f"TransferResult({self.compared!r}, {self.verdict.decision})"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "parametrization": self.compared,
-            "verdict": {"verdict": self.verdict.decision},
-            "drift": self.drift.to_dict(),
-            "noise": asdict(self.noise),
-            "curves": [curve_to_dict(c, self.noise) for c in self.curves],
-            "optima": [o.to_dict() for o in self.optima],
-            "regrets": [asdict(r) for r in self.regrets],
-            "wider_is_better": asdict(self.wider_is_better) | {"share": self.wider_is_better.share},
-            "law": self.law.to_dict(),
-            "learning_curves": [asdict(c) for c in self.learning_curves],
-            "next": self.next_batch.to_dict() if self.next_batch else None,
-            **({"sequence": self.sequence.to_dict()} if self.sequence else {}),
-        }
 
 
 @dataclass(frozen=True, repr=False)
 class TransferAnalysis:
     """The analysis of a run table, one result a parametrization."""
 
-    name: str
-    columns: Columns
+    table: RunTable
     notes: tuple[Reason, ...]
     results: tuple[TransferResult, ...]
     epsilon: float  # Largest regret that does not matter, in the unit of the loss
     delta: float  # Largest drift exponent that does not matter
-    command: str | None = None
-    """Command line that adds runs to the table, where one is known."""
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def columns(self) -> Columns:
+        return self.table.columns
+
+    @property
+    def parts(self) -> tuple[TransferAnalysis, ...]:
+        """Return the analysis of each hyperparameter: of several with the others at their best."""
+        if not self.columns.tuned_beside:
+            return (self,)
+        return tuple(
+            replace(self, table=self.table.alone(h), results=tuple(r.parts[h] for r in self.results))
+            for h in range(len(self.columns.tuned))
+        )
 
     @property
     def scale(self) -> str:
@@ -181,12 +77,15 @@ class TransferAnalysis:
         return pd.DataFrame(
             [
                 {
-                    self.compares: result.compared, self.scale: optimum.scale, "x": optimum.x,
+                    self.compares: result.compared, self.scale: optimum.scale,
+                    **({"hyperparameter": part.hyperparameter} if self.columns.tuned_beside else {}),
+                    "x": optimum.x,
                     "low": optimum.low, "high": optimum.high, "loss": optimum.loss, "status": optimum.status,
                     "exponent": result.drift.alpha, "exponent_low": result.drift.low,
                     "exponent_high": result.drift.high, "verdict": result.verdict.decision,
                 }
-                for result in self.results
+                for part in self.parts
+                for result in part.results
                 for optimum in result.optima
             ]
         )  # fmt: skip
@@ -198,7 +97,7 @@ class TransferAnalysis:
         return {
             "name": self.name,
             "scale": self.scale,
-            "hyperparameter": self.hyperparameter,
+            "hyperparameter": ", ".join(self.columns.tuned),
             "results": [r.to_dict() for r in self.results],
         }
 
@@ -235,7 +134,7 @@ def analyze(
     notes = list(table.notes)
     epsilon = tolerance(table, notes) if epsilon is None else epsilon
     question = Question.of(table, epsilon, delta, seed)
-    if (rounding := question.rounding) > 1e-5:
+    if (rounding := question.rounding) > 1e-5 and not table.columns.tuned_beside:
         notes.append(Reason.of("rounded losses", step=rounding))
     results, costs = [], run_cost(table)
     for name in sorted(table.runs["compared"].unique()):
@@ -250,12 +149,16 @@ def analyze(
             unknown: tuple[None, ...] = (None,) * len(optima)
             results.append(TransferResult(name, noise, optima, unknown, drift, Verdict(Decision.OPEN)))
             continue
+        if table.columns.tuned_beside:
+            from mup_tpu.analysis.together import analyze_together  # most tables tune one hyperparameter
+
+            rows = table.runs[table.runs["compared"] == name]
+            results.append(analyze_together(name, rows, question, costs, whole))
+            continue
         results.append(_analyze_one(name, table, question, costs, whole))
         if results[-1].noise.source == "lack of fit":
             notes.append(Reason.of("no replicates", compared=name))
-    return TransferAnalysis(
-        table.name, table.columns, tuple(notes), tuple(results), epsilon, delta, table.command
-    )
+    return TransferAnalysis(table, tuple(notes), tuple(results), epsilon, delta)
 
 
 def tolerance(table: RunTable, notes: list[Reason]) -> float:
@@ -326,16 +229,3 @@ def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> 
             steps, losses = tuple(means.index.tolist()), tuple(means.tolist())
             curves.append(LearningCurve(optimum.scale, float(nearest), steps, losses))
     return tuple(curves)
-
-
-def curve_to_dict(curve: LossCurve, noise: Noise) -> dict[str, Any]:
-    return {
-        "scale": curve.scale,
-        "log2_hyperparameter": curve.x_G.tolist(),
-        "loss": curve.mean_G.tolist(),
-        "standard_error": noise.errors_G(curve).tolist(),
-        "runs": curve.count_G.tolist(),
-        "diverged": curve.diverged_G.tolist(),
-        "stopped": (curve.stopped_G - curve.refused_G).tolist(),
-        **({"refused": curve.refused_G.tolist()} if curve.refused_G.any() else {}),
-    }

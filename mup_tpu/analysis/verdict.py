@@ -210,13 +210,14 @@ class Verdict:
 
 def decide(
     optima: Sequence[Optimum],
-    drift: Drift,
+    drifts: Sequence[Drift],
     regret: Regret | None,
     epsilon: float = EPSILON,
     delta: float = DELTA,
     look: int | None = None,
     to_come: int = 0,
     luck: float = 0.0,
+    flat: Sequence[Drift] = (),
 ) -> Verdict:
     """Decide by equivalence whether an optimum may be copied, and whether it moves.
 
@@ -231,16 +232,21 @@ def decide(
     The regret is from the smallest bracketed scale to the largest that was run; None if they are the same.
     While planned scales are `to_come`, only DRIFTS is said. For DRIFTS the regret has to exceed its limit by
     the `luck` that a single run may have had (`Evidence.luck`).
+
+    Of several hyperparameters all have to stay, or one to move. Drifts of those whose cost is below epsilon
+    are in `flat`: they need not be known to stay, and known to move they stop TRANSFERS too.
     """
-    if not drift.is_known or regret is None:
+    every = (*drifts, *flat)
+    if not any(drift.is_known for drift in every) or regret is None:
         return Verdict(Decision.OPEN, look)
     decision = Decision.OPEN
     may_copy = regret.high < epsilon and to_come <= 0 and all(o.is_bracketed for o in optima)
-    if may_copy and drift.has_stayed(delta):
+    stay = all(d.has_stayed(delta) for d in drifts)
+    if may_copy and stay and not any(d.has_moved and not d.has_stayed(delta) for d in flat):
         decision = Decision.TRANSFERS
-    elif may_copy and drift.has_moved_by(delta / 2):
+    elif may_copy and any(d.has_moved_by(delta / 2) for d in every):
         decision = Decision.MOVES
-    elif regret.low - luck > epsilon * (1 if drift.has_moved else PLAIN):
+    elif regret.low - luck > epsilon * (1 if any(d.has_moved for d in every) else PLAIN):
         decision = Decision.DRIFTS
     return Verdict(decision, look, may_copy)
 
@@ -368,7 +374,7 @@ class LookTaken:
     def verdict(self) -> Verdict:
         return decide(
             [e.optimum for e in self.evidence.estimates],
-            self.evidence.drift,
+            [self.evidence.drift],
             self.evidence.headline,
             self.question.epsilon,
             self.question.delta,

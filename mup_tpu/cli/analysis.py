@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config.options import File, Repeated, Several, Where
-from mup_tpu.errors import ConfigError, TableError, given
+from mup_tpu.errors import ConfigError, given
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,8 +67,6 @@ def analyze(
         _show_folder(Console(stderr=json), paths[0], table, runs, csv, keep)
         if (runs or csv is not None) and not (next or figures or report or json):
             return
-    if len(paths) > 1 and (tuned := table.tuned(*paths)):
-        raise ConfigError(f"{', '.join(tuned)} are tuned together: give one table")
     from mup_tpu.cli.results import open_results
 
     console, results = Console(), open_results(paths, table)
@@ -186,13 +184,6 @@ def predict(
             _keep_planned(path, recipe)
         print_recipe(recipe, path, format, json)
         return
-    if tuned := table.tuned(path):
-        if figures or keep or best_over or claim != "by-name" or not at:
-            raise ConfigError(
-                f"{', '.join(tuned)} are tuned together: give --at, and no option but --format or --json"
-            )
-        _predict_jointly(path, at, table, json, format)
-        return
     from mup_tpu.cli.results import open_results
     from mup_tpu.words.predictions import predictions_to_dict
 
@@ -214,46 +205,21 @@ def predict(
 
         written = write_figures({"prediction": plots.prediction_figure(predictions)}, folder)
     if format != "text":
+        best: dict[tuple[str, float], dict[str, Sequence[float]]] = {}
         for made in predictions.predictions:
-            at_target = {predictions.scale: made.scale}
-            tuned_there = {predictions.hyperparameter: (made.x, *made.interval)}
-            _print_for(format, path, tuned_there, at_target, made.compared, table)
+            best.setdefault((made.compared, made.scale), {})[made.hyperparameter] = (made.x, *made.interval)
+        for (rule, scale), tuned in best.items():
+            _print_for(format, path, tuned, {predictions.scale: scale}, rule, table)
         return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))
         return
     results.show_predictions(Console(), predictions)
     for made in predictions.predictions:
-        if predictions.hyperparameter in ("lr", "learning_rate"):
+        if made.hyperparameter in ("lr", "learning_rate"):
             at_target = {predictions.scale: made.scale}
             _print_base_rate(_rows_of(path, made.compared, table), at_target, made.compared, made.value)
     _print_figures(Console(), written)
-
-
-def _predict_jointly(
-    path: str, at: Sequence[str], table: TableOptions, json: bool, format: str = "text"
-) -> None:
-    """Print the predictions of several hyperparameters at targets."""
-    from mup_tpu.analysis.surface import predict_jointly
-    from mup_tpu.cli.results import JointResults
-    from mup_tpu.words import surfaces
-    from mup_tpu.words.predictions import predictions_to_dict
-
-    results = JointResults(path, table)
-    predicted = predict_jointly(results.joint, at)
-    if format != "text":
-        for result in results.joint.results:
-            for target in predicted.parts[0].targets:
-                made = {
-                    part.hyperparameter: part.of(result.compared, target.text) for part in predicted.parts
-                }
-                values = {name: (one.x, *one.interval) for name, one in made.items()}
-                at_target = {predicted.parts[0].scale: target.scale}
-                _print_for(format, path, values, at_target, result.compared, table)
-    elif json:
-        Console().write(to_json([predictions_to_dict(one) for one in predicted.parts]))
-    else:
-        results.show_joint(Console(), surfaces.lines(predicted))
 
 
 def folder_of_plan(path: str) -> str:
@@ -406,17 +372,9 @@ def _print_law(
 
 def show(path: str, table: TableOptions = TableOptions()) -> None:
     """Draw the figures of a results folder and print its analysis, from one reading."""
-    from mup_tpu.cli.results import JointResults, open_results
+    from mup_tpu.cli.results import open_results
 
     results, written = open_results(path, table), list[str]()
-    if isinstance(results, JointResults):
-        try:
-            results.show(Console())
-        except TableError as error:  # too few runs as yet
-            Console().print(str(error))
-        else:
-            _print_figures(Console(), results.draw())
-        return
     try:
         written = results.draw()
     finally:

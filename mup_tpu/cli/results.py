@@ -6,7 +6,6 @@ import glob
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from mup_tpu.config import columns
 from mup_tpu.config.columns import Table
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import holds_store, is_search, load_runs
+from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import STORE_FILE, keep_predictions, load_predictions
 from mup_tpu.words import tables, verdicts
 from mup_tpu.words.names import power, rule_name
@@ -33,7 +32,7 @@ from mup_tpu.words.reasons import because, notes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mup_tpu.analysis import JointAnalysis, Predictions, RunTable, TransferAnalysis
+    from mup_tpu.analysis import Predictions, RunTable, TransferAnalysis
     from mup_tpu.cli.table import TableOptions
     from mup_tpu.report import Page
 
@@ -62,8 +61,6 @@ def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
         of_sweeps = all((Path(path) / STORE_FILE).exists() for path in paths)
         innermost = os.path.commonpath([os.path.abspath(path) for path in paths])
         return SeveralSweeps(innermost, options, paths) if of_sweeps else Results(path, options, paths)
-    if options.tuned(path):
-        return JointResults(path, options)
     folder = Path(path)
     is_store = (folder / STORE_FILE).exists()
     if not is_store and (sweeps := sorted(str(file.parent) for file in folder.glob(f"*/{STORE_FILE}"))):
@@ -91,8 +88,7 @@ class Results:
     def analysis(self) -> TransferAnalysis:
         # A predicted scale alone has its score in the verdict's place.
         analysis = self.options.analyze(self.table)
-        is_target = any(len(result.optima) == 1 for result in analysis.results)
-        return answered(analysis, self._scores(analysis)) if is_target else analysis
+        return answered(analysis, self._scores(analysis))
 
     def _scores(self, analysis: TransferAnalysis) -> list[Score]:
         if not self.is_folder:
@@ -116,16 +112,16 @@ class Results:
         return self.table.stored is not None
 
     def show(self, console: Console) -> None:
-        analysis = self.analysis
+        analysis, scale = self.analysis, columns.label(self.analysis.scale)
         self.show_notes(console, analysis)
-        tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
-        for result in analysis.results:
-            optima = tables.optima_table(result, analysis.columns, "")
-            title = f"{rule_name(result.compared, analysis.compares)}: best {tuned} by {scale}"
-            console.print(optima.between(0, -1, title))
-            for at, *_, status in optima.rows:
-                if status != "bracketed":
-                    console.print(f"  {scale} {at}: {status}")
+        for part in analysis.parts:
+            for result in part.results:
+                optima = tables.optima_table(result, part.columns, "")
+                name, tuned = rule_name(result.compared, part.compares), columns.label(part.hyperparameter)
+                console.print(optima.between(0, -1, f"{name}: best {tuned} by {scale}"))
+                for at, *_, status in optima.rows:
+                    if status != "bracketed":
+                        console.print(f"  {scale} {at}: {status}")
         printed = []
         for result in analysis.results:
             printed.append(verdicts.verdict(result, analysis, self.scores))
@@ -144,24 +140,28 @@ class Results:
         """Print the runs that would settle each open verdict, with reason, cost and commands."""
         analysis = self.analysis
         self.show_notes(console, analysis)
-        tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
+        headings = *map(columns.label, (analysis.scale, *analysis.columns.tuned)), "add", "then"
         for result in analysis.results:
             console.print(verdicts.verdict(result, analysis, self.scores), style="bold")
             batch = result.next_batch
             if batch is None:
                 needed = "settled: no runs needed"
-                if not result.curves:
+                if not analysis.columns.loss:
                     needed = verdicts.details(result, analysis)[0]
                 console.print(f"  {needed}")
                 continue
             rows = [
-                (columns.write_scale(analysis.scale, c.scale), power(c.x), str(c.runs), str(c.seeds))
+                (
+                    columns.write_scale(analysis.scale, c.scale),
+                    *map(power, c.values),
+                    *map(str, (c.runs, c.seeds)),
+                )
                 for c in batch.cells
             ]
             title = f"{rule_name(result.compared, analysis.compares)}: runs to add"
-            console.print(Table((scale, tuned, "add", "then"), rows, title))
+            console.print(Table(headings, rows, title))
             console.print(f"  {because(batch.reason, analysis.columns)}; {verdicts.price(batch)}")
-            for line in verdicts.commands(batch, analysis.columns, analysis.command):
+            for line in verdicts.commands(batch, analysis.columns, analysis.table.command):
                 console.print(f"  {line}", wrap=False)
 
     def next_to_dict(self) -> dict[str, Any]:
@@ -176,16 +176,14 @@ class Results:
         return predict_analysis(self.options.analyze(self.table, whole=False), targets, claim=claim)
 
     def keep(self, predictions: Predictions) -> None:
-        keep_predictions(self.path, to_keep(predictions, self.table))
+        keep_predictions(self.path, to_keep(predictions))
 
     def show_predictions(self, console: Console, predictions: Predictions) -> None:
-        from mup_tpu.words.predictions import prediction, prediction_details
+        from mup_tpu.words.predictions import lines
 
         self.show_notes(console, predictions.analysis)
-        for one in predictions.predictions:
-            console.print(prediction(one, predictions), style="bold")
-            for detail in prediction_details(one, predictions):
-                console.print(f"  {detail}")
+        for line in lines(predictions):
+            console.print(line, style=None if line.startswith(" ") else "bold")
         for note in predictions.notes:
             console.print(f"note: {because(note, predictions.analysis.columns)}", style="yellow")
 
@@ -202,7 +200,7 @@ class Results:
     def page(self) -> Page:
         from mup_tpu.report import sweep_page
 
-        return sweep_page(self.analysis, self.table, self.scores)
+        return sweep_page(self.analysis, self.scores)
 
     def draw(self, folder: Path | str | None = None) -> list[str]:
         """Write figures and their numbers, by default beside the results; returns paths of the PNG files."""
@@ -242,68 +240,6 @@ class Results:
         # Files about `wandb:ENTITY/PROJECT` begin with PROJECT.
         tracker, colon, runs = self.path.partition(":")
         return runs.rpartition("/")[2] if colon and tracker in TRACKERS else self.path
-
-
-class JointResults(Results):
-    """Runs of several hyperparameters that are tuned together."""
-
-    @cached_property
-    def joint(self) -> JointAnalysis:
-        from mup_tpu.analysis.surface import analyze_jointly
-
-        options, reading = self.options, replace(self.options, tune=None).reading(self.path)
-        tuned = options.tuned(self.path)
-        return analyze_jointly(self.path, tuned, reading, options.epsilon, options.delta)
-
-    @property
-    def is_folder(self) -> bool:
-        return holds_store(self.path)
-
-    @property
-    def scores(self) -> list[Score]:
-        return [one for part in self.joint.parts for one in self._scores(part)]
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.joint.to_dict()
-
-    def show(self, console: Console) -> None:
-        from mup_tpu.words import surfaces
-
-        scored = [f"{verdicts.score_sentence(one)}." for one in self.scores]
-        self.show_joint(console, [*surfaces.lines(self.joint), *scored])
-
-    def show_next(self, console: Console) -> None:
-        from mup_tpu.words import surfaces
-
-        every = range(len(self.joint.results))
-        self.show_joint(
-            console, [line for number in every for line in surfaces.next_lines(self.joint, number)]
-        )
-
-    def next_to_dict(self) -> dict[str, Any]:
-        from mup_tpu.analysis.next_points import next_points
-
-        made = {r.compared: next_points(self.joint, i) for i, r in enumerate(self.joint.results)}
-        return {name: one and one.to_dict() for name, one in made.items()}
-
-    def show_joint(self, console: Console, lines: Sequence[str]) -> None:
-        for note in self.joint.table.notes:
-            console.print(f"note: {because(note, self.joint.table.columns)}", style="yellow")
-        for line in lines:
-            console.print(line, style=None if line.startswith(" ") else "bold")
-
-    def figures(self) -> Mapping[str, Figure]:
-        from mup_tpu.plots import transfer_figures
-
-        return transfer_figures(self.joint)
-
-    def numbers(self) -> Mapping[str, str | bytes]:
-        return {"analysis.json": to_json(self.joint.to_dict(), _DIGITS) + "\n"}
-
-    def page(self) -> Page:
-        from mup_tpu.report import joint_page
-
-        return joint_page(self.joint, load_runs(self.path) if self.is_folder else None)
 
 
 class SeveralSweeps(Results):

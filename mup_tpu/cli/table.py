@@ -81,24 +81,17 @@ class TableOptions:
 
         defaults = default_columns(paths[0] if len(paths) == 1 else paths)
         others = ("loss", "seed", "status", "step", "params", "cost")
+        tuned = [name.strip() for name in self.tune.split(",")] if self.tune else [*defaults.tuned]
         roles: dict[str, Any] = {role: self.role(role, getattr(defaults, role)) for role in others}
         return replace(
             defaults,
             scale=self.scale or defaults.scale,
-            hyperparameter=self.tune or defaults.hyperparameter,
+            hyperparameter=tuned[0],
+            tuned_beside=tuple(tuned[1:]),
             parametrization=self.compare or defaults.parametrization,
             along=(*defaults.along, *self.along),
             **roles,
         )
-
-    def tuned(self, *paths: str) -> tuple[str, ...]:
-        """Return the tuned columns if there are several, given by --tune or by the folder; () otherwise."""
-        from mup_tpu.analysis.load import tuned_together
-
-        names = tuple(name.strip() for name in (self.tune or "").split(","))
-        if self.tune is None and len(paths) == 1:
-            names = tuned_together(paths[0])
-        return names if len(names) > 1 else ()
 
     @property
     def conditions(self) -> list[Condition] | None:

@@ -11,7 +11,6 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from mup_tpu.analysis.surface import JointAnalysis
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.laws import best_loss_figure, law_figure, prediction_figure, scaling_law_figure
 from mup_tpu.plots.optima import optimum_figure, transfer_figure
@@ -36,17 +35,17 @@ __all__ = [
 OF_EACH = ("transfer", "optimum", "regret")  # figures that each of several hyperparameters has
 
 
-def drawings(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Callable[..., Figure]]:
+def drawings(analysis: TransferAnalysis) -> dict[str, Callable[..., Figure]]:
     """Return the functions of all figures that an analysis has data for, by name; they take the analysis.
 
     Of several hyperparameters each has its figures, as transfer_learning_rate.
     """
-    if isinstance(analysis, JointAnalysis):
+    if analysis.columns.tuned_beside:
         return {
             re.sub(r"\W", "_", f"{name}_{part.hyperparameter}"): partial(
                 lambda draw, part, _: draw(part), draw, part
             )
-            for part in analysis.drawn
+            for part in analysis.parts
             for name, draw in drawings(part).items()
             if name in OF_EACH
         }
@@ -54,5 +53,5 @@ def drawings(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Callable[.
     return {name: kind.draw for name, kind in known.items() if kind.has_data and kind.has_data(analysis)}
 
 
-def transfer_figures(analysis: TransferAnalysis | JointAnalysis) -> dict[str, Figure]:
+def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
     return {name: draw(analysis) for name, draw in drawings(analysis).items()}

@@ -17,8 +17,9 @@ from matplotlib.patches import Patch
 
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Predictions
+from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.scaling_law import ScalingLaw
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.errors import TableError
 from mup_tpu.plots import style
 from mup_tpu.plots.optima import has_scales
@@ -123,13 +124,14 @@ def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, 
 @figure_type("Predictions", "Optimum against scale, and its 50 and 95 % intervals out to the targets")
 def prediction_figure(predictions: Predictions) -> Figure:
     """Draw optima, predictions, and the line with its intervals out to the targets; one panel per rule."""
-    rules = names.ordered(predictions.trends, predictions.analysis.compares)
-    axes = style.panels(len(rules), 4.6, 3.9)
-    results = {result.compared: result for result in predictions.analysis.results}
+    parts = predictions.analysis.parts
+    each = [(result, part.hyperparameter) for part in parts for result in names.results_of(part)]
+    shown = [(result, tuned) for result, tuned in each if (result.compared, tuned) in predictions.trends]
+    axes = style.panels(len(shown), 4.6, 3.9, share_y=len(parts) == 1)
     color = style.categorical(0)
-    for ax, name in zip(axes, rules, strict=True):
-        targets = [p for p in predictions.predictions if p.compared == name]
-        optima, trend = results[name].optima, predictions.trends[name]
+    for ax, (result, tuned) in zip(axes, shown, strict=True):
+        name, optima, trend = result.compared, result.optima, predictions.trends[result.compared, tuned]
+        targets = [p for p in predictions.predictions if (p.compared, p.hyperparameter) == (name, tuned)]
         last = max(trend.sizes[-1], *(p.scale for p in targets))
         along = np.geomspace(min(o.scale for o in optima), last, 120)
         fan = [trend.optimum(scale, measured=False) for scale in along]
@@ -153,7 +155,10 @@ def prediction_figure(predictions: Predictions) -> Figure:
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in targets)})
         style.scale_axis(ax, predictions.scale, scales, 4.6)
         ax.yaxis.set_major_formatter(lambda x, _: style.power(x))
-    style.label_rows(axes, f"best {style.title(predictions.hyperparameter)}")
+        if len(parts) > 1:
+            ax.set_ylabel(f"best {style.title(tuned)}")
+    if len(parts) == 1:
+        style.label_rows(axes, f"best {style.title(predictions.analysis.hyperparameter)}")
     entries: list[Artist] = [
         style.mark("o", "optimum, measured (95 %)", color=INK),
         style.mark("D", "predicted (95 %)", mfc="white", mew=1.5, color=color),

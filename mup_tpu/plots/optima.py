@@ -15,7 +15,8 @@ from matplotlib.transforms import ScaledTranslation
 
 from mup_tpu.analysis.drift import bends
 from mup_tpu.analysis.optimum import LossCurve, Optimum, Status
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.result import TransferResult
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, figure_type

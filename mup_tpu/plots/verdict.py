@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.referee import Ruling
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.result import TransferResult
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.verdict import AT_LEAST, DELTA, LookTaken, Regret
 from mup_tpu.config import columns
 from mup_tpu.plots import style

@@ -22,14 +22,12 @@ from mup_tpu import plots
 from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
 from mup_tpu.analysis.prediction import Score
 from mup_tpu.analysis.referee import Comparison
-from mup_tpu.analysis.run_table import RunTable, of_status, ranked, varied
-from mup_tpu.analysis.surface import JointAnalysis
+from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible
-from mup_tpu.words.names import listed, ordered, powers_in_html, results_of, rule_name
+from mup_tpu.words.names import ordered, powers_in_html, results_of, rule_name
 from mup_tpu.words.reasons import notes
-from mup_tpu.words.surfaces import together
 from mup_tpu.words.tables import (
     ON_A_PAGE,
     common_setting,
@@ -42,7 +40,7 @@ from mup_tpu.words.tables import (
     slopes_table,
     trials_table,
 )
-from mup_tpu.words.verdicts import details, remedy, score_sentence, verdict
+from mup_tpu.words.verdicts import details, remedy, score_sentence, tuned_words, verdict
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,6 @@ def _in_markdown(text: str) -> str:
 __all__ = [
     "Page",
     "coordinate_check_page",
-    "joint_page",
     "render",
     "search_page",
     "sweep_page",
@@ -159,70 +156,43 @@ _RULE = (
 )
 
 
-def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Score] = ()) -> Page:
+def sweep_page(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> Page:
     """Return the report of a sweep: verdicts, figures, optima, regrets, and scores of predictions."""
-    scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
-    results = [(rule_name(result.compared, analysis.compares), result) for result in results_of(analysis)]
-    lead: list[Block] = []
-    for _, result in results:
+    table, scale, lead = analysis.table, label(analysis.scale), list[Block]()
+    for result in results_of(analysis):
         settles = remedy(result, analysis)
         commands = (settles.text,) if settles.is_command else ()
         sentence = verdict(result, analysis, scores)
         lead.append(Box(sentence, details(result, analysis), commands, result.verdict.decision))
     lead += [Text(f"Note: {note}.", is_note=True) for note in notes(analysis)]
-    pictures = []
-    for figure, draw in plots.drawings(analysis).items():
-        runs = {"runs": table.runs} if figure in ("transfer", "learning_curves") else {}
-        pictures.append(Picture.of(figure, partial(draw, analysis, **runs)))
-    optima = [optima_table(result, analysis.columns, rule) for rule, result in results]
-    regrets = [regret_table(result, analysis.columns, rule) for rule, result in results if result.regrets]
-    sections = [Section("Figures", pictures), Section("Optima", optima)]
-    if regrets:
-        meaning = f"Loss at a larger {scale} with the optimum of a smaller one, less the loss at its optimum."
-        sections.append(Section("Regret", [Text(meaning), *regrets]))
+    sections, several = [], len(analysis.parts) > 1
+    for number, part in enumerate(analysis.parts):
+        pictures = []
+        for figure, draw in plots.drawings(part).items():
+            if figure in plots.OF_EACH or not several:
+                runs = {"runs": part.table.runs} if figure in ("transfer", "learning_curves") else {}
+                pictures.append(Picture.of(figure, partial(draw, part, **runs), number))
+        results = [(rule_name(result.compared, part.compares), result) for result in results_of(part)]
+        optima = [optima_table(result, part.columns, rule) for rule, result in results]
+        regrets = [regret_table(result, part.columns, rule) for rule, result in results if result.regrets]
+        of_part = f" of {label(part.hyperparameter)}, the others at their best" * several
+        sections += [Section("Figures" + of_part, pictures), Section("Optima" + of_part, optima)]
+        if regrets:
+            text = (
+                f"Loss at a larger {scale} with the optimum of a smaller one, less the loss at its optimum."
+            )
+            sections.append(Section("Regret" + of_part, [Text(text), *regrets]))
     if scores:
         texts = [Text(f"{score_sentence(one)}.") for one in scores]
         sections.append(Section("Predictions", texts))
     if table.stored is not None:
         sections.append(Section("How the runs were made", [how_made(table.stored)]))
-    title = f"{analysis.name}: does {tuned} transfer across {scale}?"
+    does = "do" if several else "does"
     return Page(
-        title,
+        f"{analysis.name}: {does} {tuned_words(analysis.columns)} transfer across {scale}?",
         lead,
         sections,
         _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta, unit=analysis.columns.unit),
-    )
-
-
-def joint_page(joint: JointAnalysis, stored: pd.DataFrame | None = None) -> Page:
-    """Return the report of several hyperparameters that are tuned together; `stored` are a folder's rows."""
-    lead: list[Block] = []
-    for number, result in enumerate(joint.results):
-        sentence, *lines = together(joint, number)
-        lead.append(Box(sentence, [line.strip() for line in lines], (), result.verdict.decision))
-    lead += [Text(f"Note: {note}.", is_note=True) for note in notes(joint.parts[0])]
-    sections = []
-    for number, part in enumerate(joint.drawn):
-        pictures: list[Block] = [
-            Picture.of(figure, partial(draw, part), number)
-            for figure, draw in plots.drawings(part).items()
-            if figure in plots.OF_EACH
-        ]
-        tables = [
-            optima_table(result, part.columns, rule_name(result.compared, part.compares))
-            for result in results_of(part)
-        ]
-        sections.append(
-            Section(f"{label(part.hyperparameter)}, the others at their best", [*pictures, *tables])
-        )
-    if stored is not None:
-        sections.append(Section("How the runs were made", [how_made(stored)]))
-    tuned, first = listed([*map(label, joint.tuned)]), joint.parts[0]
-    return Page(
-        f"{first.name}: do {tuned} transfer across {label(first.scale)}?",
-        lead,
-        sections,
-        _RULE.format(epsilon=joint.epsilon, delta=first.delta, unit=first.columns.unit),
     )
 
 

@@ -23,13 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from mup_tpu import words
-from mup_tpu.analysis import analyze, analyze_jointly, load_table, predict, predict_jointly
+from mup_tpu.analysis import analyze, load_table, predict
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.ingest.table_values import Reading
-from mup_tpu.analysis.load import default_columns
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import parse_number, require_above_zero, unknown_key
 from mup_tpu.config.options import TrackerName
@@ -326,9 +323,7 @@ class Study:
                 leases.forget(lease.trial.id)
         return lease.trial
 
-    def verdict(
-        self, epsilon: float | None = None, unit: str | None = None
-    ) -> TransferAnalysis | JointAnalysis:
+    def verdict(self, epsilon: float | None = None, unit: str | None = None) -> TransferAnalysis:
         """Return the analysis of stored trials; printed, it says each verdict in a sentence.
 
         Of several tuned hyperparameters it has a verdict for each, and one for all together.
@@ -339,13 +334,9 @@ class Study:
             unit: unit of the losses, as people read it: "nat" per token, "MSE"; by default "bpb" where the
                 output of a program names its loss so, else "nat".
         """
-        if len(self.space.tune) > 1:
-            return _printed(self._jointly(epsilon, unit))
         return _printed(analyze(self._table(unit), epsilon))
 
-    def predict(
-        self, epsilon: float | None = None, unit: str | None = None, **target: float
-    ) -> Predictions | JointPredictions:
+    def predict(self, epsilon: float | None = None, unit: str | None = None, **target: float) -> Predictions:
         """Predict optimum, cost and loss at a scale that was not run: `predict(width=8192)`.
 
         Args:
@@ -354,18 +345,11 @@ class Study:
             target: value of the scale.
         """
         at = [f"{name}={value}" for name, value in target.items()]
-        if len(self.space.tune) > 1:
-            return _printed(predict_jointly(self._jointly(epsilon, unit), at))
         return _printed(predict(self._table(unit), at, epsilon))
 
     def _table(self, unit: str | None) -> RunTable:
         table = load_table(self.folder)
         return replace(table, columns=replace(table.columns, unit=unit or table.columns.unit))
-
-    def _jointly(self, epsilon: float | None, unit: str | None) -> JointAnalysis:
-        columns = default_columns(self.folder)
-        columns = replace(columns, unit=unit or columns.unit)
-        return analyze_jointly(self.folder, reading=Reading(columns), epsilon=epsilon)
 
     def plot(self, name: str = "transfer") -> Figure:
         """Draw a figure of stored trials.

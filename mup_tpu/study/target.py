@@ -13,16 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
-from mup_tpu.analysis import JointPredictions
-from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.planned import Planned, predict_planned
-from mup_tpu.analysis.prediction import Predictions, to_keep
+from mup_tpu.analysis.prediction import to_keep
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, MupTpuError
 from mup_tpu.files.local import scratch_folder
 from mup_tpu.jobs.this_machine import visible_gpus
 from mup_tpu.store import load_runs
-from mup_tpu.store.header import KeptPrediction, keep_predictions
+from mup_tpu.store.header import keep_predictions
 from mup_tpu.study.study import Study
 from mup_tpu.tuning.plan import Measured, Plan, Speed, plan
 from mup_tpu.words.plans import at_words, recipe_lines
@@ -142,12 +140,9 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
         if missing := [key for key in space.scale[0] if key not in point]:
             raise ConfigError(f"at {', '.join(target.at)}: {', '.join(missing)} of the target is missing")
         predicted = source.predict(**{space.measured_by: point[space.measured_by]})
-        parts = predicted.parts if isinstance(predicted, JointPredictions) else (predicted,)
-        best, kept, sentences = {}, list[KeptPrediction](), str(predicted).splitlines()
-        for part in parts:
-            one = replace(part, predictions=(part.of(name),))
-            best[part.hyperparameter] = one.predictions[0].value
-            kept += to_keep(one, load_table(path)) if isinstance(predicted, Predictions) else []
+        chosen = replace(predicted, predictions=tuple(p for p in predicted.predictions if p.compared == name))
+        best = {one.hyperparameter: one.value for one in chosen.predictions}
+        kept, sentences = to_keep(chosen), str(predicted).splitlines()
     # A single value is no design of several: the others are settings.
     first, *others = best
     settings = dict(space.settings) | {key: best[key] for key in others}

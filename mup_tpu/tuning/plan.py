@@ -20,9 +20,9 @@ import pandas as pd
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
 from mup_tpu.analysis.design import Cell, first_batch
 from mup_tpu.analysis.drift import NEEDED
-from mup_tpu.analysis.next_points import design_around
 from mup_tpu.analysis.planned import Assumed, Planned, runs_within_reach
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.together import design_around
 from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of, priors_of
 from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial, field_column
 from mup_tpu.config.sweep import DESIGNS, design_points

@@ -22,12 +22,12 @@ from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import load_table
-from mup_tpu.analysis.next_points import design_around, moved_centre, next_points
 from mup_tpu.analysis.optimum import Estimate, Optimum, Status
-from mup_tpu.analysis.planned import Estimates, Planned
+from mup_tpu.analysis.planned import Estimates, Planned, Profile
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
-from mup_tpu.analysis.surface import Profile, analyze_jointly
+from mup_tpu.analysis.together import design_around, moved_centre
+from mup_tpu.analysis.transfer import analyze
 from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, take_looks
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import Table, configured, label, write_scale
@@ -40,8 +40,7 @@ from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 from mup_tpu.tuning.sweep import check_alike, measured
 from mup_tpu.words.names import exponent, listed
 from mup_tpu.words.reasons import because
-from mup_tpu.words.surfaces import together
-from mup_tpu.words.verdicts import look_verdict, price
+from mup_tpu.words.verdicts import look_verdict, price, verdict
 
 _MOST_RUNS = 40  # runs of a planned size after which its grid is not extended
 _SAME_X = 1e-6  # octaves within which two values count as the same
@@ -425,12 +424,12 @@ class PlanBuyer(Generic[T]):
 
     def _settling(self, name: str, done: set[str]) -> tuple[list[T], list[Any]]:
         """Return the runs that bring a rule's verdict on several hyperparameters nearest per cost."""
-        joint = analyze_jointly(str(self._store.folder), reading=Reading(where=()))
-        number = next((i for i, result in enumerate(joint.results) if result.compared == name), None)
-        if number is None:
+        analysis = analyze(load_table(str(self._store.folder), Reading(where=())))
+        result = next((result for result in analysis.results if result.compared == name), None)
+        if result is None:
             return [], [f"{name} ends here: it has no runs"]
-        report, made = together(joint, number)[:1], next_points(joint, number)
-        purchases = int(joint.table.runs["purchase"].nunique())
+        report, made = [verdict(result, analysis)], result.next_batch
+        purchases = int(analysis.table.runs["purchase"].nunique())
         if made is None:
             return [], [f"settled: {report[0]}"]
         if purchases >= len(self._grid.points) + MOST_LOOKS:
@@ -439,8 +438,8 @@ class PlanBuyer(Generic[T]):
         cells, planned = sorted(self._grid.points), self._plans[name]
         trials = [
             trial
-            for point in made.points
-            for trial in self._trials(name, planned, cells.index(point.scale), [(point.x, point.seeds)])
+            for point in made.cells
+            for trial in self._trials(name, planned, cells.index(point.scale), [(point.values, point.seeds)])
         ]
         missing = missing_trials(trials, done, self._grid.trial_id)
         if not missing:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu import data
-from mup_tpu.analysis import TransferAnalysis, analyze, analyze_jointly, load_table
+from mup_tpu.analysis import analyze
 from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import Score, Target, predict_analysis, to_keep
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
@@ -36,7 +36,7 @@ from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.tuning.runner import Corpora, Packs
 from mup_tpu.tuning.target import Goal
 from mup_tpu.words.plans import recipe_lines
-from mup_tpu.words.predictions import prediction, prediction_details
+from mup_tpu.words.predictions import summary
 from mup_tpu.words.verdicts import score_sentence
 
 if TYPE_CHECKING:
@@ -243,13 +243,9 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     stored_rules = sorted(finished[rule_column].dropna().unique())
     rules = target.rules(stored_rules, path)
     fields, changes = target.split(axes.scale.fields)
-    parts, why_not, planned = list[TransferAnalysis](), "", Planned.load(path)
+    analysis, why_not, planned = None, "", Planned.load(path)
     try:
-        if len(tuned) > 1:
-            parts += analyze_jointly(path).parts
-        else:
-            table = load_table(path)
-            parts.append(analyze(table))
+        analysis = analyze(path, whole=False)
     except TableError as error:
         why_not = str(error)
 
@@ -269,7 +265,6 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
         choice = source = _choice(largest.loc[means.idxmin()].to_dict(), path)
         values, why = configured(source.trial), why_not
         name = str(values[axes.compare.column])
-        only = [replace(p, results=tuple(r for r in p.results if r.compared == name)) for p in parts]
         if planned is not None and {*fields} <= {*axes.scale.fields}:
             recipe = predict_planned(path, Goal(fields, planned.follows, {}, base=source.trial).sizes(fields))
             assert recipe is not None
@@ -278,27 +273,24 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
             best = {f: one.value for f, one in zip(axes.tune.fields, recipe.optima, strict=True)}
             sentence = "\n  ".join(recipe_lines(recipe))
             choice = Choice(source.trial.replace(**best), source.loss, sentence, True, kept)
-        elif parts and not {*fields} <= {*axes.scale.fields}:
+        elif analysis is not None and not {*fields} <= {*axes.scale.fields}:
             why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
-        elif parts and not only[0].results:
+        elif analysis is not None and all(result.compared != name for result in analysis.results):
             why = "the verdict takes none of its rows"
-        elif parts:
+        elif analysis is not None:
+            only = replace(analysis, results=tuple(r for r in analysis.results if r.compared == name))
             size = measure(source.trial.replace(**changes, **fields))
             at = Target(", ".join(f"{n}={v}" for n, v in fields.items()), size)
             try:
-                predicted = [predict_analysis(part, (at,)) for part in only]
+                made = predict_analysis(only, (at,))
             except TableError as error:
                 why = str(error)
             else:
-                made = [part.predictions[0] for part in predicted]
-                best = {field: one.value for field, one in zip(axes.tune.fields, made, strict=True)}
-                lines = list[str]()
-                for one, part in zip(made, predicted, strict=True):
-                    lines += [prediction(one, part), *(f"  {line}" for line in prediction_details(one, part))]
-                # Predictions of several hyperparameters are kept of plans alone.
-                is_scored = len(made) == 1 and all(source.trial.flat()[n] == v for n, v in changes.items())
-                kept = tuple(to_keep(predicted[0], table)) if is_scored else ()
-                choice = Choice(source.trial.replace(**best), source.loss, "\n".join(lines), True, kept)
+                field_of = dict(zip(tuned, axes.tune.fields, strict=True))
+                best = {field_of[one.hyperparameter]: one.value for one in made.predictions}
+                is_scored = all(source.trial.flat()[n] == v for n, v in changes.items())
+                kept = tuple(to_keep(made)) if is_scored else ()
+                choice = Choice(source.trial.replace(**best), source.loss, summary(made), True, kept)
         if not choice.sentence:
             place = "its scale"
             if scale in values:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mup_tpu.analysis.prediction import Predictions
-    from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
     from mup_tpu.analysis.transfer import TransferAnalysis
 
 __all__ = ["summary"]
 
 
-def summary(result: TransferAnalysis | Predictions | JointAnalysis | JointPredictions) -> str:
+def summary(result: TransferAnalysis | Predictions) -> str:
     """Return what an analysis or predictions say, as lines of text.
 
     Examples:
@@ -24,9 +23,6 @@ def summary(result: TransferAnalysis | Predictions | JointAnalysis | JointPredic
         μP: learning rate 2^-5.15 = 0.0282 at width 1024 (1 octave beyond width 512)
     """
     from mup_tpu.analysis.prediction import Predictions
-    from mup_tpu.analysis.surface import JointAnalysis, JointPredictions
-    from mup_tpu.words import predictions, surfaces, verdicts
+    from mup_tpu.words import predictions, verdicts
 
-    if isinstance(result, JointAnalysis | JointPredictions):
-        return "\n".join(surfaces.lines(result))
     return predictions.summary(result) if isinstance(result, Predictions) else verdicts.summary(result)

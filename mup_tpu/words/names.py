@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import Cost
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.config.values import as_number, write_time
 

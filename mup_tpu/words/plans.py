@@ -19,7 +19,7 @@ from mup_tpu.config.columns import write
 from mup_tpu.config.values import as_number, write_time
 from mup_tpu.words.names import listed, plain, power, rule_name
 from mup_tpu.words.reasons import because
-from mup_tpu.words.surfaces import interaction
+from mup_tpu.words.verdicts import interaction
 
 # Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
 WORTH = 0.1

@@ -13,6 +13,7 @@ from mup_tpu.config.columns import label
 from mup_tpu.words import names
 from mup_tpu.words.names import plain, point, power
 from mup_tpu.words.reasons import because
+from mup_tpu.words.verdicts import interaction
 
 
 def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -> str:
@@ -30,7 +31,7 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
     (low, high), (half_low, half_high) = made.interval, made.half
     name = name or names.rule_name(made.compared, predictions.analysis.compares)
     return (
-        f"{name}: {label(predictions.hyperparameter)} {power(made.x, '.2f')} at {at} "
+        f"{name}: {label(made.hyperparameter)} {power(made.x, '.2f')} at {at} "
         f"({reach}); 95 % {plain(low)} to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}"
     )
 
@@ -68,13 +69,21 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     return lines
 
 
+def lines(predictions: Predictions) -> list[str]:
+    """Return predictions with their details, which are indented, a line each."""
+    made = []
+    for result in predictions.analysis.results:
+        for one in predictions.predictions:
+            if one.compared == result.compared:
+                made.append(prediction(one, predictions))
+                made += [f"  {line}" for line in prediction_details(one, predictions)]
+        made += [f"  {interaction(pair)}" for pair in result.pairs if pair.interacts]
+    return made
+
+
 def summary(predictions: Predictions) -> str:
-    """Return predictions with their details as text, a line each."""
-    lines = []
-    for made in predictions.predictions:
-        lines.append(prediction(made, predictions))
-        lines += [f"  {line}" for line in prediction_details(made, predictions)]
-    return "\n".join([*lines, *(because(note, predictions.analysis.columns) for note in predictions.notes)])
+    notes = (because(note, predictions.analysis.columns) for note in predictions.notes)
+    return "\n".join([*lines(predictions), *notes])
 
 
 def _largest(made: RulePrediction) -> float:

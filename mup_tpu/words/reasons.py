@@ -100,8 +100,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "nat)",
         "parameters unknown": "the table does not give the number of parameters of a run",
         "parameters differ": "runs of one scale differ in their number of parameters",
-        "no prediction": "{compared}: no prediction, since {known} of {scales} {scale}s have an optimum "
-        "inside their grid, and {needed} are needed",
+        "no prediction": "{compared}: no {tuned_column} predicted, since {known} of {scales} {scale}s have "
+        "an optimum inside their grid, and {needed} are needed",
         # Why a folder is in no table of all sweeps.
         "a search": "a search",
         "one scale": "of one {column}",

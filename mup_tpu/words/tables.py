@@ -15,8 +15,8 @@ import pandas as pd
 from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, Conclusion, slopes
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.referee import Comparison, Ruling
+from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import of_status, ranked, varied
-from mup_tpu.analysis.transfer import TransferResult
 from mup_tpu.analysis.verdict import AT_LEAST, Decision
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale

@@ -11,16 +11,18 @@ from mup_tpu.analysis.design import Batch
 from mup_tpu.analysis.drift import NEEDED, Drift, is_told
 from mup_tpu.analysis.ingest.table_columns import Columns, means
 from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import Cost
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, Decision, LookTaken, Regret, Verdict
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.words import names
-from mup_tpu.words.names import amount, exponent, plain, point, power
+from mup_tpu.words.names import amount, exponent, listed, number, plain, point, power
 from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
     from mup_tpu.analysis.prediction import Score
+    from mup_tpu.analysis.surface import Interaction
 
 
 def verdict(
@@ -31,6 +33,18 @@ def verdict(
     At a single scale the score of a prediction takes the verdict's place.
     """
     name = name or names.rule_name(result.compared, analysis.compares)
+    if result.parts:
+        scale, regret, tuned = analysis.scale, result.headline_regret, tuned_words(analysis.columns)
+        if regret is None:
+            at = point(scale, result.parts[0].optima[0].scale)
+            needed = f"a verdict needs several values of {label(scale)}"
+            return f"{name}: the optimum in {tuned} at {at}; {needed}."
+        source, target = point(scale, regret.source), point(scale, regret.target)
+        value, low, high = (number(one, 4) for one in (regret.value, regret.low, regret.high))
+        return (
+            f"{name}: {result.verdict.decision}: with {tuned} of {source}, {target} loses {value} "
+            f"{analysis.columns.unit} (95 % {low} to {high})."
+        )
     if len(result.optima) == 1:
         for one in scores:
             if one.prediction.compared == result.compared:
@@ -95,7 +109,16 @@ def _cost(value: float, columns: Columns) -> str:
 def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     """Return the lines below a verdict; the advice comes first."""
     lines, columns = [], analysis.columns
-    if not columns.loss:
+    if result.surface is not None:
+        several = zip(result.parts, analysis.parts, result.surface.octave_cost, strict=True)
+        for part, of_part, (value, high) in several:
+            if result.regrets:
+                lines.append(verdict(part, of_part, name=label(of_part.hyperparameter)))
+            flat = " It may be left alone." if high < analysis.epsilon else ""
+            tuned = label(of_part.hyperparameter)
+            lines.append(f"An error of one octave in {tuned} costs {number(value, 4)} {columns.unit}.{flat}")
+        lines += [interaction(pair) for pair in result.pairs if pair.interacts]
+    elif not columns.loss:
         first, last = result.optima[0], result.optima[-1]
         values = " and ".join(power(o.x, ".1f") for o in (first, last))
         at = point(columns.scale, last.scale)
@@ -125,10 +148,23 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     return lines
 
 
+def tuned_words(columns: Columns) -> str:
+    return listed([label(one) for one in columns.tuned])
+
+
+def interaction(pair: Interaction) -> str:
+    first, second = label(pair.first), label(pair.second)
+    return (
+        f"{first} and {second} interact (correlation of their curvatures {number(pair.correlation, 2)}, "
+        f"95 % {number(pair.low, 2)} to {number(pair.high, 2)}): an octave more of {second} moves the best "
+        f"{first} by {number(pair.shift, 2)} octaves."
+    )
+
+
 def recommendation(result: TransferResult, columns: Columns) -> str:
     """Return advice on the smallest scale's optimum at the largest, with its cost; "" if unknown."""
     headline = result.headline_regret
-    if headline is None:
+    if headline is None or result.parts:
         return ""
     at = {o.scale: o for o in result.optima}
     source, target = point(columns.scale, headline.source), point(columns.scale, headline.target)
@@ -161,7 +197,7 @@ class Remedy:
 
 def remedy(result: TransferResult, analysis: TransferAnalysis) -> Remedy:
     """Return what would settle a verdict; no text if it is settled."""
-    batch, command = result.next_batch, analysis.command
+    batch, command = result.next_batch, analysis.table.command
     if batch is None:
         return Remedy("", False)
     if command and result.sequence is not None:
@@ -172,9 +208,10 @@ def remedy(result: TransferResult, analysis: TransferAnalysis) -> Remedy:
 
 def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, ...]:
     """Return the command lines that run a batch of an experiment's script; for other tables sentences."""
-    groups: dict[tuple[float, int], list[float]] = {}
-    for cell in sorted(batch.cells, key=lambda c: (c.scale, c.seeds, c.x)):
-        groups.setdefault((cell.scale, cell.seeds), []).append(cell.x)
+    groups: dict[tuple[float, int], list[str]] = {}
+    for cell in sorted(batch.cells, key=lambda c: (c.scale, c.seeds, c.values)):
+        values = ", ".join(f"2^{x:.4g}" for x in cell.values)
+        groups.setdefault((cell.scale, cell.seeds), []).append(f"({values})" if cell.beside else values)
     axes = {
         "compare": columns.parametrization,
         "scale": columns.scale,
@@ -182,7 +219,7 @@ def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, 
     }
     lines = []
     for (scale, seeds), grid in groups.items():
-        values = " ".join(f"2^{x:.4g}" for x in grid)
+        values = " ".join(grid)
         if _is_ours(columns, command):
             compared, scaled, tuned = (
                 f"--{role} {CONFIGURED[column].field}=" for role, column in axes.items()
@@ -193,15 +230,14 @@ def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, 
             )
         else:
             many = "1 seed" if seeds == 1 else f"{seeds} seeds each"
-            lines.append(
-                f"add {label(columns.hyperparameter)} {values} at {point(columns.scale, scale)}, {many}"
-            )
+            tuned, at = ", ".join(map(label, columns.tuned)), point(columns.scale, scale)
+            lines.append(f"add {tuned} {values} at {at}, {many}")
     return tuple(lines)
 
 
 def _is_ours(columns: Columns, command: str | None) -> bool:
-    axes = {columns.parametrization, columns.scale, columns.hyperparameter}
-    return command is not None and set(columns.along) <= axes <= set(CONFIGURED)
+    axes = {columns.parametrization, columns.scale, *columns.tuned}
+    return command is not None and not columns.tuned_beside and set(columns.along) <= axes <= set(CONFIGURED)
 
 
 def price(batch: Batch) -> str:
@@ -284,24 +320,34 @@ def summary(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> str:
 
 def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[str, Any]:
     """Return an analysis as plain values, with its sentences, for JSON."""
-    columns, scores = analysis.columns, [*scores]
+    scores = [*scores]
     plain_values = analysis.to_dict() | {"notes": notes(analysis)}
     for values, result in zip(plain_values["results"], analysis.results, strict=True):
-        values["verdict"] |= {
-            "sentence": verdict(result, analysis, scores, result.compared),
-            "settle": remedy(result, analysis).text,
-        }
-        for optimum, of_scale in zip(values["optima"], result.optima, strict=True):
-            optimum["sentence"] = status(of_scale, columns.unit)
-        if result.law.why_not is not None:
-            values["law"]["why_not"] = because(result.law.why_not, columns)
-        if result.next_batch is not None:
-            values["next"] = batch_to_dict(result.next_batch, columns)
-        if result.sequence is not None:
-            stops = result.sequence.stops
-            values["sequence"]["stops"] = because(stops, columns) if stops else ""
+        _add_sentences(values, result, analysis, scores)
+        for number_of, part in enumerate(analysis.parts if result.parts else ()):
+            values["each"][number_of]["hyperparameter"] = part.hyperparameter
+            _add_sentences(values["each"][number_of], result.parts[number_of], part, ())
     scored = [one.to_dict() | {"sentence": score_sentence(one, one.prediction.compared)} for one in scores]
     return plain_values | ({"predictions": scored} if scored else {})
+
+
+def _add_sentences(
+    values: dict[str, Any], result: TransferResult, analysis: TransferAnalysis, scores: Iterable[Score]
+) -> None:
+    columns = analysis.columns
+    values["verdict"] |= {
+        "sentence": verdict(result, analysis, scores, result.compared),
+        "settle": remedy(result, analysis).text,
+    }
+    for optimum, of_scale in zip(values["optima"], result.optima, strict=True):
+        optimum["sentence"] = status(of_scale, columns.unit)
+    if result.law.why_not is not None:
+        values["law"]["why_not"] = because(result.law.why_not, columns)
+    if result.next_batch is not None:
+        values["next"] = batch_to_dict(result.next_batch, columns)
+    if result.sequence is not None:
+        stops = result.sequence.stops
+        values["sequence"]["stops"] = because(stops, columns) if stops else ""
 
 
 def batch_to_dict(batch: Batch, columns: Columns) -> dict[str, Any]:

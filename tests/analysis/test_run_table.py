@@ -303,7 +303,7 @@ def test_states_that_are_not_known_are_listed_with_how_to_map_them():
     ("frame", "columns", "sentence"),
     [
         (runs(), Columns(seed="sead"), "no column 'sead'; the nearest is 'seed'; it has width, lr"),
-        (runs(), Columns(scale="lr"), "must be three columns, not lr, lr, loss"),
+        (runs(), Columns(scale="lr"), "must be different columns, not lr, lr, loss"),
         (runs(seed=[None] + [0] * 11), Columns(), "seed is empty in row 0"),
         (runs(parametrization=["mup"] * 11 + [None]), Columns(), "parametrization is empty in row 11"),
         (

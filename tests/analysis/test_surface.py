@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 import scipy
 
-from mup_tpu.analysis import Columns, Reading, analyze_jointly
+from mup_tpu.analysis import Columns, Reading, analyze, check_table
 from mup_tpu.analysis.surface import _bend, _unbend
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.errors import TableError
 from mup_tpu.plots import drawings
 
 SCALES = (64, 128, 256, 512)
 TUNED = ("learning_rate", "weight_decay")
-READING = Reading(Columns(scale="width", loss="loss"))
 Q = np.array([[0.04, 0.02], [0.02, 0.03]])
 START = np.array([-8.0, -3.0])
 
@@ -39,9 +39,15 @@ def table_of(slope=0.0, noise=0.0, points=40, steep=0.0, seed=0, scales=SCALES) 
     return pd.DataFrame(rows)
 
 
+def analyzed(table, tuned=TUNED, **limits) -> TransferAnalysis:
+    first, *beside = tuned
+    columns = Columns("width", first, tuned_beside=tuple(beside))
+    return analyze(check_table(table, Reading(columns)), **limits)
+
+
 @pytest.fixture(scope="module")
 def drifting():
-    return analyze_jointly(table_of(slope=-0.5, noise=0.002), TUNED, READING)
+    return analyzed(table_of(slope=-0.5, noise=0.002))
 
 
 def test_optima_drift_regret_and_interaction_are_those_of_the_quadratic(drifting):
@@ -50,7 +56,7 @@ def test_optima_drift_regret_and_interaction_are_those_of_the_quadratic(drifting
         assert optimum.x == pytest.approx(START[0] - 0.5 * moved, abs=0.15)
     assert rate.drift.low < -0.5 < rate.drift.high < 0
     assert decay.drift.low < 0 < decay.drift.high
-    assert result.regret.low < 0.5 * Q[0, 0] * 1.5**2 < result.regret.high
+    assert result.headline_regret.low < 0.5 * Q[0, 0] * 1.5**2 < result.headline_regret.high
     # The others at their best: a Schur complement.
     alone = 0.5 * (Q[0, 0] - Q[0, 1] ** 2 / Q[1, 1]) * 1.5**2
     assert rate.headline_regret.low < alone < rate.headline_regret.high
@@ -62,25 +68,25 @@ def test_optima_drift_regret_and_interaction_are_those_of_the_quadratic(drifting
 
 
 def test_what_stays_transfers_and_a_flat_hyperparameter_does_not_stop_it():
-    joint = analyze_jointly(table_of(noise=0.002), TUNED, READING)
+    joint = analyzed(table_of(noise=0.002))
     assert [part.results[0].verdict.decision for part in joint.parts] == ["TRANSFERS"] * 2
     assert joint.results[0].verdict.decision == "TRANSFERS"
     flat = table_of(noise=0.002)
     flat["weight_decay"] = 2.0 ** (-3 + 0.3 * (np.log2(flat["weight_decay"]) + 3))
-    joint = analyze_jointly(flat, TUNED, READING, epsilon=0.2)
+    joint = analyzed(flat, epsilon=0.2)
     assert all(high < 0.5 for _, high in joint.results[0].surface.octave_cost)
     assert joint.results[0].verdict.decision == "TRANSFERS"
 
 
 def test_figures_of_a_tracker_s_columns_have_names_of_files():
     table = table_of(noise=0.002, points=15).rename(columns={"learning_rate": "config/lr"})
-    joint = analyze_jointly(table, ("config/lr", "weight_decay"), READING)
-    assert {"transfer_config_lr", "optimum_weight_decay"} <= {*drawings(joint)}
+    joint = analyzed(table, ("config/lr", "weight_decay"))
+    assert {"transfer_lr", "optimum_weight_decay"} <= {*drawings(joint)}
 
 
 def test_a_valley_that_is_steeper_above_has_its_optimum_in_the_interval():
     for seed in range(2):
-        joint = analyze_jointly(table_of(noise=0.003, steep=0.7, seed=seed), TUNED, READING)
+        joint = analyzed(table_of(noise=0.003, steep=0.7, seed=seed))
         optima = joint.parts[0].results[0].optima
         assert sum(o.low <= START[0] <= o.high for o in optima) >= 3
         assert all(abs(o.x - START[0]) < 0.3 for o in optima)
@@ -89,7 +95,7 @@ def test_a_valley_that_is_steeper_above_has_its_optimum_in_the_interval():
 def test_intervals_hold_the_truth_on_drawn_worlds():
     inside = []
     for seed in range(4):
-        joint = analyze_jointly(table_of(noise=0.01, slope=-0.3, points=25, seed=100 + seed), TUNED, READING)
+        joint = analyzed(table_of(noise=0.01, slope=-0.3, points=25, seed=100 + seed))
         for h, part in enumerate(joint.parts):
             for i, optimum in enumerate(part.results[0].optima):
                 inside.append(optimum.low <= START[h] - (0.3 * i if h == 0 else 0) <= optimum.high)
@@ -110,7 +116,7 @@ def test_noise_is_that_of_repeated_seeds():
     runs = pd.concat(
         [once.assign(seed=s, loss=once["loss"] + 0.02 * generator.standard_normal(80)) for s in range(4)]
     )
-    surface = analyze_jointly(runs, TUNED, READING).results[0].surface
+    surface = analyzed(runs).results[0].surface
     assert surface.noise == pytest.approx(0.02, rel=0.2)
 
 
@@ -119,7 +125,7 @@ def test_runs_that_diverged_and_another_order_of_rows_leave_the_optimum():
     lost = pd.concat([table, table.iloc[:20].assign(learning_rate=2.0**-3, loss=np.nan)])
     shuffled = lost.sample(frac=1, random_state=0)
     for other in (lost, shuffled):
-        optimum = analyze_jointly(other, TUNED, READING).parts[0].results[0].optima[0]
+        optimum = analyzed(other).parts[0].results[0].optima[0]
         assert optimum.x == pytest.approx(START[0], abs=0.15)
 
 
@@ -132,7 +138,7 @@ def test_three_hyperparameters_have_the_optimum_that_least_squares_finds():
     loss = 2 + 0.5 * np.einsum("nh,hk,nk->n", away, size, away) + 0.002 * generator.standard_normal(200)
     names = ("a", "b", "c")
     table = pd.DataFrame(2.0**u, columns=names).assign(loss=loss, width=np.repeat([32, 64], 100))
-    joint = analyze_jointly(table, names, READING)
+    joint = analyzed(table, names)
     terms = [
         np.ones(200),
         *u.T,
@@ -150,8 +156,12 @@ def test_three_hyperparameters_have_the_optimum_that_least_squares_finds():
 def test_a_rate_that_moves_at_little_cost_does_not_transfer_together():
     flat = table_of(slope=0.45, noise=0.0003)
     flat["loss"] = 3 + 0.12 * (flat["loss"] - flat["loss"].min())
-    (result,) = analyze_jointly(flat, TUNED, READING).results
-    assert result.regret.high < 0.02 and result.verdict.decision in ("MOVES AT NO COST", "DRIFTS", "OPEN")
+    (result,) = analyzed(flat).results
+    assert result.headline_regret.high < 0.02 and result.verdict.decision in (
+        "MOVES AT NO COST",
+        "DRIFTS",
+        "OPEN",
+    )
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.3])
@@ -167,7 +177,7 @@ def test_intervals_hold_optima_whose_sides_differ(ratio):
             loss = 3 + 0.02 * (sides * (u - best) ** 2).sum(axis=1) + 0.004 * generator.standard_normal(60)
             values = {"width": scale, TUNED[0]: 2 ** u[:, 0], TUNED[1]: 2 ** u[:, 1], "loss": loss}
             rows.append(pd.DataFrame(values))
-        for h, part in enumerate(analyze_jointly(pd.concat(rows), TUNED, READING).parts):
+        for h, part in enumerate(analyzed(pd.concat(rows)).parts):
             inside += [o.low <= best[h] <= o.high for o in part.results[0].optima]
     assert np.mean(inside) > 0.75
 
@@ -178,11 +188,11 @@ TABLE = table_of()
 @pytest.mark.parametrize(
     ("table", "tuned", "sentence"),
     [
-        (TABLE, ("learning_rate",), "give two to 4 different columns"),
-        (TABLE, ("learning_rate", "learning_rate"), "give two to 4 different columns"),
+        (TABLE, tuple("abcde"), "table has no column 'a'"),
+        (TABLE, ("learning_rate", "learning_rate"), "must be different columns, not width, learning_rate, "),
         (TABLE, ("learning_rate", "wd"), "table has no column 'wd'"),
-        (TABLE.assign(weight_decay=0.0), TUNED, "weight_decay must be a number above 0 in every row"),
-        (TABLE.assign(weight_decay="a"), TUNED, "and is text in one"),
+        (TABLE.assign(weight_decay=0.0), TUNED, "weight_decay is 0 in every run: give runs above 0"),
+        (TABLE.assign(weight_decay="a"), TUNED, "weight_decay must be numbers, but row 0"),
         (TABLE.assign(weight_decay=0.1), TUNED, "weight_decay has one value"),
         (TABLE.assign(weight_decay=TABLE["learning_rate"] ** 0.5), TUNED, "do not vary independently"),
         (pd.concat([TABLE, TABLE.assign(parametrization="b", loss=np.inf)]).fillna("a"), TUNED, "0 points"),
@@ -192,5 +202,5 @@ TABLE = table_of()
 )
 def test_what_has_no_surface_is_one_sentence(table, tuned, sentence):
     with pytest.raises(TableError, match=sentence) as error:
-        analyze_jointly(table, tuned, READING)
+        analyzed(table, tuned)
     assert len(str(error.value).splitlines()) == 1

@@ -135,7 +135,7 @@ def decision(alpha, reach, look=None, to_come=0, **regret):
     drift = Drift(*moved, 0.0, -8.0, (64.0, 128.0, 256.0), moved)
     optima = [Optimum(scale, "bracketed", -8, -8.2, -7.8) for scale in (64, 128, 256)]
     found = Regret(64.0, 256.0, **(known | regret))
-    return decide(optima, drift, found, look=look, to_come=to_come).decision
+    return decide(optima, [drift], found, look=look, to_come=to_come).decision
 
 
 @pytest.mark.parametrize("look", [None, 2])

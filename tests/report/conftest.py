@@ -19,4 +19,4 @@ def quickstart():
 
 @pytest.fixture(scope="package")
 def sweep_html(quickstart):
-    return report.render(report.sweep_page(*quickstart))
+    return report.render(report.sweep_page(quickstart[0]))

@@ -29,7 +29,7 @@ def text_of(page: str) -> str:
 
 def of_table(path: Path) -> str:
     table = load_table(path)
-    return report.render(report.sweep_page(analyze(table), table))
+    return report.render(report.sweep_page(analyze(table)))
 
 
 def test_verdicts_come_first_and_in_full_and_how_the_runs_were_made_last(quickstart, sweep_html):
@@ -117,7 +117,7 @@ def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_pat
     table = load_table(folder)
     analysis = analyze(table)
     settle = next(filter(None, (remedy(r, analysis).text for r in analysis.results)))
-    page = report.render(report.sweep_page(analysis, table))
+    page = report.render(report.sweep_page(analysis))
     assert f"to settle it: <code>{html.escape(settle)}</code>" in page
     rows = [f"{w},{2.0**x},{2.5 + 0.01 * (x + 7) ** 2}" for w in (64, 128) for x in range(-9, -4)]
     (tmp_path / "runs.csv").write_text("width,lr,loss\n" + "\n".join(rows))

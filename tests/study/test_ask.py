@@ -67,13 +67,13 @@ def test_several_hyperparameters_of_known_optimum_are_asked_for_told_and_predict
     assert rate.low < -0.5 < rate.high < 0 and decay.low < 0 < decay.high
     assert verdict.results[0].pairs[0].shift == pytest.approx(-0.25, abs=0.1)
     assert "rate and decay interact" in str(verdict)
-    made = study.predict(width=1024).parts
-    for part, x in zip(made, (-10, -3), strict=True):
-        low, high = part.predictions[0].interval
-        assert low < x < high and part.predictions[0].x == pytest.approx(x, abs=0.3)
+    made = study.predict(width=1024).predictions
+    for one, x in zip(made, (-10, -3), strict=True):
+        low, high = one.interval
+        assert low < x < high and one.x == pytest.approx(x, abs=0.3)
     main(["predict", str(tmp_path), "--at", "width=1024", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert [one["predictions"][0]["x"] for one in printed] == pytest.approx([-10, -3], abs=0.2)
+    assert [one["x"] for one in printed["predictions"]] == pytest.approx([-10, -3], abs=0.2)
     main(["watch", str(tmp_path), "--once"])
     shown = capsys.readouterr().out
     assert "rate: OPEN" in shown and "27 of 27 trials stored" in shown

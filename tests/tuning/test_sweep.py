@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.analysis import analyze_jointly
+from mup_tpu.analysis import load_table
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.sweep import Design
 from mup_tpu.config.toml import write_sweep
@@ -81,7 +81,7 @@ def test_several_hyperparameters_are_swept_as_their_single_trials_and_all_are_an
     runs, corpora = load_runs(tmp_path), Corpora()
     alone = [base.replace(width=64, learning_rate=rate, init_std=0.05) for rate in rates]
     assert {*map(corpora.trial_id, alone)} <= {*runs["trial_id"]}
-    assert analyze_jointly(tmp_path).tuned == ("lr", "init_std")
+    assert load_table(tmp_path).columns.tuned == ("lr", "init_std")
 
 
 def test_three_more_learning_rates_run_alone_and_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):

@@ -8,14 +8,13 @@ import pytest
 from rich.console import Console
 
 from mup_tpu import octaves
-from mup_tpu.analysis import load_table
 from mup_tpu.cli import main
 from mup_tpu.config import Axis, RunOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.config.sweep import Design
 from mup_tpu.config.toml import load_trial
-from mup_tpu.errors import ConfigError, StoreError, TableError
+from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, StoredAxes, load_runs
 from mup_tpu.tuning.sweep import run_sweep
 from mup_tpu.tuning.transfer import Transfer, best_trial, target_trials, transfer_warnings
@@ -136,12 +135,12 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
     out = capsys.readouterr().out
     assert "μP: OPEN" in out and "learning rate: TRANSFERS" in out and "note" not in out
     main(["predict", folder, "--at", "width=256", "--json"])
-    rate, decay = (one["predictions"][0]["x"] for one in json.loads(capsys.readouterr().out))
+    rate, decay = (one["x"] for one in json.loads(capsys.readouterr().out)["predictions"])
     assert (rate, decay) == (pytest.approx(-6, abs=0.2), pytest.approx(-4.5, abs=0.3))
     moved = Transfer(folder, TransferOptions(at=("width=256",)))
     (trial,) = moved.trials
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(rate) and moved.warnings == []
-    assert moved.chosen[0].predictions == (), "a run of all values scores none alone"
+    assert [one.hyperparameter for one in moved.chosen[0].predictions] == ["lr", "weight_decay"]
     assert math.log2(trial.optimizer.weight_decay) == pytest.approx(decay)
     main(["analyze", folder, "--figures", "--report"])
     drawn = {"transfer", "optimum", "regret"}
@@ -157,9 +156,7 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
     assert trained.model.width == 256 and trained == trial.replace(seed=trained.train.seed)
     with pytest.raises(SystemExit):
         main(["predict", folder])
-    assert "lr, weight_decay are tuned together: give --at" in capsys.readouterr().err
-    with pytest.raises(TableError, match="tunes lr and weight_decay together"):
-        load_table(folder)
+    assert "a prediction needs a target, such as --at width=256" in capsys.readouterr().err
 
 
 def test_another_rule_is_trained_at_its_own_predicted_optimum_only_where_it_is_asked_for(two_rules):

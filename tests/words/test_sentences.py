@@ -301,7 +301,7 @@ def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
 
 
 MADE = RulePrediction(
-    "mup", "width=1024", 1024.0, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5), (64.0, -8.2), (256.0, -8.1),
+    "mup", "lr", "width=1024", 1024.0, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5), (64.0, -8.2), (256.0, -8.1),
     ExpectedCost(0.002, 0.01), ExpectedCost(0.2, 0.5), ExpectedCost(0.003, 0.02),
     ExpectedLoss(2.0, 1.9, 2.1), None, True, 4.0, False, 0.0, 0.0, (-9.0, -7.0), 0,
 )  # fmt: skip
@@ -372,7 +372,7 @@ def test_lines_below_a_verdict_begin_with_advice_and_name_the_next_runs():
     settle, purpose, *_ = details(few, analysis)[1:]
     assert settle == f"to settle it: {remedy(few, analysis).text}"
     assert purpose.startswith("a verdict needs 3 widths, and there are 2; next batch: as dear as ")
-    ours = replace(analysis, command="x.py")
+    ours = replace(analysis, table=replace(analysis.table, command="x.py"))
     assert remedy(few, ours).is_command and " && " not in remedy(few, ours).text
 
 

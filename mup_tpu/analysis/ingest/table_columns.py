@@ -40,12 +40,22 @@ class Columns:
     cost: str = ""  # Cost of a run; optional. By default wall_time_s (s), or else flops (FLOP).
     purchase: str = Usual("purchase")  # Number of the purchase, in a sequence; optional
     along: tuple[str, ...] = ()  # Other columns that change with the scale, as on a ladder
+    scales_beside: tuple[str, ...] = ()  # Scales that vary beside the first, each by itself
+    tuned_beside: tuple[str, ...] = ()  # Hyperparameters that are tuned together with the first
     unit: str = "nat"  # Unit of losses and regrets: nat, or the name of a metric that is in none
     is_per_token: bool = True  # Whether nat are those of a token; a study may be of images
     maximized: bool = False  # Whether the loss is the negative of a metric that is maximized
 
     def metric(self, loss: float) -> float:
         return -loss if self.maximized else loss
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        return self.scale, *self.scales_beside
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        return self.hyperparameter, *self.tuned_beside
 
 
 # Usual names of columns, the likeliest first; held-out losses come before training's

@@ -31,7 +31,7 @@ from mup_tpu.analysis.ingest.table_columns import (
 )
 from mup_tpu.analysis.ingest.table_values import SIZE, numbers, plain_size, plain_sizes
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.run_table import HISTORY, RUN, power
+from mup_tpu.analysis.run_table import power, run_key
 from mup_tpu.config import parse_number, shown
 from mup_tpu.config.values import as_number
 from mup_tpu.errors import ConfigError, TableError, given, not_installed, reason
@@ -436,7 +436,8 @@ def last_steps(runs: pd.DataFrame, column: str, notes: list[Reason]) -> tuple[pd
 
     Finished runs that end at another step than most are left out, with a note.
     """
-    last = runs.sort_values("step").groupby(RUN, as_index=False).tail(1).sort_index()
+    key = run_key(runs)
+    last = runs.sort_values("step").groupby(key, as_index=False).tail(1).sort_index()
     is_finite = np.isfinite(last["loss"])
     ends = last.loc[is_finite, "step"].value_counts()
     if len(ends) > 1:
@@ -453,6 +454,6 @@ def last_steps(runs: pd.DataFrame, column: str, notes: list[Reason]) -> tuple[pd
         ]
         notes.append(Reason.of("other last step", step=float(ends.index[0]), runs=cut))
         last = last[~is_cut]
-    is_whole = pd.MultiIndex.from_frame(runs[RUN]).isin(pd.MultiIndex.from_frame(last[RUN]))
-    history = runs.loc[is_whole & np.isfinite(runs["x"]), HISTORY]
-    return last, history.sort_values(HISTORY[:-1], ignore_index=True)
+    is_whole = pd.MultiIndex.from_frame(runs[key]).isin(pd.MultiIndex.from_frame(last[key]))
+    history = runs.loc[is_whole & np.isfinite(runs["x"]), [*key, "step", "loss"]]
+    return last, history.sort_values([*key, "step"], ignore_index=True)
