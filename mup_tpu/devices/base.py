@@ -98,7 +98,7 @@ def padded(stack: Tensor, length: int) -> Tensor:
 
 
 class Device(ABC):
-    """Interface of a device for the training loop; its defaults hold every pack whole, and run it eagerly."""
+    """Interface of a device for the training loop. By default, packs are whole and run eagerly."""
 
     name: str  # Name in the store: "cpu", or the accelerator's model
     torch_device: torch.device
@@ -145,7 +145,7 @@ class Device(ABC):
         return tensor.detach().cpu()
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Have every device run a function of stacks (K, ...) and a batch, last, on its part of them.
+        """Have each device run a function on its part of stacks (K, ...) and of a batch, the last argument.
 
         Results (tensors (K, ...) that are means over the batch) are put together again.
         """
@@ -187,7 +187,7 @@ def why_no_gpu() -> str | None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
-            # Torch only warns of a GPU that it has no kernels for, and fails at the first kernel.
+            # If torch has no kernels for a GPU, torch only warns, and then fails at the first kernel.
             capability = torch.cuda.get_device_capability(0)
             arches = torch.cuda.get_arch_list()
             known = [int(name.removeprefix("sm_")) for name in arches if name[3:].isdigit()]

@@ -30,7 +30,7 @@ class CpuDevice(Device):
 
     def free_memory_bytes(self) -> int:
         """Return the memory left to this process and its control groups, by the share of cores it uses."""
-        # No other process can use memory that malloc keeps, and in pieces it does not serve every purpose.
+        # Other processes cannot use memory that malloc keeps, and its pieces may be too small for a tensor.
         _glibc("malloc_trim")(0)
         a_core = min(psutil.virtual_memory().available / (os.cpu_count() or 1), memory_left() / cores())
         return int(a_core * min(torch.get_num_threads(), cores()))

@@ -60,7 +60,7 @@ class CudaRecorder:
         return GraphMemory()
 
     def warm_up(self, act: Callable[[], None]) -> None:
-        torch.cuda.empty_cache()  # which torch does not do by itself while memory is taken from a pool
+        torch.cuda.empty_cache()  # torch does not while it takes memory from a pool
         with self._aside(), self._memory.taken():
             act()
 
@@ -95,7 +95,7 @@ def _stream_of_captures(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]  # compiler of a traced function
+Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]  # compiles a traced function
 
 
 def as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -229,7 +229,7 @@ def inductor() -> Compiler:
 
 @contextlib.contextmanager
 def without_advice_on_tf32() -> Iterator[None]:
-    # They say that TF32 is off, or set by a function that will go. The new way to set it fails beside
+    # They report that TF32 is off or that its setter is deprecated. The new way to set it fails beside
     # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE ("mix of the legacy and new APIs").
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use the new API settings to control TF32")
@@ -249,7 +249,7 @@ def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
         try:
             with without_advice_on_tf32():
                 return call(*given)
-        except (compiler_error(), OSError) as error:  # before a tensor has been changed
+        except (compiler_error(), OSError) as error:  # raised before any tensor changes
             _log.warning("steps are not compiled, since torch's compiler failed: %s", reason(error))
             call = traced
             return call(*given)

@@ -136,7 +136,7 @@ def peak_flops(device: Device, precision: str) -> float:
         return tpu_peak_flops(device.name.removeprefix("tpu:"))
     if device.name == "xla:CPU":
         if precision == "bf16" and not cpu_bfloat16_units():
-            precision = "float32"  # in which XLA multiplies bfloat16 there
+            precision = "float32"  # XLA for CPUs multiplies bfloat16 in float32
         return cpu_peak_flops(precision, torch.get_num_threads()) / (device.mesh.trial * device.mesh.data)
     return cpu_peak_flops(precision, torch.get_num_threads()) if kind == "cpu" else math.nan
 

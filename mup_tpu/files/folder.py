@@ -22,10 +22,10 @@ from typing import Any
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 from mup_tpu.files.local import flush, partial, read_local, scratch_folder
 
-NOTICE_S = 15.0  # time without an answer of a bucket after which a warning says so
-UNANSWERED_S = 60.0  # time limit of a request to a bucket, besides the time of its bytes at MIN_RATE
+NOTICE_S = 15.0  # seconds without an answer of a bucket before a warning
+UNANSWERED_S = 60.0  # seconds that a request may take beyond the time of its bytes at MIN_RATE
 MIN_RATE = 2**16  # bytes per second below which a transfer counts as failed
-PATIENCE_S = 300.0  # time limit for tries of an unreachable service: shorter than the heartbeat of a worker
+PATIENCE_S = 300.0  # seconds of tries of an unreachable service, shorter than the heartbeat of a worker
 
 _BUCKETS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Schemes of buckets, each with the extra of this package that reaches them."""
@@ -57,7 +57,7 @@ def cache_root() -> Path:
 
 def file_system(url: str, **options: Any) -> tuple[Any, str]:
     """Return the fsspec file system of a local folder or fsspec URL, and the path in it."""
-    import fsspec  # a tenth of a second, which local folders do without
+    import fsspec  # takes a tenth of a second, and local folders do not need it
 
     extra = _BUCKETS.get(url.partition("://")[0])
     with _errors_as_oserror():
@@ -140,7 +140,7 @@ class Folder:
         return self.path
 
     def __truediv__(self, name: str) -> Folder:
-        inner = copy.copy(self)  # parsing the path again takes a hundredth of a trial that does nothing
+        inner = copy.copy(self)  # parsing the path again would take a hundredth of an empty trial
         inner._root, inner.path = f"{self._root}/{name}", f"{self.path}/{name}"
         return inner
 
@@ -163,7 +163,7 @@ class Folder:
         sizes = {}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._root) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
                     sizes[entry.name] = entry.stat().st_size
         return dict(sorted(sizes.items()))
 
@@ -198,7 +198,7 @@ class Folder:
             return int(self._fs.size(self._at(name), **self._limit()))
 
     def write(self, name: str, content: bytes, flushed: bool = True) -> None:
-        """Put a file in place, over an earlier one; on return it is on disk, unless `flushed` is False."""
+        """Put a file in place of an earlier one. If `flushed`, the file is on disk when the call returns."""
         if not self.is_local:
             return self._upload(name, content)
         with self.writing(name, flushed) as path:
@@ -285,7 +285,7 @@ class Folder:
                     os.unlink(path)
 
     def copy(self, name: str, new: str) -> None:
-        """Copy a folder in this one; locally it has its new name once it is whole.
+        """Copy a folder within this one; a local copy gets its name once it is whole.
 
         Links stay links, whether their targets exist or not; pipes, sockets and devices are left out.
         """
@@ -313,7 +313,7 @@ class Folder:
         if not self.is_local:
             yield
             return
-        from filelock import FileLock, Timeout  # a tenth of a second, which an analysis does without
+        from filelock import FileLock, Timeout  # takes a tenth of a second, and an analysis does not need it
 
         with raised_as(StoreError, f"{self}/{name} cannot be locked", (OSError, NotImplementedError)):
             self._make_room(name)
@@ -334,7 +334,7 @@ class Folder:
         folder = self._at(name).rpartition("/")[0]
         if self.is_local:
             os.makedirs(folder, exist_ok=True)
-        elif not self._is_bucket:  # a bucket has no folders, and s3fs would make one of a mistyped name
+        elif not self._is_bucket:  # a bucket has no folders; s3fs would create a bucket of a mistyped name
             self._fs.makedirs(folder, exist_ok=True)
 
     def _limit(self, size: int = 0) -> dict[str, float]:

@@ -23,7 +23,7 @@ def checksum(path: Path) -> str:
 
 
 def read_local(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Read a local file; OSError if it has more than some bytes, as a device that never ends."""
+    """Read a local file; raise OSError if it has too many bytes, such as an endless device."""
     with open(path, "rb") as file:
         content = file.read() if most is None else file.read(most + 1)
     if most is not None and len(content) > most:
@@ -42,7 +42,7 @@ def flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def partial(target: Path, folder: bool = False) -> Iterator[Path]:
-    """Yield a path beside a target, to be renamed to it when all is written; else it is removed."""
+    """Yield a path beside a target; it is renamed to the target, or removed if the block fails."""
     path = target.with_name(f".partial-{uuid.uuid4().hex}")
     path.mkdir() if folder else path.touch(exist_ok=False)
     try:

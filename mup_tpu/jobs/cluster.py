@@ -62,7 +62,7 @@ class Slots:
     needs: dict[str, Any]  # Ray options of an actor; each runs one pack at a time
     execution: str  # "vmap" on accelerators, "loop" on CPUs, by the workers' device
     environment: dict[str, str]  # environment of an actor
-    prepare: Callable[[], None] | None = None  # function that a worker calls first, before it imports torch
+    prepare: Callable[[], None] | None = None  # a worker calls it before it imports torch
     actor: type | None = None  # class of the actors, if it is not `HostActor`
     arguments: tuple[Any, ...] = ()  # arguments of this class, after the folder of logs
 
@@ -122,7 +122,7 @@ def started_here(**options: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _joined(address: str) -> Iterator[None]:
-    """Join a cluster, with the user's token if it asks for one."""
+    """Join a cluster; if the cluster asks for a token, give the user's."""
     import mup_tpu
 
     address = find_cluster(address)
@@ -152,7 +152,7 @@ def _joined(address: str) -> Iterator[None]:
 def _connected(why_not: str, **options: Any) -> Iterator[None]:
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except Exception as error:  # Ray has no class for most of these
+    except Exception as error:  # Ray has no class for most errors of a start
         ray.shutdown()
         versions = re.findall(r"(?:Ray|Python): (\S+)", str(error))
         raise ConfigError(
@@ -245,7 +245,7 @@ class HostActor:
                 yield event
 
     def follow(self, job: Job) -> Any:
-        """Take part in a job that another host of a slice reports; return how it failed here, or None."""
+        """Take part in a job that another host of a slice reports; return its failure here, or None."""
         with host_log(self._results, capture_warnings=True):
             *_, ended = perform(job, self._follows)
         return ended if not isinstance(ended, Finished) else None
@@ -257,7 +257,7 @@ def reservation(name: str) -> str:
 
 def end_actor(actor: Any) -> None:
     ray.kill(actor)
-    with contextlib.suppress(ValueError):  # it has none
+    with contextlib.suppress(ValueError):  # the actor has no placement group
         remove_placement_group(get_placement_group(reservation(actor_id(actor))))
 
 
@@ -339,7 +339,7 @@ class RayActors(Pool[_Actor]):
     def _wait(self) -> list[Any]:
         """Return streams with an event; actors that have a place on the cluster become idle."""
         references = [*self._busy, *self._starting]
-        if not references:  # no node is left for now
+        if not references:  # no node has room at present
             time.sleep(1.0)
             return []
         ray.wait(references, num_returns=1, timeout=1.0)
@@ -364,6 +364,6 @@ class RayActors(Pool[_Actor]):
 
 
 def _for_memory(error: Exception) -> Literal["no", "perhaps", "surely"]:
-    if "running low on memory" in str(error):  # Ray's words, where it is Ray that kills
+    if "running low on memory" in str(error):  # Ray itself killed the worker
         return "surely"
     return "no" if "its node has died" in str(error) else "perhaps"

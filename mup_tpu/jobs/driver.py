@@ -26,7 +26,7 @@ class JobContext:
 
     in_driver: bool = False  # whether it is the driver's own process, with the user's terminal
     handles_sigterm: bool = False  # whether SIGTERM reaches the job; the job then checkpoints and ends
-    writes: bool = True  # whether it writes checkpoints: of several processes with one job, one does
+    writes: bool = True  # whether it writes checkpoints: one of several processes with one job does
     private: Sequence[int] = ()  # file descriptors that processes forked from it close
     _memory: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -124,14 +124,14 @@ class TooLarge(Ended):
 
 @dataclass(frozen=True)
 class Refused(Ended):
-    """A job has met an error that the user can mend; other jobs would meet it too."""
+    """A job has met an error that the user can mend and that other jobs would meet too."""
 
     error: MupTpuError
 
 
 @dataclass(frozen=True)
 class Lost(Ended):
-    """A worker has died or hangs, and its job with it, perhaps killed because memory was short."""
+    """A worker has died or hangs, perhaps because memory was short; its job has stopped."""
 
     reason: str
     for_memory: Literal["no", "perhaps", "surely"] = "no"
@@ -239,7 +239,7 @@ def run_jobs(
     waiting = deque[Job]()  # jobs that start before new ones: parts, and those that lost a worker
     busy: dict[Worker, Job] = {}
     started: Counter[Job] = Counter()
-    killed: set[Job] = set()  # jobs that a worker was lost with, perhaps for want of memory
+    killed: set[Job] = set()  # jobs whose worker was lost, perhaps because memory was short
     at_end: list[tuple[Job, Finished]] = []
     beats, is_ending = Heartbeats(heartbeat), False
 
@@ -279,7 +279,7 @@ def run_jobs(
                     break
                 for worker, event in heard():
                     job = busy[worker]
-                    if isinstance(event, Request):  # answered at once: the job's device is idle until then
+                    if isinstance(event, Request):  # answered at once, since the job's device waits
                         beats.heard(worker)
                         pool.answer(worker, decide(job, event.content))
                         continue
@@ -327,11 +327,11 @@ def run_jobs(
             pool.end(worker)
 
 
-_LONGEST_LOOK_S = 5.0  # silence counted between two looks at most; pools wait up to a second for a report
+_LONGEST_LOOK_S = 5.0  # most seconds of silence between two looks; pools wait up to one for a report
 
 
 class Heartbeats:
-    """Silence of each busy worker; more than `limit` seconds of it mean that the worker hangs.
+    """Silence of each busy worker; a worker hangs if it is silent for more than `limit` seconds.
 
     Time counts only while the driver listens: after a suspension (its workers with it), or long work on rows,
     all workers would seem to hang.
@@ -340,7 +340,7 @@ class Heartbeats:
     def __init__(self, limit: float) -> None:
         self._looked_at = time.monotonic()
         self._limit, self.sentence = limit, f"no report within the heartbeat of {limit:g} s"
-        # One look never spends a short limit: it may have followed a suspension.
+        # One look never uses up a short limit, since the driver may have been suspended before it.
         self._longest_look = min(_LONGEST_LOOK_S, limit / 3)
         self._silence: dict[Any, float | None] = {}  # seconds; None for a worker heard since the last look
 

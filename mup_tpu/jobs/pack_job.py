@@ -35,7 +35,7 @@ _KEPT = 34
 # Arithmetic in the time of writing one number for the backward pass (measured on CPUs)
 _FLOPS_PER_NUMBER = 500.0
 
-_VOCABULARY = 256  # assumed size of the vocabulary; the data, which is not loaded yet, has the real one
+_VOCABULARY = 256  # assumed size of the vocabulary, since the data is not loaded yet
 
 
 def describe(trial: Trial, fields: Sequence[str]) -> str:

@@ -78,7 +78,7 @@ class InProcess(Pool[_Here]):
         self._busy = None
 
 
-_LAST_LOG_S = 30.0  # seconds for all workers at the end to upload the rest of their logs to a bucket
+_LAST_LOG_S = 30.0  # seconds that all workers together have to upload the ends of their logs
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Forked(Pool[_Process]):
         count: int,
         results: str | None,  # folder or fsspec URL of the workers' logs
         preload: Sequence[str] = this_machine.PACK_MODULES,
-        parts: Sequence[Mapping[str, str]] = (),  # environment of each process, as the GPU that it may see
+        parts: Sequence[Mapping[str, str]] = (),  # environment of each process, such as its GPU
     ) -> None:
         self._count, self._results, self._preload = count, results, preload
         self._free = [*parts] or [{}] * count
@@ -122,7 +122,7 @@ class Forked(Pool[_Process]):
 
     def __exit__(self, *error: object) -> None:
         for worker in self._idle:
-            worker.connection.close()  # it uploads the rest of its log, and ends
+            worker.connection.close()  # the worker then uploads the rest of its log and ends
         deadline = time.monotonic() + _LAST_LOG_S
         for worker in self._idle:
             worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -188,7 +188,7 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
     # Ctrl-C reaches the driver too, and the driver ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    with contextlib.suppress(OSError):  # where memory is short, Linux kills a worker, not its driver
+    with contextlib.suppress(OSError):  # when memory is short, Linux shall kill a worker, not the driver
         Path("/proc/self/oom_score_adj").write_text("500")
     here = JobContext(handles_sigterm=True, private=(connection.fileno(),))
     with host_log(results, capture_warnings=True):
@@ -215,7 +215,7 @@ class Place:
     """Pool of packs, and how they run there."""
 
     pool: Pool[Any]
-    workers: int  # packs at once, to begin with
+    workers: int  # number of packs at once, at the start
     execution: str  # execution of a pack's members: "loop" or "vmap"
     run: RunOptions  # options of each pack, with its number of threads
     gpu: str = ""  # name of the GPU that each pack trains on; "" on other devices and on a Ray cluster
@@ -269,7 +269,7 @@ class Pools:
             if run.split_over > 1:  # one trial after another, each over all GPUs
                 pool = self._kept((1,), lambda: InProcess(self._results))
                 return Place(pool, 1, "loop", run)
-        # A GPU that fails is lost to its process, so that even a single pack has one of its own.
+        # A GPU that fails is lost to its process, so even a single pack runs in a process of its own.
         forks = this_machine.CAN_FORK and (workers > 1 or gpu != "")
 
         def make() -> Pool[Any]:

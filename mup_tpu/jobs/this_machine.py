@@ -31,7 +31,7 @@ _STARTS = 3  # tries to start a process
 
 _PAUSE_S = 0.5  # seconds until a dead server is known to be dead
 
-# Measured: torch's imports, which processes forked from the server share, and a small pack's own memory.
+# Measured: memory of torch's imports, which forked processes share, and of a small pack.
 SERVER_MB, PACK_MB = 400, 250
 
 CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
@@ -46,7 +46,7 @@ def workers_that_fit(wanted: int, server_mb: float, worker_mb: float, what: str)
     if free_mb < server_mb + worker_mb:
         raise ConfigError(
             f"memory: {free_mb:.0f} MB are free here, and {what} needs about {server_mb + worker_mb:.0f} MB; "
-            "raise the limit of the container, or end other processes"
+            "end other processes"
         )
     return max(1, min(wanted, int((free_mb - server_mb) / worker_mb)))
 
@@ -167,14 +167,14 @@ def start_server(trials: int, where: SweepOptions, options: RunOptions) -> None:
 def start_process(
     target: Callable[..., None], arguments: tuple[Any, ...], preload: Sequence[str] = PACK_MODULES
 ) -> BaseProcess:
-    """Fork a process from the server, a new one of which imports `preload`; it ends with this process."""
+    """Fork a process from the server, which ends with this process; a new server imports `preload`."""
     for attempt in range(_STARTS):
         if attempt:
             time.sleep(_PAUSE_S)
         ensure_server(preload)
         try:
             return fork(target, arguments)
-        except (EOFError, OSError) as error:  # the next server may live
+        except (EOFError, OSError) as error:  # the server has died; the next one may not
             why = reason(error)
     raise ConfigError(
         f"the server that processes are forked from died at each of {_STARTS} starts ({why}); is memory "
@@ -186,7 +186,7 @@ _CONNECT_S = 5.0  # seconds that a host has to accept a connection
 
 
 def find_cluster(address: str) -> str:
-    """Return the address of a Ray cluster, at which something listens: Ray itself would try for minutes.
+    """Return the address of a Ray cluster once something listens there; Ray itself would try for minutes.
 
     "auto" is `RAY_ADDRESS`, or the cluster that `ray start` has last started on this machine.
     """
@@ -196,8 +196,7 @@ def find_cluster(address: str) -> str:
             address = os.environ.get("RAY_ADDRESS") or note.read_text().strip()
         except OSError:
             raise ConfigError(
-                "address 'auto' finds no Ray cluster on this machine; give its HOST:PORT, or start one with "
-                "`ray start --head`"
+                "address 'auto' finds no Ray cluster on this machine; start one with `ray start --head`"
             ) from None
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in address:

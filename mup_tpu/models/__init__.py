@@ -68,7 +68,7 @@ def infshapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dic
         declared = declare(dataclasses.replace(config, width=width), vocab_size, sequence_length)
         return {name: shape[-2:] for name, shape in declared.shapes.items()}
 
-    # A sequence length or vocabulary may equal a width: it does not change from base to delta.
+    # A sequence length or vocabulary that equals a width does not change from base to delta.
     return infer_infshapes(shapes(config.base_width), shapes(2 * config.base_width), shapes(config.width))
 
 

@@ -123,7 +123,7 @@ class _RecomputedAttention(torch.autograd.Function):
 
 
 def _after(blocks: list[Tensor], tensor: Tensor) -> Tensor:
-    # XLA would work on all blocks at once, and hold the memory of all: this one comes after the last of them.
+    # XLA would compute all blocks at once and hold all of their memory, so each waits for the one before.
     return tensor + 0 * blocks[-1][..., :1, :1] if blocks else tensor
 
 
@@ -233,7 +233,7 @@ class _FusedBackward(_Folded):
 
 def _fold(tensor: Tensor, dim: int | None, members: int) -> Tensor:
     """Join the members' axis with the tensor's first; without one, the tensor is every member's."""
-    if tensor.dim() - (dim is not None) == 0:  # the random state of a kernel, unused
+    if tensor.dim() - (dim is not None) == 0:  # unused random state of a kernel
         return tensor if dim is None else tensor.select(dim, 0)
     whole = tensor.expand(members, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return whole.reshape(-1, *whole.shape[2:])

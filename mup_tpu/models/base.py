@@ -53,7 +53,7 @@ class Declaration:
 
     @property
     def active(self) -> int:
-        """Count those of `non_embedding` that a token uses: of experts, those that it is sent to."""
+        """Count non-embedding parameters that a token uses, with only the experts to which it is sent."""
         return round(sum(p.size * p.active for p in self._non_embedding))
 
     @property

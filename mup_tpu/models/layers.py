@@ -114,7 +114,7 @@ class RMSNorm(nn.Module):
 
 
 class OnePassRMSNorm(RMSNorm):
-    """RMS norm under vmap, which reads its input once, and in backward once for both sums."""
+    """RMS norm under vmap that reads its input once, and once in backward for both sums."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
@@ -194,7 +194,7 @@ class ScaledNetwork(nn.Module):
         return self.lm_head(hidden_ND).view(*tokens_BT.shape, -1)
 
 
-AT_ONCE = 2**24  # logits in memory: 64 MiB in float32; a narrow model's are fewer than that
+AT_ONCE = 2**24  # logits in memory, 64 MiB in float32
 
 
 def rows_at_once(vocab_size: int) -> int:

@@ -77,7 +77,7 @@ def _scaled(config: OptimizerConfig, name: str, factor: float) -> float:
         raise ConfigError(
             f"{name} {beta:g} would be {scaled:.3g} by batch_rule {config.batch_rule!r} and token_rule "
             f"{config.token_rule!r}, which multiply 1 - {name} by {factor:g} here; it must not fall below 0: "
-            f"take {name} {math.ceil(1e4 * (1 - 1 / factor)) / 1e4:g} or more, or a base nearer to the trial"
+            f"take {name} {math.ceil(1e4 * (1 - 1 / factor)) / 1e4:g} or more"
         )
     return scaled
 

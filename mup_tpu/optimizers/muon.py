@@ -133,7 +133,7 @@ def orthogonalised(matrices: Sequence[Tensor], steps: int, dtype: str) -> list[T
         stacked = torch.stack(wide, -3)
         x = stacked.to(torch.bfloat16 if dtype == "bfloat16" else stacked.dtype).flatten(0, -3)
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-        # Not `clamp`: XLA's propagation of shardings ends the process at it if batches are split.
+        # With `clamp`, XLA's propagation of shardings would end the process if batches are split.
         x = x / norm.maximum(torch.full_like(norm, _LEAST_NORM))
         for _ in range(steps):
             square = x @ x.mT

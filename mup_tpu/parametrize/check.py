@@ -463,7 +463,7 @@ def _subjects(
         axes = infer_infshapes(shapes[0], shapes[1], shapes[1])
     named = {unwrapped(name): p for name, p in small.named_parameters()}
     names = {id(p): name for name, p in named.items()}
-    families = {  # an optimizer of accelerate has torch's inside
+    families = {  # an optimizer of accelerate wraps one of torch
         names[id(p)]: next(
             (f for f in ("sgd", "muon") if f in type(getattr(o, "optimizer", o)).__name__.lower()), "adam"
         )
@@ -486,7 +486,7 @@ def _subjects(
         if any(grown) and role in ("token_embedding", "position_embedding", "norm", "bias"):
             outputs_grow, inputs_grow = True, False
         elif sum(grown) == 2:
-            outputs_grow = inputs_grow = True  # of stacked experts, whose first axis is their number
+            outputs_grow = inputs_grow = True  # stacked experts: the first axis is their number
         kind = pooled_name(name) if scale != "width" else name
         modules = tuple(o.name if scale == "width" else pooled_name(o.name) for o in owners)
         subject = GrownParameter(

@@ -102,7 +102,7 @@ class TrainedModules(Subject):
         if given is not None and given.is_floating_point():  # norms' inputs show factors behind embeddings
             self._inputs[k][name] = _rms(given)
         if is_measured and (output := _first_tensor(out)) is not None:
-            self._kept[k].pop(name, None)  # in the order of the last calls
+            self._kept[k].pop(name, None)  # keeps the order of the last calls
             self._kept[k][name] = _whole(output.detach()).clone()
 
     def outputs(self) -> list[dict[str, list[Tensor]]]:
@@ -156,7 +156,7 @@ class TrainedModules(Subject):
         """Return what one step shows of each parameter."""
         groups = {id(p): g for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
         rows: dict[tuple[str, str], float] = {}
-        largest: dict[str, float] = {}  # gradient among the parameters of one module, and of all
+        largest: dict[str, float] = {}  # module -> largest gradient of its parameters; "" -> of all
         for name, parameter in named.items():
             change = (_whole(parameter.detach()) - before[name]).flatten().to(before[name].dtype)
             rows[name, "size"] = _rms(change)

@@ -99,7 +99,7 @@ def _bake_queries(part: Any, factor: ForwardFactor) -> None:
     elif isinstance(alone, nn.Linear):
         queries = [alone.weight, alone.bias]
     elif joint is not None and is_linear(joint) and isinstance(size := part.split_size, int):
-        queries = [joint.weight[..., :size], joint.bias[..., :size]]  # queries, keys and values of GPT-2
+        queries = [joint.weight[..., :size], joint.bias[..., :size]]  # GPT-2 fuses queries, keys and values
     else:
         raise ConfigError(
             f"the factor of {factor.module!r} ({type(part).__name__}) cannot be baked: it has no "
@@ -134,14 +134,14 @@ def readout_factors(
     factors = []
     for name, parameter in parameters.items():
         owners = built[name].owners
-        if parameter.is_embedding:  # tied readouts
+        if parameter.is_embedding:  # a readout may be tied to it
             owners = tuple(o for o in owners if len(owners) > 1 and is_linear(o.module))
         elif parameter.role != "readout":
             continue
         for owner in owners:
             place: Place = "by hand" if matches(owner.name, BY_HAND, roles) else "input"
             factor = logits[name]
-            if factor != 1:  # a rule that leaves logits leaves them as the class makes them
+            if factor != 1:  # a factor of 1 leaves the logits of the class
                 factor *= m ** -own_power(owner.name, roles)
             if place == "input" and factor != 1 and not is_linear(owner.module):
                 raise ConfigError(
@@ -351,7 +351,7 @@ class ModuleParametrization:
                 if _tied_to(module, part):
                     part.weight = nn.Parameter(weight * scales[key].factor)
                     config: Any = getattr(module, "config", None)
-                    if config is not None:  # transformers would tie them again
+                    if config is not None:  # otherwise transformers would tie the embeddings again
                         config.tie_word_embeddings = False
                 else:
                     weight.mul_(scales[key].factor)

@@ -144,7 +144,7 @@ def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.P
     if any(name.split(".")[-1].startswith("_flat_param") for name in parameters):
         raise ConfigError(
             "FSDP has joined parameters into _flat_param, which can have only one learning rate; wrap with "
-            "FSDP(..., use_orig_params=True) or torch.distributed.fsdp.fully_shard"
+            "FSDP(..., use_orig_params=True)"
         )
     if missing := [name for name in expected if name not in parameters]:
         raise ConfigError(
@@ -192,7 +192,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def outputs_first(built: Built, shape: tuple[int, ...]) -> tuple[int, ...]:
-    # As in torch's Linear and in mup
+    # mup takes outputs first, as torch's Linear stores them.
     owner = built.owners[-1].module  # the readout, if an embedding is tied
     inputs_lead = _is_conv1d(owner) or isinstance(owner, _ConvTransposeNd)
     return (shape[1], shape[0], *shape[2:]) if inputs_lead and len(shape) >= 2 else shape

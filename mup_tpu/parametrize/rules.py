@@ -363,7 +363,7 @@ def from_config(
     if missing := [name for name in grow if not isinstance(getattr(config, name, None), int)]:
         raise ConfigError(f"grow has {missing[0]!r}, which is no number of {type(config).__name__}")
     require_one_of("heads", heads, ("number", "size"))
-    if getattr(config, "block_auto_adjust_ff_dim", False):  # LFM2 rounds its inner size: as it is at the base
+    if getattr(config, "block_auto_adjust_ff_dim", False):  # LFM2 rounds its inner size; take the base's
         config = copy.deepcopy(config)
         inner, rounds = int(2 * config.intermediate_size / 3), config.block_ffn_dim_multiplier
         if rounds is not None:
@@ -404,7 +404,7 @@ def from_config(
     for of in (at(base), at(2 * base)):
         root = of.hidden_size**-0.5 if getattr(of, "scale_decoder_outputs", False) else 1.0
         scales.append(root / (getattr(of, "logits_scaling", None) or 1.0))
-    if getattr(config, "model_type", "") == "recurrent_gemma":  # its model has the factor, not its embedding
+    if getattr(config, "model_type", "") == "recurrent_gemma":  # the factor is the model's, no embedding's
         roles = {"*.embed_tokens": "width^0.5", **roles}
     roles = {**_roles(build, base, experts, roles, math.log2(scales[1] / scales[0])), **roles}
     mup = parametrize(build, width=width, base_width=base, roles=roles, **options)
@@ -442,16 +442,16 @@ def _roles(
         is_layer = isinstance(owner.module, nn.Linear | nn.Embedding | _ConvNd) or is_linear(owner.module)
         in_block = bool(re.search(r"\.\d+\.", name))
         if "bias" in owner.attribute and built.shape[0] in experts:
-            roles[name] = "bias"  # of stacked experts
+            roles[name] = "bias"  # stacked experts have matrices of biases
         elif len(grows) == 1:
             if grows[0] and "bias" not in owner.attribute and not is_norm(owner.module):
-                roles[name] = "bias"  # as A_log and D of state spaces, and sinks: η as of all vectors
+                roles[name] = "bias"  # A_log and D of state spaces, and sinks, have the rate of vectors
         elif grows[-1] and all(size == 1 for size in built.shape[:-1]):
-            roles[name] = "router" if is_layer else "bias"  # a gate of one output, and vectors of RWKV
+            roles[name] = "router" if is_layer else "bias"  # RWKV has vectors of the shape of a gate
         elif built.shape[0] in experts and not grows[0] and sum(grows) == 1:
             roles[name] = "router"
         elif not in_block and not is_layer and sum(grows) == 1 and grows[-1]:
-            roles[name] = "position_embedding"  # as the class token of a ViT
+            roles[name] = "position_embedding"  # such as the class token of a ViT
         elif in_block and grows == [True, False, False] and not is_layer:
             roles[name] = "token_embedding"  # blocks of one size, whose number grows (RecurrentGemma)
         elif in_block and grows[0] and sum(grows) == 1 and "bias" in owner.attribute:

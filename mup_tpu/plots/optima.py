@@ -24,7 +24,7 @@ from mup_tpu.words import names
 from mup_tpu.words.names import bound
 from mup_tpu.words.verdicts import status
 
-_RAISED = 8  # distance of an interval above its star, points; the star would hide it
+_RAISED = 8  # points between a star and its interval, so that the star does not hide the interval
 _REACH = 1.5  # longest half of an interval that is drawn, octaves; an arrow marks a longer one
 # Longest axis, over the range of the lower three quarters of its points: a longer one would squeeze them
 _SQUEEZED = 3.0
@@ -222,7 +222,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
     (panel,) = style.panels(1, 5.2, 3.8)
     handles: list[Artist] = []
     lines = [result.drift for result in results if result.drift.is_told]
-    if lines:  # slopes within ±delta, from the mean of all lines at the smallest scale
+    if lines:  # shade the slopes within ±delta, from the mean of all lines at the smallest scale
         first, last = min(min(d.scales) for d in lines), max(max(d.scales) for d in lines)
         middle = float(np.mean([d.intercept + d.alpha * np.log2(first) for d in lines]))
         reach = analysis.delta * np.log2(np.array([first, last]) / first)
@@ -250,7 +250,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
     style.scale_axis(panel, analysis.scale, names.scales_of(results), 5.2)
     panel.set_ylabel(f"best {style.title(analysis.hyperparameter)}")
     low, high = panel.get_ylim()
-    room = max(0.0, 1 - (high - low)) / 2  # noise on an axis of less than an octave looks like a drift
+    room = max(0.0, 1 - (high - low)) / 2  # on an axis below an octave, noise looks like a drift
     panel.set_ylim(low - room, high + room, auto=None)
     panel.yaxis.set_major_formatter(lambda x, _: style.power(x))
     if lines:

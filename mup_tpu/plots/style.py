@@ -56,7 +56,7 @@ STYLE: dict[Any, Any] = {
 }
 INK = "#333333"
 LOSS = "loss (nat per token)"
-BAR = 1.0  # width of a colour bar with its numbers, inches
+BAR = 1.0  # inches of a colour bar with its numbers
 _ACROSS = 3  # largest number of panels in a row
 _LETTERS = 11  # letters per inch of text
 
@@ -353,7 +353,7 @@ def svg(figure: Figure, prefix: str) -> str:
     with matplotlib.rc_context(STYLE):
         if (layout := figure.get_layout_engine()) is not None:
             layout.execute(figure)
-        figure.set_layout_engine(None)  # keeps the points where the file has them
+        figure.set_layout_engine(None)  # another layout would move the points away from the file's
         file = io.StringIO()
         figure.savefig(
             file, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -146,7 +146,7 @@ class Header:
     experiment: str
     axes: StoredAxes | None = None  # axes of the sweep; None if none are stored
     planned: tuple[float, ...] = ()  # scales of the sequence; empty for a fixed grid
-    where: tuple[Condition, ...] = ()  # conditions on the rows that the verdict uses; without any it uses all
+    where: tuple[Condition, ...] = ()  # conditions on the rows of the verdict; () takes all rows
     columns: Mapping[str, type] | None = None  # columns of a study with their types; None for our own trials
     others: Mapping[str, Any] = field(default_factory=dict)  # entries of later versions, kept as they are
 
@@ -221,7 +221,7 @@ def read_header(folder: Folder) -> Header | None:
 
 
 def create_header(folder: Folder, header: Header) -> Header:
-    """Create store.json with this header; return it, or another driver's of the same moment."""
+    """Create store.json with this header; return it, or the header that another driver has just created."""
     with accessed(folder, "written"):
         try:
             patiently(lambda: folder.create(STORE_FILE, header.to_json()))
@@ -325,4 +325,4 @@ def keep_predictions(path: str | os.PathLike[str], made: Sequence[KeptPrediction
             entries = [sealed(asdict(prediction)) for prediction in (*kept, *more)]
             write_file(folder, PREDICTIONS, json.dumps(entries, indent=1).encode() + b"\n")
         if folder.is_local:
-            return  # else another writer may have replaced them: look again
+            return  # in a bucket another writer may have replaced the predictions: look again

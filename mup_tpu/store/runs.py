@@ -65,9 +65,9 @@ class Store:
         self,
         path: str | os.PathLike[str],
         experiment: str,
-        axes: StoredAxes | None = None,  # of the rows' sweep
-        planned: Sequence[float] = (),  # scales of the rows' sequence, beside the stored ones
-        columns: Mapping[str, type] | None = None,  # of a study, with their types; None for our own trials
+        axes: StoredAxes | None = None,  # axes of the sweep
+        planned: Sequence[float] = (),  # scales of the sequence, added to the stored ones
+        columns: Mapping[str, type] | None = None,  # columns of a study with their types; None for our trials
     ) -> None:
         self.folder, self.experiment = results_folder(path), experiment
         self._added = 0
@@ -97,7 +97,7 @@ class Store:
         """Columns of a study with their types; None for our own trials."""
 
     def _join_columns(self, stored: Mapping[str, type], new: Mapping[str, type]) -> Mapping[str, type]:
-        """Return a study's columns; whole numbers become real where it has real ones now."""
+        """Return a study's columns; a column of whole numbers becomes real once it has a real number."""
         if stored.keys() != new.keys():
             raise StoreError(
                 f"results folder {self.folder} holds a study of {', '.join(stored)}, not of "
@@ -124,7 +124,7 @@ class Store:
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
         """Add rows of the run table and their curve points; on return they are on disk."""
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
-        if curves:  # first: a row in the run table promises that its trial's curve is there
+        if curves:  # before the rows: a row promises that its trial's curve is stored
             tables.append(self.folder, "curves", curves, self.own_columns)
         if rows:
             name = tables.append(self.folder, "runs", rows, self.own_columns)
@@ -141,7 +141,7 @@ class Store:
         """Return status, loss and purchase of each trial with a row; only new parts are read."""
         columns = ["trial_id", "status", "loss", "purchase"]
         names, new = tables.read_listed(self.folder, "runs", self.own_columns, columns, self._rows_of)
-        for name in self._rows_of.keys() - {*names}:  # merged, so its rows are in a new part
+        for name in self._rows_of.keys() - {*names}:  # a merge has moved its rows to a new part
             del self._rows_of[name]
         for name, part in new.items():
             self._note(name, part.to_pylist())
@@ -228,7 +228,7 @@ def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None
 
 
 def load_values(path: str | os.PathLike[str], column: str) -> list[str]:
-    """Load the different values of a column in a results folder; none if it is new."""
+    """Load the different values of a column in a results folder; a new folder has none."""
     folder = results_folder(path)
     runs = tables.read_table(folder, "runs", load_header(path).columns)
     return [] if column not in runs else sorted(runs[column].dropna().unique())

@@ -193,7 +193,7 @@ def read_table(
     _, parts = read_listed(folder, table, study, columns)
     schema = schema_of(table, study)
     empty = schema.empty_table() if columns is None else schema.empty_table().select(columns)
-    may_lack = table == "runs" and study is None  # fields that are newer than the rows
+    may_lack = table == "runs" and study is None  # rows may be older than a field
 
     def frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
         rows = _deduplicate(pa.concat_tables([empty, *tables], promote_options="permissive"), table)
@@ -211,14 +211,14 @@ def read_table(
     try:
         return frame([*parts.values()])
     except _MISFITS as error:
-        for name, rows in parts.items():  # a part that cannot be read by itself is named
+        for name, rows in parts.items():  # name a part that cannot be read alone
             with raised_as(StoreError, f"part {folder}/{name} cannot be read", _MISFITS):
                 frame([rows])
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
 
 
 def rank(status: Any) -> int:
-    # Of one trial's rows: a whole run outranks a stopped one, and a stopped one a failure.
+    # One row a trial is kept: a whole run before a stopped one, and that before a failure.
     return {"finished": 0, "diverged": 0, "stopped": 1}.get(status, 2)
 
 

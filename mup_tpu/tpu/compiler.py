@@ -160,7 +160,7 @@ def _wait_for_program(folder: Path, names: str, process: subprocess.Popen[bytes]
         has_ended = process.poll() is not None
         for path in folder.glob(names):
             text = path.read_text()
-            # Whole, and the loop's: XLA's ends with a brace; TorchTPU's is there once it is whole.
+            # A program of XLA is whole once it ends with a brace; TorchTPU renames a whole one.
             if "while(" in text and (path.suffix == ".mlir" or text.rstrip().endswith("}")):
                 return text
         if has_ended:

@@ -55,7 +55,7 @@ def slots(options: RunOptions, environment: dict[str, str]) -> Slots:
         )
     if options.placement == "slice":
         kind, count = kind_of_most_chips()
-        # The slice's actor does little. Beside the driver, it survives the loss of a slice.
+        # The slice's actor does little. It runs beside the driver, to survive the loss of a slice.
         driver = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": driver}
         return Slots(count, needs, "vmap", environment, actor=SliceActor, arguments=(kind,))
@@ -187,7 +187,7 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
 
 
 def _chips_of(topology: str) -> int:
-    # Such as "2x2x2"; 0 if it is of another form.
+    # A topology is written as "2x2x2"; any other text has 0 chips.
     return math.prod(map(int, topology.split("x"))) if re.fullmatch(r"\d+(x\d+)+", topology) else 0
 
 

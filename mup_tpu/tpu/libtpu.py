@@ -52,7 +52,7 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
     bytes_of = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
     try:
         text = executable.hlo_modules()[0].to_string()
-    except Exception:  # jaxlib 0.10.2 cannot read asynchronous updates, of libtpu 0.0.52 for v6e and v7
+    except Exception:  # jaxlib 0.10.2 cannot read the asynchronous updates of libtpu 0.0.52 for v6e and v7
         text = ""
     return {"seconds": seconds, **bytes_of}, text
 
@@ -65,7 +65,7 @@ def _stablehlo(program: str) -> Any:
 
     if not program.startswith("HloModule"):
         with mlir.make_ir_context():
-            return ir.Module.parse(program)  # as jax 0.10 takes it
+            return ir.Module.parse(program)  # jax 0.10 takes a module
     proto = _jax.hlo_module_from_text(program).as_serialized_hlo_module_proto()
     converted = _jax.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(proto))
     donated = donated_parameters(program)

@@ -48,7 +48,7 @@ class TpuDevice(Device):
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         stack = padded(stack, length)
-        if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
+        if stack.dtype == torch.int64:  # TPUs compute with pairs of 32-bit integers
             stack = stack.int()
         return stack.to(self.torch_device)
 
@@ -73,7 +73,7 @@ class Chunks:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._programs: dict[Any, Callable[..., Any]] = {}  # by the shapes of the stacks
+        self._programs: dict[Any, Callable[..., Any]] = {}  # shapes of the stacks -> program
 
     def __call__(self, changed: Any, fixed: Any, stacks: Any, steps: int) -> Tensor:
         """Make `steps` steps; return results (L, ...), meaningless after the first `steps`."""
@@ -99,7 +99,7 @@ def _loop(
     step: Callable[..., Any], changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]
 ) -> torch.fx.GraphModule:
     """Trace the loop over a step: a limit and all tensors -> new values of the changed ones, then results."""
-    from torch._higher_order_ops.scan import scan_op  # private, as all loops of torch are
+    from torch._higher_order_ops.scan import scan_op  # torch has no public loop
     from torch.fx.experimental.proxy_tensor import make_fx
 
     some, more = len(changed), len(changed) + len(fixed)
@@ -145,7 +145,7 @@ def compiled(
         for text in texts.stablehlo_forward_text:
             path = _dump / f"program-{len(list(_dump.iterdir()))}.mlir"
             path.with_suffix(".partial").write_text(text, encoding="utf-8")
-            path.with_suffix(".partial").rename(path)  # whole, for who waits for it
+            path.with_suffix(".partial").rename(path)  # a reader that waits for the path finds all of it
     return program
 
 

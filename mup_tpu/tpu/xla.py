@@ -143,7 +143,7 @@ class _Program:
         self._step = xla_builder.computation_from_module_proto("step", context.hlo())
         self.out_shape, self.out_dtype = (len(real[2][0]), *out.shape), out.dtype
 
-        # Tracing numbers the step's parameters as it meets them: arguments, and Python's numbers.
+        # Tracing numbers parameters in the order of their use: arguments and Python's numbers.
         flat = [t for group in arguments for t in group]
         met = {context.tensor_parameter_id(t): i for i, t in enumerate(flat)}
         mapping = context.device_parameter_id_tensor_mapping()
@@ -230,7 +230,7 @@ class XlaDevice(Device):
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         stack = padded(stack, length)
-        if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
+        if stack.dtype == torch.int64:  # TPUs compute with pairs of 32-bit integers
             stack = stack.int()
         return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
 
@@ -386,7 +386,7 @@ def create() -> XlaDevice:
                     "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU "
                     "to run XLA on the CPU"
                 )
-            if "XLA_PERSISTENT_CACHE_PATH" not in os.environ:  # the user's, or set by an earlier call
+            if "XLA_PERSISTENT_CACHE_PATH" not in os.environ:  # the user or an earlier call may have set it
                 # Workers and restarts compile a shape once. XLA's CPU client cannot keep programs.
                 folder = cache_root() / "xla"
                 folder.mkdir(parents=True, exist_ok=True)

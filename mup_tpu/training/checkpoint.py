@@ -75,14 +75,14 @@ def save(
             patiently(partial(_write, folder, f"step-{step:08d}", on_host, content))
             break
         except (OSError, SafetensorError) as error:
-            # FileExistsError: the folder appeared and vanished while it was made; or a file is in its place.
+            # FileExistsError: another process made and removed the folder, or a file is in its place.
             gone = isinstance(error, FileNotFoundError)
             gone |= isinstance(error, FileExistsError) and not os.path.isfile(error.filename or path)
             if left and gone:
                 continue
             if not gone:
                 raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None
-            # A driver that is ahead with the same pack drops checkpoints older than its own, every time.
+            # Another driver that is ahead with this pack always removes checkpoints older than its last.
             warnings.warn(
                 f"the checkpoint of step {step} in {path} was removed each of {_TRIES} times that it was "
                 "written, as by another driver of the same trials that is ahead; training goes on without it",
@@ -96,11 +96,11 @@ def save(
 def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
     folder.remove(f"{name}/{_META}")
     with folder.writing(f"{name}/{_TENSORS}") as file:
-        file.touch()  # fails by itself where the folder is gone or may not be written
+        file.touch()  # raises where the folder is gone or may not be written
         try:
             save_file(tensors, file)
         except SafetensorError:
-            if not file.exists():  # removed since then, which safetensors' error has no type or number for
+            if not file.exists():  # removed since then; the error of safetensors does not say so
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
             raise
         content["sha256"] = checksum(file)

@@ -44,15 +44,15 @@ _log = logging.getLogger(__name__)
 
 
 class PackRun:
-    """State of one pack in training, all of it in the checkpoint."""
+    """State of one pack in training; a checkpoint holds all of it."""
 
     def __init__(
         self,
-        trials: Sequence[Trial],  # of one `pack_key`
+        trials: Sequence[Trial],  # trials with the same `pack_key`
         dataset: TokenDataset,
         options: RunOptions,
         checkpoints: str | PathLike[str] | None = None,  # folder to write to and go on from; None keeps none
-        writes: bool = True,  # whether this process writes them; of several with one pack, one does
+        writes: bool = True,  # whether this process writes them: one of several with one pack does
     ) -> None:
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -65,7 +65,7 @@ class PackRun:
             len(trials), batch_size, options.mesh, options.split_over
         )
         execution = self.device.execution if options.execution == "auto" else options.execution
-        gc.collect()  # a pack that ran out of memory holds it until then, through its error's traceback
+        gc.collect()  # frees the memory of a failed pack, which the traceback of its error still holds
         options.require_parts(batch_size, max(self.device.mesh.data, options.split_over))
         with self._errors():
             if self._processes is not None:
@@ -102,7 +102,7 @@ class PackRun:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Name the process of a split trial that failed: in the others, the exchange with it fails."""
+        """Name the process of a split trial that failed first; in the others, the exchange fails."""
         try:
             with device_errors(len(self.records.members)):
                 yield
@@ -136,13 +136,13 @@ class PackRun:
             for chunk in chunks:
                 with meter.waiting():
                     tokens_SBT1 = None if self._preempted else next(batches, None)
-                if pack.agree(tokens_SBT1 is None):  # preempted, perhaps while it waited
+                if pack.agree(tokens_SBT1 is None):  # it was preempted, perhaps while it waited
                     self._preempted = True
                     break
                 assert tokens_SBT1 is not None
                 unread.append((pack.train(tokens_SBT1, len(chunk)), len(chunk)))
                 if first_step_prepares:
-                    self.device.synchronize()  # the chunk may still run, and would take time from the next
+                    self.device.synchronize()  # otherwise the chunk's time would count for the next
                     meter.prepared(len(chunk), sum(pack.live))
                     first_step_prepares = False
                 done = pack.steps_done
@@ -176,7 +176,7 @@ class PackRun:
         rows, curves = records.results(final, options.log_every, self.wall_time, self.device.name)
         _log.info("%s", summary(rows, speed))
         if self._checkpoints is not None:
-            self._checkpoints.close()  # before the result: its receiver may drop the folder
+            self._checkpoints.close()  # before the result, whose receiver may remove the folder
         yield PackResult(rows, curves, pack, speed)
 
     def _log_begin(self) -> None:
@@ -217,7 +217,7 @@ class PackRun:
         room = max(map(len, chunks), default=1)
 
         def make(i: int) -> torch.Tensor:
-            if i == 0:  # read here: an evaluation that waits for them would not heed SIGTERM
+            if i == 0:  # read here, since an evaluation that waits for batches would not heed SIGTERM
                 self.dataset.validation_batches(self.pack.trials[0].train.eval_batches)
             tokens_SBT1 = torch.from_numpy(np.stack([*map(self.dataset.train_batch, chunks[i])]))
             return self.device.place_stack(tokens_SBT1, "data", room)  # one program serves all chunks
@@ -272,7 +272,7 @@ class PackRun:
         return PackResult(rows, curves, None, None)
 
     def save(self) -> None:
-        """Write a checkpoint if the pack keeps them, and wait for it.
+        """Write a checkpoint and wait for it, if the pack keeps checkpoints.
 
         At its end a pack is checkpointed only if a longer run can go on from there.
         """

@@ -88,7 +88,7 @@ def micro_batches(tokens_BT1: Tensor, count: int) -> Iterator[tuple[Tensor, floa
 
 
 def over_micro_batches(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Wrap a function of a batch, its last argument, to take it part by part and average the results."""
+    """Wrap a function whose last argument is a batch, to take parts of the batch and average results."""
     if count == 1:
         return function
 
@@ -310,7 +310,7 @@ class InTurns(Members):
         self._bf16 = self.trials[0].train.precision == "bf16"
         self._loss = self.compiled(self.loss)
         self._whole_loss = over_micro_batches(self._loss, self.micro_batches)
-        self._given, self._optimizers = [], []  # of the loss: leaves, and buffers
+        self._given, self._optimizers = [], []  # arguments of the loss (leaves and buffers)
         for r, trial in enumerate(self.trials):
             leaves = {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()}
             state = {

@@ -22,7 +22,7 @@ from mup_tpu.training.members import state_slots
 # Vectors of the model's width that a layer keeps per token, by the kind of the torch device, as measured
 _KEPT = {"cpu": 40.0, "cuda": 22.0, "xla": 12.0, "tpu": 10.0}
 _LOGITS = 3.0  # numbers per token and vocabulary entry: logits, log-softmax, and a gradient
-_GATHERED = 4.0  # copies of the largest part of a split trial in each process
+_GATHERED = 4.0  # copies, in each process, of the largest part of a split trial
 
 # A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say
 # that an allocation failed (CUBLAS_STATUS_ALLOC_FAILED).
@@ -50,7 +50,7 @@ def estimate_pack_bytes(
     data = trial.data
     declaration = declare(trial.model, vocab_size, data.sequence_length)
     total, width, layers = declaration.total, declaration.width, declaration.layers
-    members = math.ceil(members / mesh.trial)  # on each device
+    members = math.ceil(members / mesh.trial)  # members on each device
     training = (
         members if execution == "vmap" else 1
     )  # members that have gradients and activations at the same time
@@ -77,7 +77,7 @@ def check_fits(
         kind = device.torch_device.type
         return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, kind, micro_batches)
 
-    # This call is needed for a single trial too: on a CPU it frees memory that a failed pack has left.
+    # A single trial needs this call too: on a CPU it frees the memory of a failed pack.
     free = device.free_memory_bytes()
     if members == 1 or needed(members) <= free:
         return

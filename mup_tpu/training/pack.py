@@ -35,15 +35,15 @@ EXECUTIONS: Mapping[Execution, type[Members]] = {"loop": InTurns, "vmap": Stacke
 # Torch's compiler pays for a pack on a GPU if it saves more time than it takes. The rule looks at no clock,
 # so that a pack trains alike each time. Seconds of a step without the compiler are those of one H100 in bf16
 # (benchmarks/gpu_peers.csv); other GPUs and precisions are a guess.
-_COMPILATION_S = 40.0  # 28 to 42 on 16 cores (measured)
-_SAVED = 0.5  # share of a step: 0.68 at width 64 (measured)
-_LAYER_S = 0.65e-3  # launches of a layer
-_NUMBER_S = 0.29e-9  # a token, for each layer and unit of its width
-_LOGIT_S = 0.05e-9  # a token, for each entry of the vocabulary
+_COMPILATION_S = 40.0  # seconds of a compilation: 28 to 42 were measured on 16 cores
+_SAVED = 0.5  # share of a step that compilation saves: 0.68 was measured at width 64
+_LAYER_S = 0.65e-3  # seconds of the launches of a layer
+_NUMBER_S = 0.29e-9  # seconds a token, layer and unit of the width
+_LOGIT_S = 0.05e-9  # seconds a token and entry of the vocabulary
 
 
 def plain_step_s(declaration: Declaration, vocab_size: int, tokens: int) -> float:
-    # Of a step that is not compiled, on the tokens of all members together
+    # Seconds of an uncompiled step on the tokens of all members together
     a_token = _NUMBER_S * declaration.width * declaration.layers + _LOGIT_S * vocab_size
     return _LAYER_S * declaration.layers + a_token * tokens
 
@@ -57,12 +57,12 @@ class Pack:
 
     def __init__(
         self,
-        trials: Sequence[Trial],  # of one `pack_key`
+        trials: Sequence[Trial],  # trials with the same `pack_key`
         vocab_size: int,
         device: Device,
-        execution: Execution | None = None,  # None takes the device's
-        compile: bool = False,  # whether the step is compiled; a GPU's stack is anyway where that pays
-        micro_batches: int = 1,  # parts of each batch, one after the other through the network
+        execution: Execution | None = None,  # None takes the execution of the device
+        compile: bool = False,  # whether the step is compiled; a GPU's stack always is where that pays
+        micro_batches: int = 1,  # parts of a batch that go through the network one after another
         forms: Mapping[str, Any] = {},  # fields of `Forms` in place of this device's fast ones
     ) -> None:
         if len({pack_key(trial) for trial in trials}) != 1:

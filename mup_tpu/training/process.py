@@ -51,7 +51,7 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
     logger, shows = logging.getLogger("mup_tpu"), logging.lastResort
     with contextlib.ExitStack() as stack:
         if shows is not None and not logger.handlers:
-            logger.addHandler(shows)  # first: the log's own handler may wait for the bucket
+            logger.addHandler(shows)  # before the handler of the log, which may wait for a bucket
             stack.callback(logger.removeHandler, shows)
         stack.enter_context(attached(handler, "mup_tpu", *(["py.warnings"] if capture_warnings else [])))
         if capture_warnings:
@@ -64,7 +64,7 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
 def attached(
     handler: logging.Handler, *loggers: str, lost: Callable[[OSError], None] | None = None
 ) -> Iterator[None]:
-    """Hand lines of loggers, from level INFO on, to a handler, and close it at the end.
+    """Send lines of loggers from level INFO on to a handler, which is closed at the end.
 
     One message, not a traceback a line as logging's, reports lines that it cannot write; they are lost, and
     `lost` hears of the first error.

@@ -44,11 +44,11 @@ _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
 
 @dataclass
 class MemberRecord:
-    """Status of a member, and its end once it has one."""
+    """Status of a member in training, or after its end."""
 
     trial: Trial
     status: str = "running"
-    ended_at: int = 0  # Steps trained; 0 while it runs
+    ended_at: int = 0  # Number of steps trained; 0 while it runs
     reason: str = ""
     validation: list[dict[str, Any]] = field(default_factory=list)  # Points of the held-out curve
 
@@ -256,7 +256,7 @@ class Rates:
 
     tokens: int  # Training tokens of all members together since this process took up the pack
     tokens_per_second: float  # Tokens of all members together, over about the last half minute
-    overall_tokens_per_second: float  # The same since this process took up the pack
+    overall_tokens_per_second: float  # Tokens of all members, since this process took up the pack
     devices: int  # Devices of the pack
     mfu: float  # Model FLOP/s utilisation: the model's arithmetic over the devices' peak; nan if unknown
     input_wait: float  # Share of the time in which the step waited for its batch
@@ -283,7 +283,7 @@ class PackProgress:
     steps: int
     losses: tuple[float, ...]  # Last training loss of each member, nat per token; nan after its end
     validation_losses: tuple[float, ...] | None  # Held-out loss of each member; None without an evaluation
-    learning_rates: tuple[float, ...]  # Of each member at this step, before the parametrization's factors
+    learning_rates: tuple[float, ...]  # Rate of each member at this step, without factors of rules
     statuses: tuple[str, ...]  # "running", or the end of each member
     rates: Rates
 
@@ -292,7 +292,7 @@ class PackProgress:
         return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
 
     def __str__(self) -> str:
-        # Losses are those of the member of least training loss.
+        # The losses of the member with the least training loss are written.
         running = [k for k, status in enumerate(self.statuses) if status == "running"]
         line = f"step {self.step}/{self.steps}"
         if running:
@@ -351,7 +351,7 @@ class Meter:
         self._clock = clock
         self._lap_began = clock()
         self._waited = 0.0
-        # Sums of seconds, of those spent waiting, of steps, and of steps of all live members
+        # Sums: seconds, seconds of waiting, steps, and steps times live members
         self._recent, self._all, self._preparing = np.zeros(4), np.zeros(4), np.zeros(4)
 
     @contextlib.contextmanager

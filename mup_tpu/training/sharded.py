@@ -61,15 +61,15 @@ class ShardedPack(Pack):
             path, _, buffer = name.rpartition(".")
             factor = torch.tensor(value, dtype=self._dtype, device=device.torch_device)
             self.network.get_submodule(path).register_buffer(buffer, factor)
-        # Of logits, which nothing changes in place.
+        # Nothing changes logits in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         mesh = init_device_mesh(device.torch_device.type, (self._world,))
-        for name in (*self.declaration.blocks, ""):  # no process has more than one block's parameters whole
+        for name in (*self.declaration.blocks, ""):  # each process has one block's parameters whole at most
             module = self.network.get_submodule(name)
             self._draw(module, name)
             root = fully_shard(module, mesh=mesh)
         self._mesh = mesh
-        with torch.no_grad():  # the first call pads shards of unequal size, and moves them for that
+        with torch.no_grad():  # the first call pads and moves shards of unequal size
             self._loss({}, {}, torch.zeros(1, 2, dtype=torch.int64, device=device.torch_device))
         root.reshard()
         self._shards: dict[str, Any] = dict(self.network.named_parameters())
@@ -90,7 +90,7 @@ class ShardedPack(Pack):
                 declared = {name: self.declaration.parameters[name]}
                 fresh = init_parameters(declared, self.scalings[0], trial.model.init_std, trial.train.seed)
                 drawn[parameter] = nn.Parameter(fresh[name].to(self.device.torch_device, self._dtype))
-        for part in module.modules():  # a tied readout has the embedding's
+        for part in module.modules():  # a tied readout has the parameter of the embedding
             for name, old in part._parameters.items():
                 if old in drawn:
                     part._parameters[name] = drawn[old]
@@ -100,7 +100,7 @@ class ShardedPack(Pack):
         return _Optimizer(self, *of_trial, self.steps_done)
 
     def whole(self, name: str, shard: Tensor) -> Tensor:
-        """Return the whole of a parameter, or of what is split as it is, in every process."""
+        """Return a whole parameter, or a whole tensor that is split as the parameter, in every process."""
         from torch.distributed.tensor import DTensor, Shard
 
         shape = torch.empty(self.declaration.shapes[name], device="meta")
@@ -138,7 +138,7 @@ class ShardedPack(Pack):
     def evaluate(self, tokens_NBT1: Tensor) -> Tensor:
         losses = []
         for tokens_BT1 in tokens_NBT1:
-            # Without a sequence of its own, a process computes one for nothing: the others need its shards.
+            # A process without a sequence computes one in vain, since the others need its shards.
             part, count = self.shard(tokens_BT1), len(tokens_BT1)
             loss = self._loss({}, {}, part if len(part) else tokens_BT1[:1])
             losses.append(loss * (len(part) / count))
@@ -251,7 +251,7 @@ class Processes:
         for rank in range(1, shards):
             environment = {**os.environ, _RANK: str(rank), f"{_RANK}_AT": self._meeting}
             self._others.append(fork(follow, (environment, *run)))
-        for rank, other in enumerate(self._others, 1):  # the group would wait for one that has failed
+        for rank, other in enumerate(self._others, 1):  # the group would wait for a process that failed
             while not Path(f"{self._meeting}-{rank}").exists():
                 other.join(0.05)
                 if failure := other.exitcode and self.failure():
@@ -281,7 +281,7 @@ class Processes:
 
 @contextlib.contextmanager
 def follower(environment: dict[str, str]) -> Iterator[None]:
-    """Make a process that `Processes` forked silent; it ends with the first, and leaves its error to it."""
+    """Silence a process that `Processes` forked; it ends with the first process, which reports its error."""
     os.environ.update(environment)  # the server's is older
     end_with_parent()
     nowhere = os.open(os.devnull, os.O_WRONLY)
