@@ -31,7 +31,8 @@ from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.store import StoredAxes
-from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, params_of, rate_by_law, read_target
+from mup_tpu.tuning.counts import ParameterCounts, params_of
+from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, rate_by_law, read_target
 from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_lines
 
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
@@ -161,6 +162,7 @@ class Plan:
         target = {"values": dict(self.goal.values), "follows": list(self.goal.shrinks), "rule": self.rule}
         target |= {"fix": dict(self.fixes)} if self.fixes else {}
         target |= {"laws": list(self.goal.derived)} if self.goal.derived else {}
+        target |= {"counts": asdict(self.goal.counts)} if self.goal.counts else {}
         if self.sweep is not None:
             return f"{comments}{write_sweep(self.sweep)}\n[target]\n{write_values(target)}"
         top: dict[str, Any] = {"experiment": self.experiment, **self.program}
@@ -366,7 +368,8 @@ def planned_of(
     misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule, fix and laws"
     with raised_as(ConfigError, misfit, (TypeError, ValueError, KeyError, AttributeError)):
         values = {str(name): value for name, value in table["values"].items()}
-        goal = Goal(values, tuple(table["follows"]), {}, base=base, settings=settings)
+        counts = ParameterCounts(**table["counts"]) if "counts" in table else None
+        goal = Goal(values, tuple(table["follows"]), {}, base=base, settings=settings, counts=counts)
         fix = {str(name): float(value) for name, value in table.get("fix", {}).items()}
         cells = []
         for point in points:

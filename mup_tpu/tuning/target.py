@@ -6,21 +6,20 @@ run has **values** under the names of whoever trains it: our networks take batch
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config import Sweep, Trial, unknown_key
 from mup_tpu.config.toml import parse_value, read_toml
 from mup_tpu.config.values import shown
-from mup_tpu.errors import ConfigError, raised_as
+from mup_tpu.errors import ConfigError
 from mup_tpu.models import training_flops
+from mup_tpu.tuning.counts import ParameterCounts, params_of, read_counts
 from mup_tpu.words.plans import short
 
 # Compute-optimal tokens of a parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)
@@ -34,13 +33,7 @@ _LEAST_STEPS = 500  # fewer are mostly warm-up, and their optimum says little ab
 _SHORTEST = 16  # factor by which a size of unknown meaning is shortened at most
 _MOST, _FEWEST = 1e18, 10_000  # of any size; of parameters
 _PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-# Names of transformers' configurations
-_CONFIG = {
-    "width": ("hidden_size", "n_embd", "d_model"),
-    "depth": ("num_hidden_layers", "n_layer", "num_layers"),
-}
-
-SIZES = ("width", "depth", "params", "tokens", "batch", "steps")  # of a transformer, by their names
+SIZES = ("width", "depth", "params", "tokens", "batch", "steps", "vocab")  # of a transformer, by their names
 # Least and most of each size of a transformer that is planned
 _POSSIBLE = {"width": (1, 10**6), "depth": (1, 10**4), "tokens": (10**3, 10**17), "batch": (1, 10**10)}
 
@@ -56,11 +49,6 @@ def batch_by_law(tokens: float) -> float:
 def rate_by_law(params: float, tokens: float) -> float:
     """Return the best learning rate with AdamW, without a rule: 1.79·N^-0.713·D^0.307 (Step Law)."""
     return 1.79 * params**-0.713 * tokens**0.307
-
-
-def params_of(width: float, depth: float) -> float:
-    """Return the parameters of a transformer's layers, 12·L·W² (Kaplan et al. 2020, arXiv:2001.08361)."""
-    return 12 * depth * width**2
 
 
 def number(text: str, name: str) -> float:
@@ -91,16 +79,8 @@ def read_target(target: str | Sequence[str] | Mapping[str, Any]) -> dict[str, st
         name, equals, value = text.partition("=")
         pairs = {name: value}
         if not equals and text.endswith(".json"):
-            with raised_as(ConfigError, f"target {text} cannot be read as JSON", (OSError, ValueError)):
-                config = json.loads(Path(text).read_text())
-            config = config if isinstance(config, dict) else {}
-            pairs = {
-                size: str(config[key]) for size, keys in _CONFIG.items() for key in keys if key in config
-            }
-            if len(pairs) < len(_CONFIG):
-                raise ConfigError(
-                    f"target {text} has no hidden_size and num_hidden_layers, as transformers' has"
-                )
+            counts = read_counts(text)
+            pairs = {"width": str(counts.width), "depth": str(counts.depth), "config": text}
         elif not equals and text.endswith(".toml"):
             values = read_toml(text)
             pairs = {n: str(v) for n, v in values.get("target", values).items() if not isinstance(v, dict)}
@@ -129,6 +109,7 @@ class Goal:
     """Values that all runs of somebody's own training share."""
     is_in_tokens: bool = False  # whether a batch is of tokens, as a transformer's
     is_continued: bool = False  # whether longer runs of somebody's own training go on from shorter ones
+    counts: ParameterCounts | None = None  # at the target; None where only width and depth are known
 
     def shrinking(self) -> Goal:
         """Return this goal with the sizes that are twice their floors at least."""
@@ -179,21 +160,26 @@ class Goal:
         if self.base is not None:
             return training_flops(self.base.replace(**values), self.vocab_size)
         known = {"params": math.nan, "tokens": math.nan} | self.known(values)
-        if {"width", "depth"} <= known.keys():
-            known["params"] = params_of(known["width"], known["depth"])
+        counts = self.counts_at(values)
         if {"steps", "batch"} <= known.keys():
             known["tokens"] = known["steps"] * known["batch"]
-        return float(6 * known["params"] * known["tokens"])
+        return float((counts.flops_a_token if counts else 6 * known["params"]) * known["tokens"])
+
+    def counts_at(self, values: Mapping[str, Any]) -> ParameterCounts | None:
+        """Return the parameters of somebody's own transformer; None where sizes do not give them."""
+        known = self.known(values)
+        if not {"width", "depth"} <= known.keys():
+            return None
+        at = known["width"], known["depth"]
+        return ParameterCounts.of_layers(*at) if self.counts is None else self.counts.at(*at)
 
     def memory_bytes(self, values: Mapping[str, Any]) -> float:
         """Return the bytes of weights, gradients and AdamW's moments; nan where sizes do not give them.
 
         16 a parameter, in float32 or mixed precision (Rajbhandari et al. 2020, arXiv:1910.02054).
         """
-        known = self.known(values)
-        if not {"width", "depth"} <= known.keys():
-            return math.nan
-        return 16.0 * params_of(known["width"], known["depth"])
+        counts = self.counts_at(values)
+        return math.nan if counts is None else 16.0 * counts.total
 
     def activation_bytes(self, values: Mapping[str, Any]) -> float:
         """Return the bytes of activations for a token: 34·depth·width in 16 bits, without logits.
@@ -254,8 +240,9 @@ def goal_of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal
     return Goal(values, (), floors, (), base, vocab_size, {"width": unit}).shrinking()
 
 
-def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
+def goal_of_a_transformer(given: Mapping[str, str], config: str = "") -> Goal:
     """Return the goal of somebody's own transformer; what is not given is derived by published laws."""
+    counts = read_counts(config) if config else None
     if unknown := next((name for name in given if name not in SIZES), None):
         raise ConfigError(f"target: {unknown_key(unknown, SIZES)}")
     of = {name: number(text, name) for name, text in given.items()}
@@ -271,7 +258,7 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
         depth = of.get("depth") or (of["params"] / (12 * of["width"] ** 2) if "width" in of else by_aspect)
         depth = max(1, round(depth / 2) * 2 if "depth" not in of and depth > 3 else round(depth))
         width = of.get("width") or round(math.sqrt(of["params"] / 12 / depth) / 64) * 64
-        made = params_of(width, depth)
+        made = params_of(width, depth) if counts is None else counts.total
         if not 0.75 < made / of["params"] < 1.33:
             raise ConfigError(
                 f"target: params {given['params']} contradict width {width:g} and depth {depth:g}, which "
@@ -288,7 +275,14 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
         for name, value in (("width", width), ("depth", depth)):
             if name not in of:
                 derived.append(f"{name} {value:g}: width about {_ASPECT} × depth, as GPT-3's 1.3B")
-    params = params_of(width, depth)
+    params = params_of(width, depth) if counts is None else counts.used
+    if "vocab" in of and counts is None:
+        counts = ParameterCounts.of_layers(int(width), int(depth), int(of["vocab"]))
+    elif counts is not None:
+        used = "" if counts.used == counts.total else f", of which a token uses {short(counts.used)}"
+        derived.append(
+            f"{short(counts.total)} parameters{used}, {short(counts.embeddings)} of embeddings: {config}"
+        )
     if {"tokens", "steps", "batch"} <= of.keys() and abs(of["steps"] * of["batch"] / of["tokens"] - 1) > 0.02:
         raise ConfigError(
             f"target: tokens {given['tokens']} contradict steps {given['steps']} of batch {given['batch']}, "
@@ -318,7 +312,7 @@ def goal_of_a_transformer(given: Mapping[str, str]) -> Goal:
     shortest = min(tokens, tokens / params * params_of(least["width"], least["depth"]))
     smallest = min(batch, batch_by_law(shortest), shortest / _LEAST_STEPS)
     floors = least | {"tokens": shortest, "batch": smallest}
-    goal = Goal(values, (), floors, tuple(derived), units={"width": 64}, is_in_tokens=True)
+    goal = Goal(values, (), floors, tuple(derived), units={"width": 64}, is_in_tokens=True, counts=counts)
     return goal.shrinking()
 
 
@@ -356,8 +350,10 @@ def goal_of_a_study(
 
 def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:
     """Return the goal of a plan: of our networks (Sweep, Trial), of a study, or of a transformer (None)."""
+    given, config = {name: text for name, text in given.items() if name != "config"}, given.get("config", "")
     if isinstance(base, Sweep | Trial):
         return goal_of_ours(given, base.base if isinstance(base, Sweep) else base, vocab_size)
     if base is None:
-        return goal_of_a_transformer(given)
-    return goal_of_a_study(given, base.scale, dict(base.settings), base.continued == "steps")
+        return goal_of_a_transformer(given, config)
+    goal = goal_of_a_study(given, base.scale, dict(base.settings), base.continued == "steps")
+    return replace(goal, counts=read_counts(config)) if config else goal

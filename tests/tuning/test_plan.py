@@ -81,9 +81,13 @@ def test_sizes_that_are_not_given_are_derived_and_said(target, values, derived):
 
 
 def test_a_target_may_be_a_configuration_of_transformers_or_a_file(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"n_embd": 1024, "n_layer": 24, "vocab_size": 50257}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16})
+    )
     (tmp_path / "target.toml").write_text('width = 1024\ndepth = 24\ntokens = "1B"\n')
-    assert read_target(f"{tmp_path}/config.json tokens=1B") == read_target(f"{tmp_path}/target.toml")
+    of_config = read_target(f"{tmp_path}/config.json tokens=1B")
+    assert of_config.pop("config").endswith("config.json")
+    assert of_config == read_target(f"{tmp_path}/target.toml")
 
 
 def test_a_plan_for_one_s_own_model_of_1_3_b_takes_no_default_of_ours():
@@ -290,13 +294,6 @@ def test_what_cannot_be_planned_is_one_sentence(target, base, budget, sentence):
     with pytest.raises(ConfigError) as error:
         plan(target, budget, base)
     assert sentence in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", ["[1]", "3", "null", '"text"', "{}", '{"hidden_size": 64}'])
-def test_a_configuration_of_no_transformer_is_one_sentence(content, tmp_path):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"config\.json has no hidden_size and num_hidden_layers"):
-        plan(str(tmp_path / "config.json"), "1e20")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""Parameters of a transformer by its configuration: all, and those that a token uses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mup_tpu.config.values import shown
+from mup_tpu.errors import ConfigError, raised_as
+
+VOCABULARY = 50_304  # tokens, where it is not given: GPT-2's, to a multiple of 64
+# Fields of transformers' configurations with the experts that a token takes
+_TAKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+# Types whose blocks are attention and a gated feed-forward network, without biases that count
+_GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "mixtral", "qwen3_moe", "olmoe")
+
+
+def params_of(width: float, depth: float) -> float:
+    """Return the parameters of a transformer's layers, 12·L·W² (Kaplan et al. 2020, arXiv:2001.08361)."""
+    return 12 * depth * width**2
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Parameters of a transformer at one size."""
+
+    width: int
+    depth: int
+    blocks: float
+    active: float  # of the blocks, those that a token uses
+    embeddings: float  # of tokens and positions, with a readout that is not tied
+    readout: float  # those that a token's logits take, tied or not; 0 if the vocabulary is not known
+
+    @property
+    def total(self) -> float:
+        return self.blocks + self.embeddings
+
+    @property
+    def used(self) -> float:
+        return self.active + self.embeddings
+
+    @property
+    def flops_a_token(self) -> float:
+        # Two for a product and its sum, forwards; twice that backwards (Kaplan et al. 2020)
+        return 6 * (self.active + self.readout)
+
+    def at(self, width: float, depth: float) -> ParameterCounts:
+        """Return the counts at another size, where all but the vocabulary grows as the width."""
+        wide, deep = width / self.width, depth / self.depth
+        return ParameterCounts(
+            int(width), int(depth), self.blocks * wide**2 * deep, self.active * wide**2 * deep,
+            self.embeddings * wide, self.readout * wide,
+        )  # fmt: skip
+
+    @classmethod
+    def of_layers(cls, width: int, depth: int, vocabulary: int = 0) -> ParameterCounts:
+        """Return those of a dense transformer; without a vocabulary the usual one has memory and no FLOPs."""
+        layers, table = params_of(width, depth), float((vocabulary or VOCABULARY) * width)
+        return cls(width, depth, layers, layers, 2 * table, table if vocabulary else 0.0)
+
+
+def read_counts(path: str) -> ParameterCounts:
+    """Count the parameters of a config.json of transformers, as transformers builds it.
+
+    Without torch or transformers they follow from vocabulary, feed-forward network, heads and experts.
+
+    Raises:
+        ConfigError: it is no configuration of a causal language model whose parameters can be counted.
+    """
+    with raised_as(ConfigError, f"target {path} cannot be read as JSON", (OSError, ValueError)):
+        values = json.loads(Path(path).read_text())
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise ConfigError(f"target {path} has no model_type, as a config.json of transformers has")
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        return _built(path, values)
+    return _by_formula(path, values)
+
+
+def _built(path: str, values: Mapping[str, Any]) -> ParameterCounts:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.for_model(**values).get_text_config()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        readout = model.get_output_embeddings().weight
+    except Exception as error:  # whatever a class raises of a configuration that it cannot build
+        why = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"target {path}: transformers builds no causal language model of type "
+            f"{shown(values['model_type'])} from it ({why}): give width=, depth= and tokens="
+        ) from None
+    tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    embeddings = sum(weight.numel() for weight in {id(w): w for w in [*tables, readout]}.values())
+    blocks = sum(parameter.numel() for parameter in model.parameters()) - embeddings
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    share = _share(path, {n: getattr(config, n, None) for n in (*_TAKEN, *_EXPERTS)}) if experts else 1.0
+    return ParameterCounts(
+        config.hidden_size, config.num_hidden_layers, blocks, blocks - experts * (1 - share), embeddings,
+        readout.numel(),
+    )  # fmt: skip
+
+
+def _share(path: str, values: Mapping[str, Any]) -> float:
+    """Return the share of the experts that a token uses."""
+    taken, of = ([values[n] for n in names if values.get(n)] for names in (_TAKEN, _EXPERTS))
+    if not taken or not of:
+        raise ConfigError(
+            f"target {path} has experts, and no {' or '.join((_EXPERTS if taken else _TAKEN)[:2])}"
+        )
+    return float(taken[0] / of[0])
+
+
+def _by_formula(path: str, values: Mapping[str, Any]) -> ParameterCounts:
+    kind = values["model_type"]
+    try:
+        if kind == "gpt2":
+            width, depth = int(values["n_embd"]), int(values["n_layer"])
+            blocks, readout = depth * (12 * width**2 + 13 * width), float(values["vocab_size"] * width)
+            positions = values["n_positions"] * width
+            return ParameterCounts(width, depth, blocks, blocks, readout + positions, readout)
+        if kind not in _GATED:
+            raise KeyError(kind)
+        width, depth = int(values["hidden_size"]), int(values["num_hidden_layers"])
+        heads, size = values["num_attention_heads"], values.get("head_dim")
+        size = size or width // heads
+        keys = values.get("num_key_value_heads") or heads
+        inner = values.get("moe_intermediate_size") or values["intermediate_size"]
+        attention, network = width * size * 2 * (heads + keys), 3 * width * inner
+        experts = next((values[name] for name in _EXPERTS if values.get(name)), 1)
+        share = _share(path, values) if experts > 1 else 1.0
+        router = experts * width if experts > 1 else 0
+        blocks = depth * (attention + experts * network + router)
+        active = depth * (attention + experts * share * network + router)
+        readout = float(values["vocab_size"] * width)
+        is_tied = values.get("tie_word_embeddings", kind == "gemma")
+        return ParameterCounts(width, depth, blocks, active, readout if is_tied else 2 * readout, readout)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"target {path}: the parameters of type {shown(kind)} do not follow from it without torch and "
+            f"transformers ({error}): install the extra train, or give width=, depth= and tokens="
+        ) from None
