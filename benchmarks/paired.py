@@ -21,9 +21,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans come to this process, and
 
 SWEEP = """
 experiment = "bench"
-widths = [{width}]
-parametrizations = ["mup"]
-learning_rates = {learning_rates}
+scale = {{width = [{width}]}}
+compare = {{parametrization = ["mup"]}}
+tune = {{learning_rate = {learning_rates}}}
 num_seeds = {num_seeds}
 [base.model]
 head_size = 32

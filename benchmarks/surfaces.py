@@ -18,7 +18,7 @@ import tyro
 
 from mup_tpu import Study, octaves
 from mup_tpu.analysis import Columns, Reading, analyze, check_table
-from mup_tpu.config.sweep import design_points
+from mup_tpu.config.grid import design_points
 from mup_tpu.errors import TableError
 
 SCALES = np.array([64, 128, 256, 512])

@@ -12,6 +12,7 @@ from quickstart import SWEEP as QUICKSTART
 from mup_tpu.config import Sweep
 
 GROWING_HEAD_SIZE = {"growing_dimension": "head_size"}
+WIDTHS = [point["width"] for point in QUICKSTART.points]
 WIDER = ("growing_head_size", "sqrt_attention", "unscaled_readout", "hidden_embedding")
 """Sweeps to ten times the base width: six times does not tell these mistakes from their reference."""
 
@@ -19,9 +20,9 @@ ABLATIONS = {
     name: Sweep(
         experiment=name,
         base=QUICKSTART.base.replace(**changes),
-        parametrizations=(parametrization,),
-        widths=(*QUICKSTART.widths, 640) if name in WIDER else QUICKSTART.widths,
-        learning_rates=tuple(2.0**e for e in range(-10, -2)),
+        compare={"parametrization": (parametrization,)},
+        scale={"width": (*WIDTHS, 640) if name in WIDER else WIDTHS},
+        tune={"learning_rate": tuple(2.0**e for e in range(-10, -2))},
         num_seeds=2,
     )
     for name, parametrization, changes in (

@@ -13,5 +13,7 @@ SWEEP = dataclasses.replace(
     QUICKSTART,
     experiment="ablations_longer",
     base=QUICKSTART.base.replace(growing_dimension="head_size", steps=400),
-    parametrizations=("mup", "mup_sqrt_attention", "mup_unscaled_readout", "mup_hidden_embedding"),
+    compare={
+        "parametrization": ("mup", "mup_sqrt_attention", "mup_unscaled_readout", "mup_hidden_embedding")
+    },
 )

@@ -8,7 +8,7 @@ Held-out text is the same for all, and nothing is clipped, since the norm of a g
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.config import Axis, Ladder, Sweep
+from mup_tpu.config import Sweep
 
 SEQUENCES = 4096
 
@@ -23,14 +23,12 @@ SWEEP = Sweep(
         weight_decay=0.1,
         grad_clip=0.0,
     ),
-    scale=Ladder(
-        tuple(
-            {"batch_size": batch, "steps": SEQUENCES // batch, "eval_batches": 256 // batch}
-            for batch in (4, 8, 16, 32, 64)
-        ),
-        measured_by="batch_size",
-    ),
-    compare=Axis("batch_rule", ("none", "lr_sqrt", "lr_linear", "completedp")),
-    learning_rates=tuple(2.0**e for e in range(-10, -3)),
+    scale=[
+        {"batch_size": batch, "steps": SEQUENCES // batch, "eval_batches": 256 // batch}
+        for batch in (4, 8, 16, 32, 64)
+    ],
+    measured_by="batch_size",
+    compare={"batch_rule": ("none", "lr_sqrt", "lr_linear", "completedp")},
+    tune={"learning_rate": tuple(2.0**e for e in range(-10, -3))},
     num_seeds=2,
 )

@@ -9,13 +9,13 @@ a TPU does, by float32 sums of bfloat16 products, and needs no bfloat16 instruct
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.config import Axis, Sweep
+from mup_tpu.config import Sweep
 
 SWEEP = Sweep(
     experiment="bf16_vs_float32",
     base=TUNED.base.replace(steps=150),
-    compare=Axis("precision", ("float32", "bf16")),
-    widths=(64,),
-    learning_rates=tuple(2.0**e for e in range(-10, -3)),
+    compare={"precision": ("float32", "bf16")},
+    scale={"width": (64,)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-10, -3))},
     num_seeds=2,
 )

@@ -4,7 +4,7 @@ python experiments/coord_check.py                    widths 64 to 2048; stored p
 """
 
 from mup_tpu.cli.check import coord_checks
-from mup_tpu.config import Axis, Trial
+from mup_tpu.config import Trial
 
 BASE = Trial().replace(depth=2, head_size=32, base_width=64, sequence_length=128, batch_size=4)
 TRIALS = [
@@ -17,7 +17,7 @@ TRIALS = [
     for tied in (True, False)
 ]
 
-WIDTHS = Axis("width", (64, 128, 256, 512, 1024, 2048))
+WIDTHS = {"width": (64, 128, 256, 512, 1024, 2048)}
 
 if __name__ == "__main__":
     coord_checks(None, TRIALS, WIDTHS)

@@ -4,7 +4,7 @@ python experiments/coord_check_depth.py                  depths 2 to 64; stored 
 """
 
 from mup_tpu.cli.check import coord_checks
-from mup_tpu.config import Axis, Trial
+from mup_tpu.config import Trial
 
 # Width 64 is twice the base width, so that SP and μP differ.
 TRIALS = [
@@ -18,7 +18,7 @@ TRIALS = [
         learning_rate=2.0**-8,
     )
 ]
-DEPTHS = Axis("depth", (2, 4, 8, 16, 32, 64))
+DEPTHS = {"depth": (2, 4, 8, 16, 32, 64)}
 RULES = ("sp", "mup", "completep_half", "completep")
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ In μP at its best learning rate. At one batch size and length, a constant times
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.config import Axis, Sweep
+from mup_tpu.config import Sweep
 
 SWEEP = Sweep(
     experiment="decay_transfer",
@@ -18,8 +18,8 @@ SWEEP = Sweep(
         warmup=0.1,
         learning_rate=2.0**-6,
     ),
-    widths=(64, 128, 192),
-    compare=Axis("decay_rule", ("linear", "sqrt", "constant")),
-    tune=Axis("weight_decay", tuple(2.0**e for e in range(-5, 2))),
+    scale={"width": (64, 128, 192)},
+    compare={"decay_rule": ("linear", "sqrt", "constant")},
+    tune={"weight_decay": tuple(2.0**e for e in range(-5, 2))},
     num_seeds=2,
 )

@@ -8,7 +8,7 @@ rules look alike and deeper is worse. Init and multipliers come from lr_transfer
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.config import Axis, Sweep
+from mup_tpu.config import Sweep
 
 SWEEP = Sweep(
     experiment="depth_transfer",
@@ -19,8 +19,8 @@ SWEEP = Sweep(
         steps=1500,
         warmup=0.1,
     ),
-    scale=Axis("depth", (2, 3, 4, 6, 8, 16)),
-    compare=Axis("parametrization", ("mup", "completep_half", "completep")),
-    learning_rates=tuple(2.0**e for e in range(-10, -4)),
+    scale={"depth": (2, 3, 4, 6, 8, 16)},
+    compare={"parametrization": ("mup", "completep_half", "completep")},
+    tune={"learning_rate": tuple(2.0**e for e in range(-10, -4))},
     num_seeds=2,
 )

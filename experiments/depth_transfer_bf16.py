@@ -8,14 +8,12 @@ from dataclasses import replace
 
 from depth_transfer import SWEEP as FLOAT32
 
-from mup_tpu.config import Axis
-
 SWEEP = replace(
     FLOAT32,
     experiment="depth_transfer_bf16",
     base=FLOAT32.base.replace(precision="bf16"),
-    scale=Axis("depth", (2, 4, 8)),
-    compare=Axis("parametrization", ("mup", "completep")),
-    learning_rates=tuple(2.0**e for e in range(-8, -4)),
+    scale={"depth": (2, 4, 8)},
+    compare={"parametrization": ("mup", "completep")},
+    tune={"learning_rate": tuple(2.0**e for e in range(-8, -4))},
     num_seeds=1,
 )

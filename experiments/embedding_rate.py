@@ -10,5 +10,5 @@ import dataclasses
 from quickstart import SWEEP as QUICKSTART
 
 SWEEP = dataclasses.replace(
-    QUICKSTART, experiment="embedding_rate", parametrizations=("sp_embedding", "completedp")
+    QUICKSTART, experiment="embedding_rate", compare={"parametrization": ("sp_embedding", "completedp")}
 )

@@ -25,7 +25,7 @@ SWEEP = Sweep(
         warmup=0.2,
         eval_batches=16,
     ),
-    widths=(64, 128, 256, 384),
-    learning_rates=tuple(2.0**e for e in range(-12, -4)),
+    scale={"width": (64, 128, 256, 384)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-12, -4))},
     num_seeds=2,
 )

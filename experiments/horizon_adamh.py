@@ -12,14 +12,12 @@ import dataclasses
 
 from horizon_transfer import SWEEP as ADAMW
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
     ADAMW,
     experiment="horizon_adamh",
     base=ADAMW.base.replace(optimizer="adamh", adamw_lr_ratio=2.0**-2),
-    scale=Axis("steps", (250, 1000, 4000)),
-    compare=Axis("token_rule", ("none",)),
-    learning_rates=tuple(2.0**e for e in range(-8, -2)),
+    scale={"steps": (250, 1000, 4000)},
+    compare={"token_rule": ("none",)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-8, -2))},
     num_seeds=1,
 )

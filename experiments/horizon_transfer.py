@@ -9,7 +9,7 @@ horizon_transfer_short.py.
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.config import Axis, Sweep
+from mup_tpu.config import Sweep
 
 SWEEP = Sweep(
     experiment="horizon_transfer",
@@ -23,8 +23,8 @@ SWEEP = Sweep(
         weight_decay=0.1,
         grad_clip=0.0,
     ),
-    scale=Axis("steps", (250, 500, 700, 1000, 1400, 2000, 2800, 4000)),
-    compare=Axis("token_rule", ("none", "lr_0.32", "lr_0.5", "completedp")),
-    learning_rates=tuple(2.0**e for e in range(-10, -3)),
+    scale={"steps": (250, 500, 700, 1000, 1400, 2000, 2800, 4000)},
+    compare={"token_rule": ("none", "lr_0.32", "lr_0.5", "completedp")},
+    tune={"learning_rate": tuple(2.0**e for e in range(-10, -3))},
     num_seeds=2,
 )

@@ -7,8 +7,6 @@ import dataclasses
 
 from horizon_transfer import SWEEP as LONGER
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
-    LONGER, experiment="horizon_transfer_short", scale=Axis("steps", (125, 180, 250, 350, 500))
+    LONGER, experiment="horizon_transfer_short", scale={"steps": (125, 180, 250, 350, 500)}
 )

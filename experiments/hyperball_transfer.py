@@ -16,6 +16,6 @@ SWEEP = dataclasses.replace(
     QUICK,
     experiment="hyperball_transfer",
     base=QUICK.base.replace(optimizer="adamh", adamw_lr_ratio=2.0**-2),
-    widths=(64, 128, 256),
-    learning_rates=tuple(2.0**e for e in range(-7, -1)),
+    scale={"width": (64, 128, 256)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-7, -1))},
 )

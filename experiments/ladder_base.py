@@ -10,15 +10,11 @@ import dataclasses
 from ladder_completedp import RUNGS
 from ladder_completedp import SWEEP as LADDER
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
     LADDER,
     experiment="ladder_base",
     base=LADDER.base.replace(parametrization="mup", **RUNGS[0]),
-    scale=None,
-    widths=(RUNGS[0]["width"],),
-    compare=Axis("weight_decay", (0.0, 0.1, 0.3, 1.0, 3.0)),
-    parametrizations=None,
-    learning_rates=tuple(2.0**e for e in range(-8, -2)),
+    scale={"width": (RUNGS[0]["width"],)},
+    compare={"weight_decay": (0.0, 0.1, 0.3, 1.0, 3.0)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-8, -2))},
 )

@@ -9,7 +9,7 @@ better on the lowest rung (ladder_base.py).
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.config import Ladder, Sweep
+from mup_tpu.config import Sweep
 
 RUNGS = (
     {"width": 64, "depth": 2, "batch_size": 4, "steps": 250},
@@ -33,8 +33,8 @@ SWEEP = Sweep(
         weight_decay=0.1,
         grad_clip=0.0,
     ),
-    scale=Ladder(RUNGS),
-    parametrizations=("completedp",),
-    learning_rates=tuple(2.0**e for e in range(-10, -2)),
+    scale=RUNGS,
+    compare={"parametrization": ("completedp",)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-10, -2))},
     num_seeds=2,
 )

@@ -13,5 +13,5 @@ SWEEP = dataclasses.replace(
     COMPLETEDP,
     experiment="ladder_mup",
     base=COMPLETEDP.base.replace(batch_rule="none", token_rule="none"),
-    parametrizations=("mup",),
+    compare={"parametrization": ("mup",)},
 )

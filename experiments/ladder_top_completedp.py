@@ -11,5 +11,5 @@ from ladder_top_mup import SEARCH as IN_MUP
 SEARCH = dataclasses.replace(
     IN_MUP,
     experiment="ladder_top_completedp",
-    base=LADDER.base.replace(parametrization="completedp", **LADDER.scale_axis.points[-1]),
+    base=LADDER.base.replace(parametrization="completedp", **LADDER.points[-1]),
 )

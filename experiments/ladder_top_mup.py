@@ -9,7 +9,7 @@ from mup_tpu.config.sweep import Domain, Search
 
 SEARCH = Search(
     experiment="ladder_top_mup",
-    base=LADDER.base.replace(parametrization="mup", **LADDER.scale_axis.points[-1]),
+    base=LADDER.base.replace(parametrization="mup", **LADDER.points[-1]),
     space={
         "learning_rate": Domain("loguniform", 2.0**-8, 2.0**-3),
         "weight_decay": Domain("loguniform", 0.01, 1.0),

@@ -27,8 +27,8 @@ SWEEP = Sweep(
         warmup=0.25,
         eval_batches=32,
     ),
-    widths=(32, 64, 128, 256),
-    learning_rates=tuple(2.0 ** (e / 2) for e in range(-20, -4)),
+    scale={"width": (32, 64, 128, 256)},
+    tune={"learning_rate": tuple(2.0 ** (e / 2) for e in range(-20, -4))},
     num_seeds=3,
 )
 
@@ -36,5 +36,5 @@ H200 = dataclasses.replace(
     SWEEP,
     experiment="lr_transfer_h200",
     base=SWEEP.base.replace(sequence_length=512, batch_size=32, steps=1000, precision="bf16"),
-    widths=(128, 256, 512, 1024, 2048),
+    scale={"width": (128, 256, 512, 1024, 2048)},
 )

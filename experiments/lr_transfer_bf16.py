@@ -12,7 +12,7 @@ SWEEP = replace(
     FLOAT32,
     experiment="lr_transfer_bf16",
     base=FLOAT32.base.replace(precision="bf16"),
-    widths=(64, 128, 256),
-    learning_rates=tuple(2.0 ** (e / 2) for e in range(-17, -8, 2)),
+    scale={"width": (64, 128, 256)},
+    tune={"learning_rate": tuple(2.0 ** (e / 2) for e in range(-17, -8, 2))},
     num_seeds=1,
 )

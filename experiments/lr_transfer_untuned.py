@@ -11,5 +11,5 @@ SWEEP = dataclasses.replace(
     TUNED,
     experiment="lr_transfer_untuned",
     base=TUNED.base.replace(init_std=0.06, alpha_in=1.0, alpha_out=1.0, alpha_attn=1.0, warmup=0.2),
-    learning_rates=tuple(2.0 ** (e / 2) for e in range(-21, -8)),
+    tune={"learning_rate": tuple(2.0 ** (e / 2) for e in range(-21, -8))},
 )

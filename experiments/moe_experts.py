@@ -10,13 +10,10 @@ import dataclasses
 
 from moe_transfer import SWEEP as WIDTHS
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
     WIDTHS,
     experiment="moe_experts",
     base=WIDTHS.base.replace(width=64),
-    widths=None,
-    scale=Axis("num_experts", (4, 8, 16, 32)),
-    compare=Axis("parametrization", ("mup",)),
+    scale={"num_experts": (4, 8, 16, 32)},
+    compare={"parametrization": ("mup",)},
 )

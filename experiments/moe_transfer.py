@@ -14,5 +14,5 @@ SWEEP = dataclasses.replace(
     QUICK,
     experiment="moe_transfer",
     base=QUICK.base.replace(architecture="moe", head_size=16),
-    widths=(32, 64, 128, 256),
+    scale={"width": (32, 64, 128, 256)},
 )

@@ -10,14 +10,11 @@ import dataclasses
 
 from muon_transfer import SWEEP as MUON
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
     MUON,
     experiment="muon_modules",
     base=MUON.base.replace(learning_rate=2.0**-4.5),
-    widths=(64, 128, 256),
-    learning_rates=None,
-    tune=Axis("module_lr_factor", tuple(2.0**e for e in range(-4, 4))),
-    compare=Axis("module", ("embedding", "hidden", "norm", "all")),
+    scale={"width": (64, 128, 256)},
+    tune={"module_lr_factor": tuple(2.0**e for e in range(-4, 4))},
+    compare={"module": ("embedding", "hidden", "norm", "all")},
 )

@@ -10,12 +10,10 @@ import dataclasses
 
 from muon_transfer import SWEEP as MUON
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
     MUON,
     experiment="muon_ratio",
     base=MUON.base.replace(adamw_lr_ratio=2.0**-4),
-    widths=(64, 128, 256),
-    compare=Axis("parametrization", ("mup",)),
+    scale={"width": (64, 128, 256)},
+    compare={"parametrization": ("mup",)},
 )

@@ -15,5 +15,5 @@ SWEEP = dataclasses.replace(
     QUICK,
     experiment="muon_transfer",
     base=QUICK.base.replace(optimizer="muon", muon_scale="match_rms_adamw"),
-    widths=(64, 96, 128, 192, 256, 384),
+    scale={"width": (64, 96, 128, 192, 256, 384)},
 )

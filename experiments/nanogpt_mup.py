@@ -35,8 +35,8 @@ SWEEP = Sweep(
         loss_kind="train_mean",
         eval_batches=8,
     ),
-    widths=(64, 128, 256, 512),
-    learning_rates=tuple(2.0**e for e in range(-14, -6)),
+    scale={"width": (64, 128, 256, 512)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-14, -6))},
     num_seeds=2,
 )
 
@@ -44,7 +44,7 @@ H200 = dataclasses.replace(
     SWEEP,
     experiment="nanogpt_mup_h200",
     base=SWEEP.base.replace(sequence_length=1024),
-    widths=(256, 512, 1024, 2048),
-    learning_rates=tuple(2.0**e for e in range(-18, -6)),
+    scale={"width": (256, 512, 1024, 2048)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-18, -6))},
     num_seeds=3,
 )

@@ -13,8 +13,8 @@ SWEEP = dataclasses.replace(
     PUBLISHED,
     experiment="nanogpt_mup_init",
     base=PUBLISHED.base.replace(init_std=0.04),
-    parametrizations=("mup",),
-    widths=(512,),
-    learning_rates=tuple(2.0**e for e in range(-12, -7)),
+    compare={"parametrization": ("mup",)},
+    scale={"width": (512,)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-12, -7))},
     num_seeds=1,
 )

@@ -26,7 +26,7 @@ SWEEP = Sweep(
         warmup=0.3,
         eval_batches=16,
     ),
-    widths=(64, 128, 256, 384),
-    learning_rates=tuple(2.0**e for e in range(-10, -2)),
+    scale={"width": (64, 128, 256, 384)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-10, -2))},
     num_seeds=2,
 )

@@ -11,14 +11,11 @@ import dataclasses
 
 from first_sweep import SWEEP as FIRST
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
     FIRST,
     experiment="sp_modules",
     base=FIRST.base.replace(parametrization="sp", tied=False, learning_rate=2.0**-8),
-    widths=(64, 128, 256),
-    learning_rates=None,
-    tune=Axis("module_lr_factor", tuple(2.0**e for e in range(-4, 4))),
-    compare=Axis("module", ("embedding", "hidden", "readout", "norm", "all")),
+    scale={"width": (64, 128, 256)},
+    tune={"module_lr_factor": tuple(2.0**e for e in range(-4, 4))},
+    compare={"module": ("embedding", "hidden", "readout", "norm", "all")},
 )

@@ -10,12 +10,10 @@ import dataclasses
 
 from quickstart import SWEEP as QUICK
 
-from mup_tpu.config import Axis
-
 SWEEP = dataclasses.replace(
     QUICK,
     experiment="umup_transfer",
-    compare=Axis("parametrization", ("umup",)),
-    widths=(64, 128, 256),
-    learning_rates=tuple(2.0**e for e in range(-8, -2)),
+    compare={"parametrization": ("umup",)},
+    scale={"width": (64, 128, 256)},
+    tune={"learning_rate": tuple(2.0**e for e in range(-8, -2))},
 )

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table, predict
-    from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial
-    from mup_tpu.study.space import octaves
+    from mup_tpu.config import Sweep, Trial, octaves
     from mup_tpu.study.study import Study
     from mup_tpu.tuning.plan import plan
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Axis", "Design", "Ladder", "Study", "Sweep", "Trial", "analyze", "load_table", "octaves", "plan",
-    "predict",
+    "Study", "Sweep", "Trial", "analyze", "load_table", "octaves", "plan", "predict",
 ]  # fmt: skip
 
 _FROM = {
     "analysis": ("analyze", "load_table", "predict"),
-    "config": ("Axis", "Design", "Ladder", "Sweep", "Trial"),
-    "study.space": ("octaves",),
+    "config": ("Sweep", "Trial", "octaves"),
     "study.study": ("Study",),
     "tuning.plan": ("plan",),
 }

@@ -252,7 +252,9 @@ def test_what_pages_show_for_the_base_install_runs_in_it(base_python, tmp_path):
 
 
 def test_plain_install_answers_each_command_that_trains_with_what_to_install(base_python, tmp_path):
-    (tmp_path / "sweep.toml").write_text('experiment = "x"\nwidths = [64]\nlearning_rates = [0.01]\n')
+    (tmp_path / "sweep.toml").write_text(
+        'experiment = "x"\nscale = {width = [64]}\ntune = {learning_rate = [0.01]}\n'
+    )
     (tmp_path / "search.toml").write_text(
         'experiment = "x"\n[space.learning_rate]\nkind = "loguniform"\nlow = 0.001\nhigh = 0.1\n'
     )

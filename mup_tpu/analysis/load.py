@@ -22,9 +22,10 @@ from mup_tpu.analysis.ingest.tables import STDIN, as_rows, with_settings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DATA, STORED_FIXED, RunTable, run_key, select, selected_scales
 from mup_tpu.analysis.standard_form import standard_form
+from mup_tpu.config import Axes
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
-from mup_tpu.store import StoredAxes, load_axes, load_curves, load_header, load_runs, load_values
+from mup_tpu.store import load_axes, load_curves, load_header, load_runs, load_values
 from mup_tpu.store.header import STORE_FILE
 
 _BEST = re.compile(
@@ -123,15 +124,14 @@ def default_columns(path: Place) -> Columns:
             f"of {TOOLS}; give a table, or the folder with the runs"
         )
     axes = load_axes(path)
-    along = tuple(column for axis in (axes.scale, axes.compare) for column in axis.columns)
-    tuned = axes.tune.columns if len(axes.tune.columns) > 1 else (axes.tune.column,)
-    along += DATA if {*IN_FINGERPRINT} & {*axes.scale.fields, *axes.compare.fields} else ()
+    along, tuned = axes.columns((*axes.scale, *axes.compare)), axes.tuned
+    along += DATA if {*IN_FINGERPRINT} & {*axes.scale, *axes.compare} else ()
     # A program of a study may print bits per byte, as nanochat does.
-    losses = " ".join(load_values(path, "versions")) if axes.scale.is_study else ""
+    losses = " ".join(load_values(path, "versions")) if axes.is_study else ""
     is_bpb = re.search(r'"loss": "[^"]*(bpb|bits.per.byte)', losses, re.IGNORECASE)
     return Columns(
-        axes.scale.column, tuned[0], parametrization=axes.compare.column, along=along, tuned_beside=tuned[1:],
-        is_per_token=not axes.scale.is_study, unit="bpb" if is_bpb else "nat",
+        axes.size, tuned[0], parametrization=axes.compared, along=along, tuned_beside=tuned[1:],
+        is_per_token=not axes.is_study, unit="bpb" if is_bpb else "nat",
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
     table = standard_form(stored, columns, named, fixed, [])
     is_stored = reading.where is None and header.where
     notes = [Reason.of("rows of the folder's question", conditions=header.where)] if is_stored else []
-    is_planned = header.planned and columns.scale == (header.axes or StoredAxes()).scale.column
+    is_planned = header.planned and columns.scale == (header.axes or Axes()).size
     planned = selected_scales(header.planned, columns.scale, where) if is_planned else ()
     if is_planned and (left_out := sorted(set(table.runs["scale"]) - set(planned))):
         notes.append(Reason.of("scales not planned", scales=left_out))

@@ -30,7 +30,7 @@ from mup_tpu.analysis.surface import Interaction, Surface, fit_surface
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
 from mup_tpu.analysis.verdict import Question, Regret, decide
-from mup_tpu.config.sweep import MOST_TUNED, design_points
+from mup_tpu.config.grid import MOST_TUNED, design_points
 from mup_tpu.errors import TableError
 
 REACH = 2  # Octaves of a design on either side of its centre

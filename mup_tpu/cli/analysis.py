@@ -87,11 +87,11 @@ def _show_folder(
     console: Console, path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool
 ) -> None:
     from mup_tpu.analysis.run_table import select, varied
-    from mup_tpu.store import Store, StoredAxes, is_search, load_header, load_runs
+    from mup_tpu.store import Store, is_search, load_axes, load_header, load_runs
 
     header, conditions = load_header(path), tuple(table.conditions or ())
-    axes = header.axes or StoredAxes()
-    along = [column for axis in (axes.compare, axes.scale, axes.tune) for column in axis.columns]
+    axes = load_axes(path)
+    along = axes.columns((*axes.compare, *axes.scale, *axes.tune))
     # A few columns of a long table are read fast.
     is_whole = csv is not None or conditions or is_search(path)
     rows = select(load_runs(path, None if is_whole else [*along, *_RESULT]), conditions)
@@ -259,10 +259,10 @@ def _keep_planned(path: str, made: Recipe) -> None:
     from mup_tpu.store import load_axes
     from mup_tpu.tuning.transfer import Transfer
 
-    scale = load_axes(path).scale
-    if scale.is_study:
+    axes = load_axes(path)
+    if axes.is_study:
         raise ConfigError(f"the prediction of your own training is kept by mup-tpu transfer {path}")
-    at = tuple(f"{name}={made.values[name]}" for name in scale.fields)
+    at = tuple(f"{name}={made.values[name]}" for name in axes.scale)
     Transfer(path, TransferOptions(at)).keep(path)
 
 
@@ -302,7 +302,7 @@ def _print_for(
         return {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in given.items()}
 
     rows = _rows_of(path, rule, table)
-    if format == "toml" and holds_store(path) and not load_axes(path).scale.is_study:
+    if format == "toml" and holds_store(path) and not load_axes(path).is_study:
         trial = from_dict(Trial, json_format.loads(rows.iloc[-1]["config"]))
         best = {name: float(2.0**x) for name, (x, *_) in by_field(tuned).items()}
         fields = trial.flat()

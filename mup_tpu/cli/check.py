@@ -11,14 +11,15 @@ from typing import Annotated, Any
 import tyro
 
 from mup_tpu.cli.console import Console, progress_bar, to_json
-from mup_tpu.config import Axis, Trial, require_above_zero
+from mup_tpu.config import Trial, field_column, require_above_zero
+from mup_tpu.config.grid import Axis
 from mup_tpu.config.options import FolderName, Repeated
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
 from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
-WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
+WIDTHS = {"width": (64, 128, 256, 512, 1024)}
 
 _SECONDS = 60.0  # time within which a check's last width is expected to end, and its module's last seed
 
@@ -83,9 +84,9 @@ def check(
 
 def _rules(compare: str | None) -> tuple[str, ...]:
     rules = parse_axis(compare or "sp,mup", "compare")
-    if rules.field != "parametrization":
+    if "parametrization" not in rules:
         raise ConfigError(f"compare {compare!r} is not allowed: a check compares parametrizations, as sp,mup")
-    return rules.values
+    return tuple(rules["parametrization"])
 
 
 def _check_module(
@@ -101,7 +102,7 @@ def _check_module(
     from mup_tpu.study.trainer import load
 
     console = Console()
-    field, equals, values = (scale or ",".join(map(str, WIDTHS.values))).rpartition("=")
+    field, equals, values = (scale or ",".join(map(str, WIDTHS["width"]))).rpartition("=")
     field = field.strip() if equals else "width"
     if compare and field != "width":
         raise ConfigError("rules are compared along the width")
@@ -174,7 +175,8 @@ def coord_checks(
     require_above_zero("num_seeds", num_seeds)
     for name in rules:
         require_one_of("compare", name, tuple(PARAMETRIZATIONS))
-    results = results or "results/coord_check" + ("" if scale.field == "width" else f"_{scale.field}")
+    ((field, values),) = scale.items()
+    results = results or "results/coord_check" + ("" if field == "width" else f"_{field}")
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
     console, folder = Console(), files.Folder(results)
@@ -190,10 +192,10 @@ def coord_checks(
                     if len(table):
                         with folder.writing(CHECK_FILE) as file:
                             table.to_parquet(file, index=False)
-            measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
-            if left := [str(value) for value in scale.values if value not in measured]:
+            measured = {*table[table["setting"] == table["setting"].iloc[-1]][field_column(field)]}
+            if left := [str(value) for value in values if value not in measured]:
                 console.print(
-                    f"{scale.field} {', '.join(left)} would take longer than a minute: run the same command "
+                    f"{field} {', '.join(left)} would take longer than a minute: run the same command "
                     "again to measure it"
                 )
     show(results)

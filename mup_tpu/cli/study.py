@@ -163,5 +163,4 @@ def keep_plan(file: Path, study: Study) -> None:
 
     if (table := read_toml(file).get("target")) is None:
         return
-    space = study.space
-    planned_of(table, space.scale, None, dict(space.settings), space.axes).keep(study.folder)
+    planned_of(table, study.grid).keep(study.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import runpy
 import sys
@@ -45,12 +44,13 @@ class GridOptions:
 
     def change(self, sweep: Sweep) -> Sweep:
         """Return the sweep with these axes in place of its own."""
-        short_forms = {"scale": "widths", "tune": "learning_rates", "compare": "parametrizations"}
         changes: dict[str, Any] = {} if self.num_seeds is None else {"num_seeds": self.num_seeds}
-        for axis, short in short_forms.items():
+        for axis in ("scale", "tune", "compare"):
             if (text := getattr(self, axis)) is not None:
-                changes |= {axis: parse_axis(text, axis), short: None}
-        return dataclasses.replace(sweep, **changes)
+                changes[axis] = parse_axis(text, axis)
+        changes |= {"measured_by": None} if "scale" in changes else {}
+        changes |= {"design": None} if "tune" in changes else {}
+        return replace(sweep, **changes)
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,9 @@ def sweep(
         raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
     loaded = read_script(file, "SWEEP", Sweep) if is_script(file) else load_sweep(file)
     if target is not None and not how.dry.dry_run:
-        from mup_tpu.store import StoredAxes
         from mup_tpu.tuning.plan import planned_of
 
-        planned = planned_of(target, loaded.scale_axis.points, loaded.base, {}, StoredAxes.of(loaded))
-        planned.keep(how.results or f"results/{loaded.experiment}")
+        planned_of(target, loaded).keep(how.results or f"results/{loaded.experiment}")
     run_and_show(loaded, how, continue_to)
 
 
@@ -158,7 +156,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     if trainer is None:
         raise ConfigError("trainer is missing: give --trainer, or set it in the file")
     if how.dry.dry_run:
-        Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
+        Console().print(f"{study.grid.experiment}: {len(study.trials())} trials in the grid")
         return
     keep_plan(file, study)
     outcome = options.run(study, trainer, how.where, **vars(how.until))
@@ -266,7 +264,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         machine = tpu(tpu_type(how.dry.on), run.device)
     sizes = forecast(
         missing,
-        sweep.scale_axis.fields,
+        sweep.axes.scale,
         lambda trial: corpora.of(trial).vocab_size,
         machine,
         how.dry.mfu,

@@ -140,7 +140,7 @@ def transfer(
     from mup_tpu.words.names import rule_name
 
     console, path = Console(), folder_of_plan(path)
-    if load_axes(path).scale.is_study:
+    if load_axes(path).is_study:
         from mup_tpu.study.target import target_study
 
         refuse_options_of_networks(run, where)

@@ -90,15 +90,15 @@ class Watched:
         from mup_tpu.store.header import read_file
 
         self.total, self._grid = 0, set()
-        if (content := read_file(self._folder, "study.json", 2**24)) is None:
+        if read_file(self._folder, "study.json", 2**24) is None:
             return []
-        from mup_tpu.study.space import Space
+        from mup_tpu.study.study import Study
 
         try:
-            space = Space.of(**json.loads(content))
-        except (MupTpuError, ValueError, TypeError, AttributeError, RecursionError):
+            grid = Study.load(self.path).grid
+        except MupTpuError:
             return []
-        self.total, self._grid, running = len(space.trials), {*space.trial_of}, {}
+        self.total, self._grid, running = len(grid.trials()), {*grid.trial_of}, {}
         for name in (self._folder / "work").names():
             saved = read_file(self._folder, f"work/{name}/resume.json", 2**20)
             try:
@@ -112,7 +112,7 @@ class Watched:
             if file.endswith(".json"):
                 running.setdefault(file.removesuffix(".json"), "leased")
         done = set() if self.runs is None else {*self.runs.loc[self.runs["status"] != "failed", "trial_id"]}
-        trials = space.trial_of
+        trials = grid.trial_of
         return [(str(trials[k]), v) for k, v in running.items() if k in trials and k not in done]
 
     def time_left(self) -> float:

@@ -1,5 +1,6 @@
 """Configuration: frozen dataclasses, read from TOML or the command line."""
 
+from mup_tpu.config.grid import Axes, Grid, octaves
 from mup_tpu.config.options import (
     DEVICES,
     DryRunOptions,
@@ -8,7 +9,7 @@ from mup_tpu.config.options import (
     SequenceOptions,
     SweepOptions,
 )
-from mup_tpu.config.sweep import MOST_TRIALS, Axis, Design, Domain, Ladder, Search, Sweep
+from mup_tpu.config.sweep import Domain, Search, Sweep
 from mup_tpu.config.trial import (
     PARTS,
     DataConfig,
@@ -29,8 +30,8 @@ from mup_tpu.config.values import (
 )
 
 __all__ = [
-    "DEVICES", "MOST_TRIALS", "PARTS", "Axis", "DataConfig", "Design", "Domain", "DryRunOptions", "Ladder",
-    "LearningRate", "ModelConfig", "OptimizerConfig", "RunOptions", "Search", "SearchOptions",
-    "SequenceOptions", "Sweep", "SweepOptions", "TrainConfig", "Trial", "field_column",
-    "format_learning_rate", "on_one_line", "parse_number", "require_above_zero", "shown", "unknown_key",
+    "DEVICES", "PARTS", "Axes", "DataConfig", "Domain", "DryRunOptions", "Grid", "LearningRate",
+    "ModelConfig", "OptimizerConfig", "RunOptions", "Search", "SearchOptions", "SequenceOptions", "Sweep",
+    "SweepOptions", "TrainConfig", "Trial", "field_column", "format_learning_rate", "octaves", "on_one_line",
+    "parse_number", "require_above_zero", "shown", "unknown_key",
 ]  # fmt: skip

@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mup_tpu.config.sweep import Axis, Design, Ladder, Search, Sweep
-from mup_tpu.config.trial import PARTS, Trial, part_of_field
+from mup_tpu.config.sweep import Search, Sweep
+from mup_tpu.config.trial import PARTS, Trial, field_type, part_of_field
 from mup_tpu.config.values import (
     TYPE_NAMES,
+    as_kind,
     as_word,
     format_learning_rate,
     parse_number,
-    require_value,
     shown,
     typed_fields,
     unknown_key,
@@ -54,7 +54,12 @@ def kind_of(values: Collection[str]) -> str:
     return "sweep" if "experiment" in values else "trial"
 
 
-_STUDY_KEYS = {"trainer", "settings", "loss", "config"}
+_STUDY_KEYS = {"trainer", "settings", "loss", "config", "continued"}
+# Keys of a sweep of our networks, which alone has a base, and of a study
+_KEYS = (
+    "experiment", "scale", "ladder", "measured_by", "tune", "design", "compare", "num_seeds", "target",
+    "base", "trainer", "loss", "config", "settings", "continued",
+)  # fmt: skip
 
 
 def _read_kind(path: str | Path, kind: str) -> dict[str, Any]:
@@ -72,14 +77,46 @@ def load_trial(path: str | Path) -> Trial:
     return from_dict(Trial, _read_kind(path, "trial"), str(path))
 
 
-def load_sweep(path: str | Path) -> Sweep:
-    """Read a sweep from a TOML file: its keys at the top, the shared trial under [base.model] and so on.
+def read_grid(path: str | Path, kind: str) -> dict[str, Any]:
+    """Read the keys of a file of a sweep of our networks, or of a study.
 
     Axes are `scale = {depth = [2, 4, 8]}`, `tune = {weight_decay = [0, 0.01]}`, `compare = {tied = [...]}`;
     `tune` may hold several hyperparameters, whose points `design` chooses. A ladder is a `[[ladder]]` table
-    for each point, with `measured_by` at the top.
+    for each point, and becomes the scale; `measured_by` places its points.
     """
-    return sweep_of(_read_kind(path, "sweep"), str(path))
+    values = read_toml(path) if kind == "study" else _read_kind(path, kind)
+    with _named(str(path)):
+        for key, value in values.items():
+            if key not in _KEYS:
+                hint = "; names of your own go into [settings]" if kind == "study" else ""
+                raise ConfigError((not hint and _misplaced(key, "", True)) or unknown_key(key, _KEYS) + hint)
+            if (key == "base" and kind == "study") or (key in _STUDY_KEYS and kind == "sweep"):
+                raise ConfigError(f"{key} is not for the file of a {kind}")
+            if key in _TEXTS and not isinstance(value, str):
+                raise ConfigError(f"{key} {shown(value)} is not text")
+        if "experiment" not in values:
+            raise ConfigError("experiment is missing")
+        if (points := values.pop("ladder", None)) is not None:
+            if "scale" in values:
+                raise ConfigError("scale and ladder were both given: a sweep grows along one")
+            if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+                raise ConfigError(
+                    f"ladder {shown(points)} is not tables of fields: write [[ladder]] above each point"
+                )
+            values["scale"] = points
+        return values
+
+
+_TEXTS = ("experiment", "measured_by", "design", "trainer", "loss", "config", "continued")
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Read a sweep from a TOML file, whose shared trial is under [base.model] and so on."""
+    values = read_grid(path, "sweep")
+    values.pop("target", None)  # of a plan (`tuning.plan.planned_of`)
+    base = from_dict(Trial, values.pop("base", {}), f"{path}: base", "base")
+    with _named(str(path)):
+        return Sweep(**values, base=base)
 
 
 def load_search(path: str | Path) -> Search:
@@ -87,45 +124,16 @@ def load_search(path: str | Path) -> Search:
     return from_dict(Search, _read_kind(path, "search"), str(path))
 
 
-def sweep_of(values: dict[str, Any], where: str) -> Sweep:
-    """Read a sweep from the values of a TOML file."""
-    values = dict(values)
-    values.pop("target", None)  # of a plan (`tuning.plan.planned_of`)
-    points, measured_by, design = (values.pop(name, None) for name in ("ladder", "measured_by", "design"))
-    given = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
-    sweep = from_dict(Sweep, values, where)
-    with _named(where):
-        axes: dict[str, Any] = {}
-        if isinstance(tuned := given.get("tune"), dict) and len(tuned) > 1:
-            each = tuple(_axis({name: value}, "tune") for name, value in given.pop("tune").items())
-            axes["tune"] = Design(each) if design is None else Design(each, design)
-        elif design is not None:
-            raise ConfigError(f"design {shown(design)} needs a tune with several hyperparameters")
-        axes |= {name: _axis(value, name) for name, value in given.items()}
-        if points is not None:
-            if "scale" in axes:
-                raise ConfigError("scale and ladder were both given: a sweep grows along one")
-            if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-                raise ConfigError(
-                    f"ladder {shown(points)} is not tables of fields: write [[ladder]] above each point"
-                )
-            read = tuple({n: _point(n, value, "ladder") for n, value in p.items()} for p in points)
-            axes["scale"] = Ladder(read) if measured_by is None else Ladder(read, measured_by)
-        elif measured_by is not None:
-            raise ConfigError(f"measured_by {shown(measured_by)} needs a [[ladder]]")
-        return dataclasses.replace(sweep, **axes)
-
-
 # Field of each axis of the command line, where its values are given alone
 _DEFAULT_FIELDS = {"scale": "width", "tune": "learning_rate", "compare": "parametrization"}
 
 
-def parse_axis(text: str, option: str) -> Axis:
+def parse_axis(text: str, option: str) -> dict[str, list[Any]]:
     """Read an axis from the command line: `depth=2,4,8`, or values of width, rate or rule alone: `64,128`."""
     if "=" not in text and text not in part_of_field():
         text = f"{_DEFAULT_FIELDS[option]}={text}"
     name, values = split_axis(text, option)
-    return _axis({name: [parse_value(name, value, option) for value in values]}, option)
+    return {name: [parse_value(name, value, option) for value in values]}
 
 
 def split_axis(text: str, option: str) -> tuple[str, list[str]]:
@@ -138,7 +146,7 @@ def split_axis(text: str, option: str) -> tuple[str, list[str]]:
 
 def parse_value(name: str, text: str, option: str) -> Any:
     """Read a value of a trial's field from the command line."""
-    hint = _field_hint(name, option)
+    hint = field_type(name, option)
     try:
         if hint is int:
             return int(text)
@@ -147,33 +155,6 @@ def parse_value(name: str, text: str, option: str) -> Any:
     except (ValueError, KeyError):
         raise ConfigError(f"{option}: {name} {shown(text)} is not {TYPE_NAMES[hint]}") from None
     return parse_number(text, f"{option}: {name}") if hint is float else text.strip()
-
-
-def _field_hint(name: str, where: str) -> Any:
-    hints = {f.name: hint for part in PARTS.values() for f, hint in typed_fields(part)}
-    if name not in hints:
-        raise ConfigError(f"{where}: {unknown_key(name, hints)}")
-    return hints[name]
-
-
-def _axis(values: Any, where: str) -> Axis:
-    if not isinstance(values, dict) or len(values) != 1:
-        raise ConfigError(
-            f"{where} {shown(values)} is not one field with its values, such as {{depth = [2, 4, 8]}}; "
-            "fields that change together are a [[ladder]]"
-        )
-    ((name, points),) = values.items()
-    _field_hint(name, where)
-    if not isinstance(points, list):
-        raise ConfigError(f"{where}: {name} {shown(points)} is not a list")
-    return Axis(name, tuple(_point(name, value, where) for value in points))
-
-
-def _point(name: str, value: Any, where: str) -> Any:
-    hint = _field_hint(name, where)
-    read = _read(hint, value, f"{where}: {name}")
-    require_value(f"{where}: {name}", read, hint)
-    return read
 
 
 def from_dict(cls: type[T], values: Any, where: str = "configuration", table: str = "") -> T:
@@ -207,7 +188,7 @@ def _misplaced(key: str, table: str, has_base: bool) -> str:
     outer = before if part in PARTS else table or ("base" if has_base else "")
     if home := part_of_field().get(key):
         return f"{key} belongs to [{f'{outer}.{home}'.strip('.')}]" + (f", not to [{table}]" if table else "")
-    if part in PARTS and outer and key in {f.name for f, _ in typed_fields(Sweep)}:
+    if part in PARTS and outer and key in _KEYS:
         return f"{key} belongs to the top of the file, above the first [table]"
     return ""
 
@@ -226,12 +207,7 @@ def _read(hint: Any, value: Any, where: str, table: str = "") -> Any:
         return tuple(_read(inner[0], item, where) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _read(inner[1], item, f"{where}: {as_word(key)}") for key, item in value.items()}
-    if hint is float and isinstance(value, str):
-        return parse_number(value, where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    return value
+    return as_kind(hint, value, where)
 
 
 @contextlib.contextmanager
@@ -259,24 +235,32 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def write_sweep(sweep: Sweep) -> str:
     """Write a sweep as TOML for `load_sweep`; fields at their defaults are left out."""
-    lines = [f"experiment = {_toml(sweep.experiment)}", f"num_seeds = {sweep.num_seeds}"]
-    for name in ("parametrizations", "widths", "learning_rates"):
-        if (values := getattr(sweep, name)) is not None:
-            if name == "learning_rates":  # as powers, where they are exact
-                powers = [(value, format_learning_rate(value)) for value in values]
-                values = tuple(text if parse_number(text) == value else value for value, text in powers)
-            lines.append(f"{name} = {_toml(values)}")
-    for name in ("scale", "tune", "compare"):
-        if isinstance(axis := getattr(sweep, name), Axis):
-            lines.append(f"{name} = {{{axis.field} = {_toml(axis.values)}}}")
-    if isinstance(sweep.tune, Design):
-        lines.append(f"tune = {_toml({axis.field: axis.values for axis in sweep.tune.axes})}")
-        lines.append(f"design = {_toml(sweep.tune.kind)}")
-    if isinstance(sweep.scale, Ladder):
-        lines.append(f"measured_by = {_toml(sweep.scale.measured_by)}")
-        for point in sweep.scale.points:
-            lines += ["", "[[ladder]]", *(f"{name} = {_toml(value)}" for name, value in point.items())]
-    return "\n".join(lines) + "\n" + write_trial(sweep.base, "base.")
+    keys: dict[str, Any] = {"experiment": sweep.experiment, "num_seeds": sweep.num_seeds}
+    keys |= {n: value for n in ("measured_by", "design") if (value := getattr(sweep, n)) is not None}
+    if sweep.scale is not None:
+        keys["scale"] = sweep.points
+    if sweep.tune is not None:
+        keys["tune"] = {name: [_power(name, v) for v in values] for name, values in sweep.tuned.items()}
+    if sweep.compare is not None:
+        keys["compare"] = {name: [point[name] for point in sweep.compared] for name in sweep.compared[0]}
+    return f"{write_grid(keys)}{write_trial(sweep.base, 'base.')}"
+
+
+def _power(name: str, value: float) -> float | str:
+    """Return a learning rate as a power, where that is exact."""
+    text = format_learning_rate(value) if name == "learning_rate" else ""
+    return text if text and parse_number(text) == value else value
+
+
+def write_grid(keys: Mapping[str, Any]) -> str:
+    """Write keys of a file of `read_grid`, the points of a scale of several names as [[ladder]] tables."""
+    keys, ladder = dict(keys), ""
+    if (points := keys.get("scale")) and len(points[0]) > 1:
+        del keys["scale"]
+        ladder = "".join(f"\n[[ladder]]\n{write_values(point)}" for point in points)
+    elif points:
+        keys["scale"] = {name: [point[name] for point in points] for name in points[0]}
+    return write_values(keys) + ladder
 
 
 def write_trial(trial: Trial, above: str = "") -> str:

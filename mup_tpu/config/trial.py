@@ -20,6 +20,7 @@ from mup_tpu.config.values import (
     not_a_multiple,
     require_one_of,
     require_valid,
+    typed_fields,
     unknown_key,
     unread_under,
 )
@@ -459,6 +460,14 @@ def _changed(part: Any, changes: dict[str, Any]) -> Any:
 @functools.cache
 def part_of_field() -> dict[str, str]:
     return {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
+
+
+def field_type(name: str, where: str) -> Any:
+    """Return the type of a trial's field; `where` begins the error for a name that is none."""
+    hints = {f.name: hint for part in PARTS.values() for f, hint in typed_fields(part)}
+    if name not in hints:
+        raise ConfigError(f"{where}: {unknown_key(name, hints)}")
+    return hints[name]
 
 
 def field_column(name: str) -> str:

@@ -38,6 +38,16 @@ def parse_number(text: str | float, name: str = "number") -> float:
     return value
 
 
+def as_kind(kind: Any, value: Any, name: str) -> Any:
+    """Convert a whole number or a power of text to a float, where that is the kind."""
+    if kind is float and isinstance(value, str):
+        return parse_number(value, name)
+    if kind is float and type(value) is int:
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    return value
+
+
 def as_number(text: str) -> float | None:
     try:
         return float(text)

@@ -1,6 +1,6 @@
 """The store: run tables and learning curves in a results folder."""
 
-from mup_tpu.store.header import STUDY_COLUMNS, Condition, StoredAxes, StoredAxis, results_folder
+from mup_tpu.store.header import STUDY_COLUMNS, Condition, results_folder
 from mup_tpu.store.runs import (
     FINAL,
     LOG_FILE,
@@ -17,7 +17,7 @@ from mup_tpu.store.runs import (
 )  # fmt: skip
 
 __all__ = [
-    "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Condition", "Store", "StoredAxes", "StoredAxis",
+    "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Condition", "Store",
     "done_of", "holds_store", "is_search", "load_axes", "load_curves", "load_header", "load_runs",
     "load_values", "results_folder",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from mup_tpu.config import Sweep, field_column, on_one_line, parse_number, shown
+from mup_tpu.config import Axes, on_one_line, parse_number, shown
 from mup_tpu.config.columns import COLUMNS, label
 from mup_tpu.config.toml import from_dict
 from mup_tpu.config.trial import part_of_field
@@ -110,41 +110,11 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class StoredAxis:
-    """An axis of a stored sweep: its column, and the fields that change along it."""
-
-    column: str
-    fields: tuple[str, ...]
-    is_study: bool = False  # whether the fields are names of a study's user, which are columns too
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.fields if self.is_study else tuple(map(field_column, self.fields))
-
-
-@dataclass(frozen=True)
-class StoredAxes:
-    """Axes of a stored sweep; stores without axes have the defaults."""
-
-    scale: StoredAxis = StoredAxis("width", ("width",))
-    tune: StoredAxis = StoredAxis("lr", ("learning_rate",))
-    compare: StoredAxis = StoredAxis("parametrization", ("parametrization",))
-
-    @classmethod
-    def of(cls, sweep: Sweep) -> StoredAxes:
-        return cls(*(StoredAxis(axis.column, axis.fields) for axis in sweep.axes))
-
-    def __str__(self) -> str:
-        scale = " with ".join(self.scale.fields)
-        return f"{' and '.join(self.tune.fields)} by {scale}, comparing {self.compare.fields[0]}"
-
-
-@dataclass(frozen=True)
 class Header:
     """Content of store.json."""
 
     experiment: str
-    axes: StoredAxes | None = None  # axes of the sweep; None if none are stored
+    axes: Axes | None = None  # axes of the sweep; None if none are stored
     planned: tuple[float, ...] = ()  # scales of the sequence; empty for a fixed grid
     where: tuple[Condition, ...] = ()  # conditions on the rows of the verdict; () takes all rows
     columns: Mapping[str, type] | None = None  # columns of a study with their types; None for our own trials
@@ -182,8 +152,15 @@ class Header:
     def to_json(self) -> bytes:
         content: dict[str, Any] = {"experiment": self.experiment, "format": FORMAT}
         if self.axes:
-            axes = asdict(self.axes).items()
-            content["axes"] = {name: {k: axis[k] for k in ("column", "fields")} for name, axis in axes}
+            axes = self.axes
+            content["axes"] = {
+                name: {"column": column, "fields": fields}
+                for name, column, fields in (
+                    ("scale", axes.size, axes.scale),
+                    ("tune", axes.tuned[0], axes.tune),
+                    ("compare", axes.compared, axes.compare),
+                )
+            }
         if self.columns is not None:
             content["columns"] = {name: kind.__name__ for name, kind in self.columns.items()}
         if self.planned:
@@ -193,23 +170,23 @@ class Header:
         return json.dumps({**content, **self.others}).encode()
 
 
-def _parse_axes(axes: Any, columns: Mapping[str, type] | None) -> StoredAxes:
-    names = [f.name for f in fields(StoredAxes)]
+def _parse_axes(axes: Any, columns: Mapping[str, type] | None) -> Axes:
+    names = ("scale", "tune", "compare")
     if not isinstance(axes, dict) or not set(axes) <= set(names):
         raise ValueError(f"its axes are not {', '.join(names)}")
     # A study's fields are columns; ours are fields of a trial.
     known = COLUMNS.keys() if columns is None else {*columns, *STUDY_COLUMNS}
     known_fields = part_of_field().keys() if columns is None else known
-    parsed = {}
+    parsed: dict[str, Any] = {}
     for name, axis in axes.items():
         match axis:
             case {"column": str(column), "fields": [_, *_] as given} if column in known and all(
                 isinstance(f, str) and f in known_fields for f in given
             ):
-                parsed[name] = StoredAxis(column, tuple(given), columns is not None)
+                parsed |= {name: tuple(given)} | ({"size": column} if name == "scale" else {})
             case _:
                 raise ValueError(f"its axis {name} is not a column and fields that this version knows")
-    return StoredAxes(**parsed)
+    return Axes(**parsed, is_study=columns is not None)
 
 
 def read_header(folder: Folder) -> Header | None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from mup_tpu.config.grid import Axes
 from mup_tpu.config.values import TYPE_NAMES
 from mup_tpu.errors import StoreError
 from mup_tpu.store import tables
@@ -30,7 +31,6 @@ from mup_tpu.store.header import (
     STORE_FILE,
     Condition,
     Header,
-    StoredAxes,
     accessed,
     change_header,
     create_header,
@@ -65,7 +65,7 @@ class Store:
         self,
         path: str | os.PathLike[str],
         experiment: str,
-        axes: StoredAxes | None = None,  # axes of the sweep
+        axes: Axes | None = None,  # axes of the sweep
         planned: Sequence[float] = (),  # scales of the sequence, added to the stored ones
         columns: Mapping[str, type] | None = None,  # columns of a study with their types; None for our trials
     ) -> None:
@@ -77,7 +77,7 @@ class Store:
         scales = {*map(float, planned)}
         mine = Header(experiment, axes, tuple(sorted(scales)), columns=columns)
         header = read_header(self.folder) or create_header(self.folder, mine)
-        folder, stored_axes = f"results folder {self.folder}", header.axes or StoredAxes()
+        folder, stored_axes = f"results folder {self.folder}", header.axes or Axes()
         if header.experiment != experiment:
             raise StoreError(
                 f"{folder} holds experiment {header.experiment!r}, not {experiment!r}; give this one a "
@@ -218,8 +218,8 @@ def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None
     header = read_header(folder)
     if header is None:
         raise StoreError(f"results folder {path} holds no store (no store.json in it)")
-    axes = header.axes or StoredAxes()
-    order = [axes.compare.column, axes.scale.column, axes.tune.column, "seed", "trial_id"]
+    axes = header.axes or Axes()
+    order = [axes.compared, axes.size, axes.tuned[0], "seed", "trial_id"]
     names = None if columns is None else [*dict.fromkeys((*columns, *order, "status"))]
     runs = tables.read_table(folder, "runs", header.columns, names)
     if runs.empty:
@@ -238,8 +238,8 @@ def load_header(path: str | os.PathLike[str]) -> Header:
     return read_header(results_folder(path)) or Header("")
 
 
-def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
-    return load_header(path).axes or StoredAxes()
+def load_axes(path: str | os.PathLike[str]) -> Axes:
+    return load_header(path).axes or Axes()
 
 
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import shown
+from mup_tpu.config.grid import Value
 from mup_tpu.errors import reason
 from mup_tpu.files import Folder, short_hash
 
 _SEND_EVERY_S = 0.2
 _MOST_POINTS = 1000
 _RESUME = "resume.json"
-
-Value = str | int | float | bool
 
 
 class StudyTrial:

@@ -24,13 +24,13 @@ from rich.console import Console
 
 from mup_tpu import words
 from mup_tpu.analysis import analyze, load_table, predict
-from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.config import parse_number, require_above_zero, unknown_key
+from mup_tpu.config import require_above_zero
+from mup_tpu.config.grid import Point, Points
 from mup_tpu.config.options import TrackerName
-from mup_tpu.config.toml import read_toml
+from mup_tpu.config.toml import read_grid
 from mup_tpu.config.values import parse_limit, require_count
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import Folder
@@ -44,10 +44,10 @@ from mup_tpu.store.header import read_file, write_file
 from mup_tpu.store.runs import Result
 from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.report import StudyTrial, damaged, number
-from mup_tpu.study.space import PATIENCE_S, Leases, Points, Space
+from mup_tpu.study.space import PATIENCE_S, Leases, StudyGrid
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.runner import Rows, run_missing
-from mup_tpu.tuning.sequence import Grid, buy, buyer_of
+from mup_tpu.tuning.sequence import Buyer, PlanBuyer, buy, buyer_of, settleable
 from mup_tpu.tuning.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -61,11 +61,6 @@ _log = logging.getLogger(__name__)
 
 # Measured, without what the function itself imports and needs, which nobody knows before it runs.
 _SERVER_MB, _WORKER_MB = 80, 60
-
-_KEYS = (
-    "experiment", "trainer", "loss", "config", "scale", "ladder", "measured_by", "tune", "design", "compare",
-    "num_seeds", "settings", "continued", "target",
-)  # fmt: skip
 
 OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
@@ -137,10 +132,13 @@ class Study:
     ) -> None:
         self.folder = str(results_folder(folder))
         name = name or self.folder.rstrip("/").rpartition("/")[2]
-        self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by, design, continued)
+        self.grid = StudyGrid(
+            name, scale=scale, tune=tune, compare=compare, num_seeds=seeds, settings=settings or {},
+            measured_by=measured_by, design=design, continued=continued,
+        )  # fmt: skip
         self.loss, self.config = loss, config
         of_program = {key: value for key, value in (("loss", loss), ("config", config)) if value is not None}
-        self._definition = json.dumps(self.space.to_dict() | of_program, indent=1).encode()
+        self._definition = json.dumps(self.grid.to_dict() | of_program, indent=1).encode()
         self._opened: tuple[Store, Leases] | None = None
 
     @classmethod
@@ -158,7 +156,7 @@ class Study:
             return cls(folder, **json.loads(content))
 
     def trials(self) -> list[StudyTrial]:
-        return list(self.space.trials)
+        return self.grid.trials()
 
     def run(
         self,
@@ -203,14 +201,14 @@ class Study:
         deadline = time.monotonic() + parse_limit("budget", budget)
         seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
-        function = find_trainer(train, self.space, self.loss, self.config)
+        function = find_trainer(train, self.grid, self.loss, self.config)
         on_ray = ray or address is not None or resources is not None
         if on_ray:
             threads, pool = _place_on_ray(self.folder, address, resources or {}, console)
         else:
             threads, pool = _place_here(self.folder, workers)
-        grid = _grid_of(self.space) if until_settled else None
-        store, leases = self._open(grid)
+        points = settleable(self.grid, _by_size(self.grid)) if until_settled else None
+        store, leases = self._open(points)
         code = fingerprint(function)
         # Rows without a fingerprint do not count.
         codes = store.results()["versions"].str.extract(r'"trainer": "([0-9a-f]{16})"')[0].dropna()
@@ -227,19 +225,19 @@ class Study:
             with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
                 payload = pickled(function, by_value=on_ray)
-                calls = _Calls(self.space, payload, how, opened, code, store, console)
+                calls = _Calls(self.grid, payload, how, opened, code, store, console)
 
                 def run(trials: list[StudyTrial], of: Callable[[StudyTrial], int | None]) -> Counter[str]:
                     elsewhere = {lease.trial.id for lease in leases.running()}
                     outcome: Counter[str] = Counter()
-                    for part in self.space.by_length(trials):
+                    for part in _by_length(self.grid, trials):
                         outcome += run_missing(
                             calls, part, store, tracking, console, heartbeat, of, deadline, elsewhere
                         )
                     return outcome
 
-                if grid is not None:
-                    outcome = buy(grid, store, run, deadline, console)
+                if points is not None:
+                    outcome = buy(self._buyer(points, deadline), run, deadline, console)
                 else:
                     outcome = run(self.trials(), lambda trial: purchase)
         except KeyboardInterrupt:
@@ -268,28 +266,28 @@ class Study:
         """
         require_count("count", count)
         require_above_zero("patience", patience)
-        grid = _grid_of(self.space) if until_settled else None
-        store, leases = self._open(grid)
+        points = settleable(self.grid, _by_size(self.grid)) if until_settled else None
+        store, leases = self._open(points)
         with leases.alone():
             planned: Iterable[tuple[StudyTrial, int | None]]
-            if grid is not None:
-                trials, _ = buyer_of(grid, store).next()
+            if points is not None:
+                trials, _ = self._buyer(points).next()
                 known = store.done()
                 planned = [(trial, number) for trial, number in trials.items() if trial.id not in known]
             else:
                 purchase = store.next_purchase()
                 planned = ((trial, purchase) for trial in leases.missing())
-            if self.space.continued:  # longer ones wait for the shorter
+            if self.grid.continued:  # longer ones wait for the shorter
                 planned = [*planned]
                 waiting = {lease.trial.id for lease in leases.running()}
                 waiting |= {trial.id for trial, _ in planned}
-                planned = [p for p in planned if waiting.isdisjoint(t.id for t in self.space.shorter(p[0]))]
+                planned = [p for p in planned if waiting.isdisjoint(t.id for t in self.grid.shorter(p[0]))]
             return leases.give(planned, count, patience)
 
     def shorter(self, trial: StudyTrial) -> StudyTrial | None:
         """Return the longest finished run from whose checkpoint a trial can go on; None without one."""
         store, _ = self._open()
-        return next(iter(_begun(trial, self.space, store.known(), store.folder / "work")), None)
+        return next(iter(_begun(trial, self.grid, store.known(), store.folder / "work")), None)
 
     def tell(self, trial: StudyTrial | str, loss: Any = None, *, failed: str | None = None) -> StudyTrial:
         """Store the loss of a trial that was asked for.
@@ -368,29 +366,34 @@ class Study:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the stored trials, one row each; empty if none is stored."""
-        columns = [*self.space.columns, "seed", "loss", "status", "trial_id"]
+        columns = [*self.grid.columns, "seed", "loss", "status", "trial_id"]
         return self._open()[0].results()[columns].reset_index(drop=True)
 
     def __repr__(self) -> str:
-        return f"Study({self.folder!r}: {self.space.axes}, {len(self.space.trials)} trials)"
+        return f"Study({self.folder!r}: {self.grid.axes}, {len(self.grid.trials())} trials)"
 
     def _repr_html_(self) -> str:
         frame = self.to_frame()
         head = f"<p>{html.escape(repr(self))}: {len(frame)} stored</p>"
         return head + str(frame.drop(columns="trial_id").to_html(max_rows=20, index=False))
 
-    def _open(self, grid: Grid[StudyTrial] | None = None) -> tuple[Store, Leases]:
+    def _buyer(
+        self, points: Mapping[float, Point], deadline: float = math.inf
+    ) -> Buyer[StudyTrial] | PlanBuyer[StudyTrial]:
+        return buyer_of(self.grid, points, lambda trial: trial.id, self._open()[0], deadline)
+
+    def _open(self, planned: Iterable[float] | None = None) -> tuple[Store, Leases]:
         """Open the store, with the definition of the study and the scales that a sequence plans, and leases.
 
         They stay open, so that a call reads only what is new, unless the folder is removed meanwhile.
         """
         if self._opened is not None and read_file(self._opened[0].folder, FILE) == self._definition:
-            if grid is not None:
-                self._opened[0].plan(grid.points)
+            if planned is not None:
+                self._opened[0].plan(planned)
             return self._opened
-        space = self.space
-        store = Store(self.folder, space.name, space.axes, tuple(grid.points) if grid else (), space.columns)
-        settings = dict(space.settings)
+        grid = self.grid
+        store = Store(self.folder, grid.experiment, grid.axes, tuple(planned or ()), grid.columns)
+        settings = grid.settings
         for name, other in store.others(settings) if settings else ():
             raise StoreError(
                 f"results folder {self.folder} holds runs with {name} {other}, and this study has "
@@ -398,30 +401,27 @@ class Study:
             )
         if read_file(store.folder, FILE) != self._definition:
             write_file(store.folder, FILE, self._definition)
-        self._opened = store, Leases(store, space)
+        self._opened = store, Leases(store, grid)
         return self._opened
 
 
-def _grid_of(space: Space) -> Grid[StudyTrial]:
-    return Grid(
-        Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
-        {float(point[space.measured_by]): point for point in space.scale},
-        space.tune,
-        all(isinstance(value, float) for values in space.tune.values() for value in values),
-        {str(next(iter(point.values()), space.name)): point for point in space.compare},
-        lambda point, compared, values, seed: space.trial(
-            point, compared, dict(zip(space.tune, values, strict=True)), seed
-        ),
-        lambda trial: trial.id,
-        seeds=space.seeds,
-    )
+def _by_size(grid: StudyGrid) -> dict[float, Point]:
+    return {float(point[grid.measure]): point for point in grid.points}
+
+
+def _by_length(grid: StudyGrid, trials: Sequence[StudyTrial]) -> list[list[StudyTrial]]:
+    """Return trials in parts that run one after the other, as later ones go on from earlier ones."""
+    if grid.continued is None:
+        return [list(trials)]
+    lengths = sorted({trial.values[grid.continued] for trial in trials})
+    return [[trial for trial in trials if trial.values[grid.continued] == length] for length in lengths]
 
 
 @dataclass
 class _Calls:
     """Trials of a study, for the runner of trials: calls of its function."""
 
-    space: Space
+    grid: StudyGrid
     payload: bytes
     how: How
     open_pool: Callable[[], Pool[Any]]  # once
@@ -433,18 +433,18 @@ class _Calls:
         return trial.id
 
     def size(self, trial: StudyTrial) -> str:
-        return self.space.size(trial)
+        return " ".join(f"{name} {trial.values[name]:g}" for name in self.grid.points[0])
 
     def work(self, trial: StudyTrial) -> float:
-        return float(trial.values[self.space.measured_by])
+        return float(trial.values[self.grid.measure])
 
     def jobs(self, missing: list[StudyTrial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
         missing = sorted(missing, key=self.work, reverse=True)
         # Not what all trials share, nor the work by which a plan orders its sizes
-        point, compared, tuned = self.space.scale[0], self.space.compare[0], self.space.tune
+        point, compared, tuned = self.grid.points[0], self.grid.compared[0], self.grid.tuned
         shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
-        known, work = self.store.known() if self.space.continued else {}, Folder(self.how.folder) / "work"
-        begun = {trial: [t.id for t in _begun(trial, self.space, known, work)] for trial in missing}
+        known, work = self.store.known() if self.grid.continued else {}, Folder(self.how.folder) / "work"
+        begun = {trial: [t.id for t in _begun(trial, self.grid, known, work)] for trial in missing}
         jobs = [FunctionJob(self.payload, trial, self.how, shown, begun[trial]) for trial in missing]
         return jobs, self.open_pool()
 
@@ -470,7 +470,7 @@ class _Calls:
         return _rows(job.trial, outcome, code=self.code)
 
     def _compare_rates(self, trial: StudyTrial, logged: float | None) -> None:
-        rates = [name for name in self.space.tune if name_of(name).kind == "rate"]
+        rates = [name for name in self.grid.tuned if name_of(name).kind == "rate"]
         if logged is None or len(rates) != 1 or math.isclose(logged, trial[rates[0]], rel_tol=0.05):
             return
         self.console.print(
@@ -488,7 +488,7 @@ class _Calls:
         work = Folder(self.how.folder) / "work"
         if names := work.names():
             ended = {*names} & {*stored()}
-            if self.space.continued:
+            if self.grid.continued:
                 known = self.store.known()
                 of = {trial.id: trial for trial in trials}
                 ended = {n for n in ended if n in of and not self._is_needed(of[n], known[n].status)}
@@ -496,19 +496,19 @@ class _Calls:
 
     def _is_needed(self, trial: StudyTrial, status: str) -> bool:
         """Return whether checkpoints stay: to try again, or because a longer run may go on from them."""
-        name = self.space.continued
-        goes_on = name and trial.values[name] < max(p[name] for p in self.space.scale)  # type: ignore
+        name = self.grid.continued
+        goes_on = name and trial.values[name] < max(p[name] for p in self.grid.points)
         return status == "failed" or (status == "finished" and bool(goes_on))
 
 
 def _begun(
-    trial: StudyTrial, space: Space, known: Mapping[str, Result], work: Folder
+    trial: StudyTrial, grid: StudyGrid, known: Mapping[str, Result], work: Folder
 ) -> Iterator[StudyTrial]:
     """Yield finished runs from whose checkpoints a trial can go on, the longest first.
 
     One whose files were cut short is named, and left out.
     """
-    for shorter in space.shorter(trial):
+    for shorter in grid.shorter(trial):
         if shorter.id in known and known[shorter.id].status == "finished":
             if work.is_local and (file := damaged(Path(work.path, shorter.id))):
                 _log.warning("%s is damaged: longer runs do not go on from %s", file, shorter)
@@ -592,51 +592,12 @@ def load_study(
     path: str | Path, results: str | None = None, loss: str | None = None
 ) -> tuple[Study, str | None]:
     """Open the study of a TOML file, perhaps with another loss; return it and the trainer of the file."""
-    entries = read_toml(path)
+    keys = read_grid(path, "study")
+    trainer, config = keys.pop("trainer", None), keys.pop("config", None)
+    keys.pop("target", None)  # of a plan
+    if config and not Path(config).exists() and (beside := Path(path).parent / config).exists():
+        config = str(beside)  # from the working folder, or else from the folder of the study's file
+    keys |= {"name": keys.pop("experiment"), "seeds": keys.pop("num_seeds", 1), "config": config}
+    keys["loss"] = loss or keys.get("loss")
     with raised_as(ConfigError, str(path), (ConfigError,)):
-        for key in entries:
-            if key not in _KEYS:
-                raise ConfigError(f"{unknown_key(key, _KEYS)}; names of your own go into [settings]")
-        if ("scale" in entries) == ("ladder" in entries):
-            raise ConfigError("scale and [[ladder]]: give one of them")
-        for key in ("experiment", "tune"):
-            if key not in entries:
-                raise ConfigError(f"{key} is missing")
-        trainer = entries.get("trainer")
-        for key in ("experiment", "trainer", "measured_by", "continued", "loss", "config"):
-            if key in entries and not isinstance(entries[key], str):
-                raise ConfigError(f"{key} {entries[key]!r} is not text")
-        study = Study(
-            results or f"results/{entries['experiment']}",
-            name=entries["experiment"],
-            scale=_with_numbers(entries.get("scale", entries.get("ladder"))),
-            tune=_with_numbers(entries["tune"]),
-            compare=entries.get("compare"),
-            seeds=entries.get("num_seeds", 1),
-            settings=entries.get("settings"),
-            measured_by=entries.get("measured_by"),
-            design=entries.get("design"),
-            continued=entries.get("continued"),
-            loss=loss or entries.get("loss"),
-            config=_beside(path, entries.get("config")),
-        )
-    return study, trainer
-
-
-def _beside(path: str | Path, config: str | None) -> str | None:
-    """Return a configuration's path: from the working folder, or else from the folder of the study's file."""
-    if config is None or Path(config).exists() or not (beside := Path(path).parent / config).exists():
-        return config
-    return str(beside)
-
-
-def _with_numbers(axis: Any) -> Any:
-    """Read text of an axis, such as "2^-8", as numbers."""
-    if not isinstance(axis, Mapping):
-        return axis
-    return {
-        name: [parse_number(value) if isinstance(value, str) else value for value in values]
-        if isinstance(values, list)
-        else values
-        for name, values in axis.items()
-    }
+        return Study(results or f"results/{keys['name']}", **{"scale": None, "tune": None, **keys}), trainer

@@ -118,9 +118,8 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
     The target is that of a plan in the folder, or `target.at`; the prediction is kept for its score.
     """
     source = Study.load(path)
-    space = source.space
-    rules = {str(next(iter(point.values()), space.name)): point for point in space.compare}
-    name, *others = target.rules([*rules], path)
+    grid = source.grid
+    name, *others = target.rules([*grid.rules], path)
     if others:
         raise ConfigError(f"compare {', '.join((name, *others))}: a study's target has one of them")
     point: dict[str, Any] = {}
@@ -129,37 +128,37 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
             raise ConfigError(
                 f"at {target.at[0]!r}: the target of {path} is its plan's; plan again for another"
             )
-        point = {key: made.values[key] for key in space.scale[0] if key in made.values}
+        point = {key: made.values[key] for key in grid.points[0] if key in made.values}
         planned = Planned.load(path)
         assert planned is not None
-        measure = point.setdefault(space.measured_by, planned.target.get(space.measured_by, math.nan))
+        measure = point.setdefault(grid.measure, planned.target.get(grid.measure, math.nan))
         best = {one.hyperparameter: one.value for one in made.optima}
-        kept, sentences = made.kept(name, space.measured_by, float(measure)), recipe_lines(made)
+        kept, sentences = made.kept(name, grid.measure, float(measure)), recipe_lines(made)
     else:
-        point, _ = target.split(space.scale[0])
-        if missing := [key for key in space.scale[0] if key not in point]:
+        point, _ = target.split(grid.points[0])
+        if missing := [key for key in grid.points[0] if key not in point]:
             raise ConfigError(f"at {', '.join(target.at)}: {', '.join(missing)} of the target is missing")
-        predicted = source.predict(**{space.measured_by: point[space.measured_by]})
+        predicted = source.predict(**{grid.measure: point[grid.measure]})
         chosen = replace(predicted, predictions=tuple(p for p in predicted.predictions if p.compared == name))
         best = {one.hyperparameter: one.value for one in chosen.predictions}
         kept, sentences = to_keep(chosen), str(predicted).splitlines()
     # A single value is no design of several: the others are settings.
     first, *others = best
-    settings = dict(space.settings) | {key: best[key] for key in others}
+    settings = dict(grid.settings) | {key: best[key] for key in others}
     study = Study(
         results or f"{path.rstrip('/')}_transfer",
-        scale=[{key: type(space.scale[0][key])(value) for key, value in point.items()}],
+        scale=[{key: type(grid.points[0][key])(value) for key, value in point.items()}],
         tune={first: [best[first]]},
-        compare={key: [value] for key, value in rules[name].items()},
+        compare={key: [value] for key, value in grid.rules[name].items()},
         seeds=target.num_seeds,
         settings=settings,
-        name=f"{space.name}_transfer",
-        measured_by=space.measured_by,
+        name=f"{grid.experiment}_transfer",
+        measured_by=grid.measure,
         loss=source.loss,
         config=source.config,
     )
     study.to_frame()  # writes the folder
-    if not rules[name]:  # then the study's name stands for the rule
-        kept = [replace(one, compared=study.space.name) for one in kept]
+    if not grid.rules[name]:  # then the study's name stands for the rule
+        kept = [replace(one, compared=study.grid.experiment) for one in kept]
     keep_predictions(study.folder, kept)
     return study, sentences

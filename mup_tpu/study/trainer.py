@@ -34,20 +34,20 @@ from mup_tpu.study.report import StudyTrial
 from mup_tpu.training.process import handling
 
 if TYPE_CHECKING:
-    from mup_tpu.study.space import Space
+    from mup_tpu.study.space import StudyGrid
 
 _NAME = r"[\w.]+:[\w.]+"
 
 
 def find_trainer(
-    train: Any, space: Space, loss: str | None = None, config: str | None = None
+    train: Any, grid: StudyGrid, loss: str | None = None, config: str | None = None
 ) -> Function | Program:
     """Find the trainer of a study: a function itself, `package.module:function`, or a command line.
 
     `loss` and `config` are for a command line.
     """
     if isinstance(train, str) and not re.fullmatch(_NAME, train.strip()):
-        return Program(train, space, loss, config)
+        return Program(train, grid, loss, config)
     if (given := "loss" if loss else "config" if config else None) is not None:
         raise ConfigError(f"{given} is for a command line; a function returns its loss and gets its values")
     if isinstance(train, str):
@@ -173,7 +173,9 @@ class Program:
     checkpoints, `{id}` its id, and `{config}` the path of its own copy of the configuration `config`.
     """
 
-    def __init__(self, line: str, space: Space, loss: str | None = None, config: str | None = None) -> None:
+    def __init__(
+        self, line: str, grid: StudyGrid, loss: str | None = None, config: str | None = None
+    ) -> None:
         TrainingLog(loss)  # raises for a pattern that names no loss
         self.loss = loss
         try:
@@ -185,7 +187,7 @@ class Program:
         if "{" not in self.words[0] and shutil.which(self.words[0]) is None:
             raise ConfigError(f"trainer: there is no program {self.words[0]!r} here")
         given = {*_names_in(self.words)}
-        names = {*space.columns, "seed", "folder", "id", "config"}
+        names = {*grid.columns, "seed", "folder", "id", "config"}
         for name in sorted(given - names):
             raise ConfigError(f"trainer: {{{name}}} is not one of {', '.join(sorted(names))}")
         if ("config" in given) != (config is not None):
@@ -195,23 +197,21 @@ class Program:
         self._in_config: list[str] = []
         if self.config is not None:
             # The compute of a plan's sizes orders them, and sets nothing.
-            self._in_config = [name for name in space.columns if name not in {*given, "compute"}]
-            given |= {*_names_in([value for _, value in space.settings if isinstance(value, str)])}
+            self._in_config = [name for name in grid.columns if name not in {*given, "compute"}]
+            given |= {*_names_in([value for value in grid.settings.values() if isinstance(value, str)])}
             if "seed" not in given and self.config.has("seed"):
                 self._in_config.append("seed")
         # A program that never gets a value would train the same run again and again.
-        grid = {
-            **space.tune,
-            **{name: space.compare for name in space.compare[0]},
-            "seed": range(space.seeds),
+        varied: dict[str, Sequence[Any]] = {
+            **grid.tuned,
+            **{name: grid.compared for name in grid.compared[0]},
+            "seed": range(grid.num_seeds),
         }
-        for name in [name for name, values in grid.items() if len(values) > 1]:
+        for name in [name for name, values in varied.items() if len(values) > 1]:
             if name not in given and name not in self._in_config:
                 raise ConfigError(f"trainer: the command line has no {{{name}}}, by which trials differ")
-        if len(space.scale) > 1 and given.isdisjoint(space.scale[0]) and not self._in_config:
-            raise ConfigError(
-                f"trainer: the command line has no {{{space.measured_by}}}: all sizes would be one"
-            )
+        if len(grid.points) > 1 and given.isdisjoint(grid.points[0]) and not self._in_config:
+            raise ConfigError(f"trainer: the command line has no {{{grid.measure}}}: all sizes would be one")
 
     def command(self, trial: StudyTrial, folder: str, copy: Path) -> list[str]:
         """Return the words of a trial's command line, after writing its copy of the configuration."""

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from mup_tpu import data
-from mup_tpu.config import Axis, Trial
+from mup_tpu.config import Trial, field_column
+from mup_tpu.config.grid import Axis
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.models import Declaration, Forms, architecture_of, training_flops
@@ -155,26 +156,27 @@ def measure(
         are "activation" and "update", the change since init; along the depth also "linearization", a block's
         relative distance from its linearization.
     """
-    if scale.field == "seed" or not scale.is_numeric:
+    ((field, values),) = scale.items()
+    if field == "seed" or any(isinstance(value, str | bool) for value in values):
         raise ConfigError(
-            f"scale {scale.field} of a coordinate check is no axis of growth; take a number of a trial, such "
+            f"scale {field} of a coordinate check is no axis of growth; take a number of a trial, such "
             "as width, depth or batch_size"
         )
-    base = f"base_{scale.field}"
+    base = f"base_{field}"
     if trial.flat().get(base) == 0:  # without a base, no rule would count growth
-        trial = trial.replace(**{base: scale.points[0][scale.field]})
-    fixed = trial.model.base_width if scale.field == "width" else Trial().flat()[scale.field]
-    alike = trial.replace(**{scale.field: fixed}, parametrization="mup", seed=0)
+        trial = trial.replace(**{base: min(values)})
+    fixed = trial.model.base_width if field == "width" else Trial().flat()[field]
+    alike = trial.replace(**{field: fixed}, parametrization="mup", seed=0)
     dataset = data.load(trial.data)
     setting = alike.trial_id(dataset.fingerprint)
     table = stored if stored is not None else pd.DataFrame()
+    column = field_column(field)
     if len(table):
         if not {*CELL, "optimizer", "tied"} <= set(table):
             raise StoreError("the stored table is no coordinate check; give another --results")
-        if scale.column not in table:
+        if column not in table:
             raise StoreError(
-                f"a coordinate check along another scale than {scale.field} is stored there; give another "
-                "--results"
+                f"a coordinate check along another scale than {field} is stored there; give another --results"
             )
         same = (table["optimizer"] == trial.optimizer.optimizer) & (table["tied"] == trial.model.tied)
         if not (table[same]["setting"] == setting).all():
@@ -183,12 +185,11 @@ def measure(
                 "options is stored there; give another --results"
             )
     yield table
-    done = set(zip(*(table[c] for c in (*CELL, scale.column)), strict=True)) if len(table) else set()
+    done = set(zip(*(table[c] for c in (*CELL, column)), strict=True)) if len(table) else set()
     cells = []
-    for point, rule in itertools.product(scale.points, parametrizations):
-        (value,) = point.values()
+    for value, rule in itertools.product(sorted(set(values)), parametrizations):
         members = [
-            trial.replace(**point, parametrization=rule, seed=seed)
+            trial.replace(**{field: value}, parametrization=rule, seed=seed)
             for seed in range(num_seeds)
             if (setting, rule, seed, value) not in done
         ]
@@ -198,11 +199,11 @@ def measure(
                 "parametrization": rule,
                 "optimizer": trial.optimizer.optimizer,
                 "tied": trial.model.tied,
-                scale.column: value,
+                column: value,
             }
             cost = len(members) * training_flops(members[0], dataset.vocab_size)
-            name = f"{scale.field} {value}, {rule}"
-            start = functools.partial(_PackSubject, members, by_kind=scale.field == "depth")
+            name = f"{field} {value}, {rule}"
+            start = functools.partial(_PackSubject, members, by_kind=field == "depth")
             cells.append(CheckedSize(name, value, columns, cost, start))
     measured = {value for in_setting, _, _, value in done if in_setting == setting}
     yield from measure_cells(cells, trial.train.steps, table, measured, say, seconds)

@@ -24,13 +24,12 @@ from mup_tpu.analysis.planned import Assumed, Planned, runs_within_reach
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.together import design_around
 from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of, priors_of
-from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial, field_column
-from mup_tpu.config.sweep import DESIGNS, design_points
-from mup_tpu.config.toml import write_sweep, write_values
+from mup_tpu.config import Grid, Sweep, Trial
+from mup_tpu.config.grid import DESIGNS, design_points
+from mup_tpu.config.toml import write_grid, write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
-from mup_tpu.store import StoredAxes
 from mup_tpu.tuning.counts import ParameterCounts, params_of
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, rate_by_law, read_target
 from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_lines
@@ -170,18 +169,14 @@ class Plan:
         top["tune"] = {self.tuned: list(self.rates)} | {n: list(v) for n, v in self.beside.items()}
         seeds = max(look.seeds for look in self.steps[-1].looks)
         top |= {"num_seeds": seeds} if self.beside and seeds > 1 else {}
-        names, points, same = self.changing, list(self._points), self._same
-        ladder = ""
-        if len(names) == 1:
-            top["scale"] = {names[0]: [point[names[0]] for point in points]}
-        else:
+        top["scale"] = points = [dict(point) for point in self._points]
+        if len(self.changing) > 1:
             top["measured_by"] = "compute"
             for point, step in zip(points, self.steps, strict=True):
                 point["compute"] = self.goal.compute(step.values)
-            ladder = "".join(f"\n[[ladder]]\n{write_values(point)}" for point in points)
-        settings = dict(self.goal.settings) | same
-        tables = f"{ladder}\n[settings]\n{write_values(settings)}\n[target]\n{write_values(target)}"
-        return f"{comments}{write_values(top)}{tables}"
+        settings = dict(self.goal.settings) | self._same
+        tables = f"\n[settings]\n{write_values(settings)}\n[target]\n{write_values(target)}"
+        return f"{comments}{write_grid(top)}{tables}"
 
     @property
     def changing(self) -> list[str]:
@@ -205,12 +200,14 @@ class Plan:
         names, points = self.changing, self._points
         bases = {f"base_{name}": min(p[name] for p in points) for name in ("width", "depth") if name in names}
         base = self.base.base.replace(**self._same, **bases, parametrization=self.rule)
-        scale = Axis(names[0], tuple(p[names[0]] for p in points)) if len(names) == 1 else Ladder(points)
-        seeds = max(look.seeds for look in self.steps[0].looks)
-        if not self.beside:
-            return Sweep(self.experiment, base, (self.rule,), None, self.rates, seeds, scale)
-        axes = (Axis(self.tuned, self.rates), *(Axis(name, values) for name, values in self.beside.items()))
-        return Sweep(self.experiment, base, (self.rule,), num_seeds=seeds, scale=scale, tune=Design(axes))
+        return Sweep(
+            self.experiment,
+            base,
+            scale=points,
+            tune={self.tuned: self.rates, **self.beside},
+            compare={"parametrization": [self.rule]},
+            num_seeds=max(look.seeds for look in self.steps[0].looks),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         steps = [
@@ -271,18 +268,18 @@ def plan(
         ConfigError: a name or value is not allowed, or the budget does not pay three proxies.
         TableError: the table cannot be used.
     """
-    given, space = read_target(target), getattr(base, "space", base)
+    given, grid = read_target(target), getattr(base, "grid", base)
     sweep = base if isinstance(base, Sweep) else Sweep("plan", base) if isinstance(base, Trial) else None
     if tune and base is not None:
         raise ConfigError(f"tune {', '.join(tune)}: a {'study' if sweep is None else 'sweep'} names its own")
-    given_values = _start(sweep, space, tune or {})
+    given_values = _start(sweep or grid, tune or {})
     tuned, vocabulary = tuple(given_values), 0
     if sweep is not None:
         # With all that trains, which one's own transformer does without.
         from mup_tpu.tuning.runner import Corpora
 
         vocabulary = Corpora().of(sweep.base).vocab_size
-    goal = goal_of(given, space, vocabulary)
+    goal = goal_of(given, grid, vocabulary)
     pairs = dict(fix) if isinstance(fix, Mapping) else dict(text.partition("=")[::2] for text in fix)
     fixes: dict[str, float] = {}
     for name, value in pairs.items():
@@ -309,7 +306,7 @@ def plan(
     analysis = None if table is None else analyze(table)
     rates, seeds = given_values[tuned[0]], 1
     if base is not None and len(tuned) > 1:
-        seeds = sweep.num_seeds if sweep is not None else space.seeds
+        seeds = (sweep or grid).num_seeds
     designs: list[tuple[float, int, tuple[Step, ...], str, str, _Belief, tuple[float, ...]]] = []
     for name in _rules(sweep, goal, rule):
         belief = _belief(goal, name, fixes, analysis, tuned)
@@ -346,7 +343,7 @@ def plan(
         source=belief.assumed.source,
         fixes=fixes,
         base=sweep,
-        experiment=sweep.experiment if sweep is not None else getattr(space, "name", "plan"),
+        experiment=getattr(sweep or grid, "experiment", "plan"),
         rates=rates,
         tuned=tuned[0],
         beside={n: values for n, values in given_values.items() if n != tuned[0]},
@@ -354,17 +351,9 @@ def plan(
     )
 
 
-def planned_of(
-    table: Any,
-    points: Sequence[Mapping[str, Any]],
-    base: Trial | None,
-    settings: Mapping[str, Any],
-    axes: StoredAxes,
-) -> Planned:
-    """Return the plan of a file's [target] table, for the results folder of its runs.
-
-    `points` are the sizes that the file plans; somebody's own training has no base, but may have settings.
-    """
+def planned_of(table: Any, grid: Grid[Any]) -> Planned:
+    """Return the plan of a file's [target] table and grid, for the results folder of its runs."""
+    base, settings = getattr(grid, "base", None), getattr(grid, "settings", {})
     misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule, fix and laws"
     with raised_as(ConfigError, misfit, (TypeError, ValueError, KeyError, AttributeError)):
         values = {str(name): value for name, value in table["values"].items()}
@@ -372,19 +361,19 @@ def planned_of(
         goal = Goal(values, tuple(table["follows"]), {}, base=base, settings=settings, counts=counts)
         fix = {str(name): float(value) for name, value in table.get("fix", {}).items()}
         cells = []
-        for point in points:
+        for point in grid.points:
             known = {name: value for name, value in point.items() if name != "compute"}
-            at = {field_column(name) if base is not None else name: value for name, value in known.items()}
-            cells.append((at, goal.sizes(known)))
+            cells.append((grid.by_column(known), goal.sizes(known)))
         sizes, rule, laws = goal.sizes(values), str(table["rule"]), tuple(map(str, table.get("laws", ())))
-        tuned, compared = axes.tune.columns, axes.compare.column
         known = {**settings, **values}
-        if any("compute" in point for point in points):
+        if "compute" in grid.points[0]:
             sizes["compute"] = goal.compute(values)
         if base is not None:  # fields that are not at their defaults
             default = Trial().flat()
             known = {n: v for n, v in (base.flat() | values).items() if v != default[n] or n in values}
-        return Planned(tuned, compared, goal.shrinks, sizes, tuple(cells), rule, fix, known, laws)
+        return Planned(
+            grid.axes.tuned, grid.axes.compared, goal.shrinks, sizes, tuple(cells), rule, fix, known, laws
+        )
 
 
 def _budget(budget: str | float, machine: Speed | None) -> float:
@@ -410,10 +399,8 @@ def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]
         return (rule,)
     if sweep is None:
         return ("",)
-    if sweep.parametrizations:
-        return sweep.parametrizations
-    if sweep.compare is not None and sweep.compare.field == "parametrization":
-        return tuple(map(str, sweep.compare.values))
+    if sweep.compare is not None and "parametrization" in sweep.compared[0]:
+        return tuple(sweep.rules)
     default, fits = ("mup", "completep") if "depth" in goal.values else ("mup",), []
     for name in default:
         try:
@@ -500,21 +487,15 @@ def _belief(
     return _Belief(goal, assumed, tuple(tuple(one.values()) for one in priors))
 
 
-def _start(
-    sweep: Sweep | None, space: Any, tune: Mapping[str, Sequence[float]]
-) -> dict[str, tuple[float, ...]]:
+def _start(grid: Grid[Any] | None, tune: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
     """Return the hyperparameters to tune, with the values to start with; without any a guess is made."""
-    if sweep is not None:
-        axis, is_given = sweep.tune_axis, bool(sweep.learning_rates or sweep.tune)
-        axes = axis.axes if isinstance(axis, Design) else (axis,)
-        if axes[0].field != "learning_rate":
-            raise ConfigError(
-                f"tune {', '.join(axis.fields)} of the sweep: a plan is made for the learning rate, and "
-                "others named after it"
-            )
-        return {one.field: one.values if is_given else () for one in axes}
-    if space is not None:
-        return {name: tuple(values) for name, values in space.tune.items()}
+    if isinstance(grid, Sweep) and next(iter(grid.tuned)) != "learning_rate":
+        raise ConfigError(
+            f"tune {', '.join(grid.tuned)} of the sweep: a plan is made for the learning rate, and others "
+            "named after it"
+        )
+    if grid is not None:
+        return {name: () if grid.tune is None else values for name, values in grid.tuned.items()}
     start: dict[str, tuple[float, ...]] = {"learning_rate": ()}
     for name, values in tune.items():
         if name in SIZES:

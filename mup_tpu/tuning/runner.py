@@ -172,7 +172,7 @@ def with_precision(trial: Trial, results: str | None, run: RunOptions, console: 
 
 
 def sweep_with_precision(sweep: Sweep, results: str, run: RunOptions, console: Console) -> Sweep:
-    if any("precision" in axis.fields for axis in sweep.axes):  # it compares precisions
+    if "precision" in sweep.fields:  # it compares precisions
         return sweep
     return replace(sweep, base=with_precision(sweep.base, results, run, console))
 

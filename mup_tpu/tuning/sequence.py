@@ -29,12 +29,12 @@ from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
 from mup_tpu.analysis.together import design_around, moved_centre
 from mup_tpu.analysis.transfer import analyze
 from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, take_looks
-from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
-from mup_tpu.config.columns import Table, configured, label, write_scale
-from mup_tpu.config.sweep import DESIGNS, Design, design_points
+from mup_tpu.config import Axes, Grid, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.columns import Table, label, write_scale
+from mup_tpu.config.grid import DESIGNS, Point, design_points
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.pack_job import missing_trials
-from mup_tpu.store import Store, StoredAxes, done_of, load_header
+from mup_tpu.store import Store, done_of, load_header
 from mup_tpu.training.trials import open_steps
 from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 from mup_tpu.tuning.sweep import check_alike, measured
@@ -63,40 +63,41 @@ def run_until_settled(
     deadline = time.monotonic() + until.seconds
     sweep = sweep_with_precision(sweep, results, run, console)
     corpora = Corpora()
-    grid = _grid_of(sweep, corpora)
-    header, column = load_header(results), sweep.scale_axis.column
+    points = settleable(sweep, measured(sweep, corpora))
+    header, column = load_header(results), sweep.axes.size
 
     def named(scales: set[float]) -> str:
         return f"{label(column)} {', '.join(write_scale(column, scale) for scale in sorted(scales))} too"
 
-    if lacking := {*header.planned} - {*grid.points}:
+    if lacking := {*header.planned} - {*points}:
         raise StoreError(
             f"results folder {results} plans {named(lacking)}, which this sweep lacks: give all of its "
             "scales, or another --results"
         )
     # Rows of scales that the folder's stored conditions exclude would never be analysed.
     conditions = [condition for condition in header.where if condition.column == column]
-    if lacking := {*grid.points} - {*selected_scales(grid.points, column, conditions)}:
+    if lacking := {*points} - {*selected_scales(points, column, conditions)}:
         raise StoreError(
             f"results folder {results} asks about {', '.join(c.words for c in conditions)}, and this sweep "
             f"has {named(lacking)}: give scales that it asks about, or have it ask about all "
             f"(mup-tpu analyze {results} --keep)"
         )
-    store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
+    store = Store(results, sweep.experiment, sweep.axes, tuple(points))
     check_alike(sweep, store)
 
     def steps_before(trial: Trial) -> int:
         """Return the steps of the longest stored run from whose checkpoint a trial can go on."""
-        lengths = {point.get("steps", trial.train.steps) for point in sweep.scale_axis.points}
+        lengths = {point.get("steps", trial.train.steps) for point in sweep.points}
         fewer = [trial.replace(steps=n) for n in lengths if n < trial.train.steps]
         known = store.done() if run.checkpoint_every else set[str]()
         return max(
             (t.train.steps for t in fewer if open_steps(t) and corpora.trial_id(t) in known), default=0
         )
 
-    with Packs(store, corpora, sweep.scale_axis.fields, options, run, console, steps_before) as packs:
+    with Packs(store, corpora, sweep.axes.scale, options, run, console, steps_before) as packs:
         run_batch = functools.partial(packs.run, deadline=deadline)
-        outcome = buy(grid, store, run_batch, deadline, console)
+        buyer = buyer_of(sweep, points, corpora.trial_id, store, deadline)
+        outcome = buy(buyer, run_batch, deadline, console)
     if time.monotonic() >= deadline:
         console.print(f"the budget of {until.budget} is used up; the same command goes on")
     return outcome
@@ -105,69 +106,22 @@ def run_until_settled(
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Grid(Generic[T]):
-    """Trials that a sequence may buy."""
-
-    columns: Columns
-    points: Mapping[float, Any]  # points of the scale by their measure
-    tuned: Mapping[str, Sequence[float]]  # values of each hyperparameter to start from, by its column
-    is_real: bool  # whether the hyperparameters are real numbers
-    compared: Mapping[str, Any]  # compared points by their names in the run table
-    trial: Callable[[Any, Any, Sequence[float], int], T]
-    """Makes a trial of a point of the scale, a compared point, tuned values and a seed from 0 on."""
-    trial_id: Callable[[T], str]  # name of a trial in the store
-    by_column: Callable[[Any], dict[str, Any]] = dict  # returns the values of a point by their columns
-    seeds: int = 1  # seeds at each point of a design of several hyperparameters
-
-    def __post_init__(self) -> None:
-        scale, tuned = label(self.columns.scale), f"tune {', '.join(self.tuned)}"
-        count, least = len(self.points), min(self.points)
-        for is_met, has, needs in (
-            (count >= NEEDED, f"the sweep has {count} {scale}s", f"{NEEDED} at least"),
-            (least > 0, f"the sweep has {scale} {least:g}", "scales above 0"),
-            (self.is_real, f"{tuned} is a whole number", "a real one, as learning_rate"),
-            (min(map(max, self.tuned.values())) > 0, f"{tuned} has no value above 0", "one to start from"),
-        ):
-            if not is_met:
-                raise ConfigError(f"{has}: until_settled needs {needs}")
-
-    @property
-    def values(self) -> Sequence[float]:
-        return self.tuned[self.columns.hyperparameter]
-
-    @property
-    def start(self) -> list[float]:
-        """Return log2 of the values to start from."""
-        return [math.log2(value) for value in self.values if value > 0]
-
-
-def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
-    base, tuned, points = sweep.base, sweep.tune_axis, measured(sweep, corpora)
-    axes = tuned.axes if isinstance(tuned, Design) else (tuned,)
-    start = base.replace(**points[min(points)])
-
-    def trial(point: Any, compared: Any, values: Sequence[float], seed: int) -> Trial:
-        chosen = dict(zip(tuned.fields, values, strict=True))
-        return base.replace(**point, **compared, **chosen, seed=base.train.seed + seed)
-
-    scale, tune, compare = (axis.column for axis in sweep.axes)
-    return Grid(
-        Columns(scale, tune, parametrization=compare),
-        points,
-        {axis.column: axis.values for axis in axes},
-        all(isinstance(base.flat()[name], float) for name in tuned.fields),
-        {str(configured(start.replace(**point))[compare]): point for point in sweep.compare_axis.points},
-        trial,
-        corpora.trial_id,
-        lambda point: {field_column(name): value for name, value in point.items()},
-        sweep.num_seeds,
-    )
+def settleable(grid: Grid[T], points: Mapping[float, Point]) -> Mapping[float, Point]:
+    """Return the points of a grid by size; refuse a grid whose verdicts no sequence settles."""
+    scale, tuned = label(grid.axes.size), f"tune {', '.join(grid.axes.tuned)}"
+    is_real = all(isinstance(value, float) for values in grid.tuned.values() for value in values)
+    for is_met, has, needs in (
+        (len(points) >= NEEDED, f"the sweep has {len(points)} {scale}s", f"{NEEDED} at least"),
+        (is_real, f"{tuned} is a whole number", "a real one, as learning_rate"),
+        (min(map(max, grid.tuned.values())) > 0, f"{tuned} has no value above 0", "one to start from"),
+    ):
+        if not is_met:
+            raise ConfigError(f"{has}: until_settled needs {needs}")
+    return points
 
 
 def buy(
-    grid: Grid[T],
-    store: Store,
+    buyer: Buyer[T] | PlanBuyer[T],
     run: Callable[[list[T], Callable[[T], int]], Counter[str]],
     deadline: float,
     console: Console,
@@ -177,7 +131,6 @@ def buy(
     `run` runs the missing ones of some trials, given the purchase of each, and returns their number by
     status.
     """
-    buyer = buyer_of(grid, store, deadline)
     outcome: Counter[str] = Counter()
     while True:
         trials, report = buyer.next()
@@ -211,8 +164,17 @@ class _Plan(Generic[T]):
 class Buyer(Generic[T]):
     """Planner of purchases, from the rows of a store."""
 
-    def __init__(self, grid: Grid[T], store: Store, deadline: float = math.inf) -> None:
-        self._grid, self._store = grid, store
+    def __init__(
+        self,
+        grid: Grid[T],
+        points: Mapping[float, Point],  # points of the scale by their sizes
+        trial_id: Callable[[T], str],
+        store: Store,
+        deadline: float,
+    ) -> None:
+        self._grid, self._points, self._trial_id, self._store = grid, points, trial_id, store
+        ((self._tuned, self._values),) = grid.tuned.items()
+        self._columns = columns_of(grid.axes)
         self._known = list[float]()  # values of the hyperparameter, from the grid and the rows
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
@@ -220,13 +182,13 @@ class Buyer(Generic[T]):
         """Return the next purchase of all parametrizations, with a table of their looks so far."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), Reading(where=())) if len(stored) else None
-        self._known = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
+        self._known = [*self._values, *stored[self._columns.hyperparameter].unique()]
         done = done_of(stored)
-        plans = [self._plan(name, table, stored, done) for name in self._grid.compared]
+        plans = [self._plan(name, table, stored, done) for name in self._grid.rules]
         return {trial: plan.purchase for plan in plans for trial in plan.trials}, self._report(plans)
 
     def _report(self, plans: Sequence[_Plan[T]]) -> list[Any]:
-        columns = self._grid.columns
+        columns = self._columns
         title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
         texts = (label(columns.parametrization), "verdict")
         headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])
@@ -264,7 +226,7 @@ class Buyer(Generic[T]):
             before = runs[runs["purchase"] < last]
             batch = self._next(name, replace(table, runs=before), looks[:-1], question)
             again = self._bought(name, looks[:-1], batch, None, last)
-            if missing_trials(again.trials, done, self._grid.trial_id):
+            if missing_trials(again.trials, done, self._trial_id):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else None
@@ -275,7 +237,7 @@ class Buyer(Generic[T]):
     ) -> Batch | None:
         """Return the batch after some looks; None if the last one settled the verdict."""
         if table is None or question is None or not looks:
-            return first_batch(name, min(self._grid.points), self._grid.start)
+            return first_batch(name, min(self._points), [math.log2(v) for v in self._values if v > 0])
         if looks[-1].verdict.is_settled:
             return None
         return next_batch(name, looks[-1].evidence, run_cost(table), question)
@@ -292,13 +254,12 @@ class Buyer(Generic[T]):
         return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
 
     def _trials(self, name: str, cell: Cell) -> list[T]:
-        grid = self._grid
-        at = grid.points[min(grid.points, key=lambda scale: abs(scale - cell.scale))]
-        value = _exact(cell.x, self._known)
-        return [grid.trial(at, grid.compared[name], [value], seed) for seed in range(cell.seeds)]
+        at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
+        values = {**at, **self._grid.rules[name], self._tuned: _exact(cell.x, self._known)}
+        return [self._grid.trial(values, seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
-        new = stored.loc[~stored["trial_id"].isin(self._before), self._grid.columns.scale]
+        new = stored.loc[~stored["trial_id"].isin(self._before), self._columns.scale]
         bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
 
@@ -317,33 +278,41 @@ class PlanBuyer(Generic[T]):
     several hyperparameters is settled.
     """
 
-    def __init__(self, grid: Grid[T], store: Store, planned: Planned | None) -> None:
-        self._grid, self._store = grid, store
+    def __init__(
+        self,
+        grid: Grid[T],
+        points: Mapping[float, Point],  # points of the scale by their sizes
+        trial_id: Callable[[T], str],
+        store: Store,
+        planned: Planned | None,
+    ) -> None:
+        self._grid, self._points, self._trial_id, self._store = grid, points, trial_id, store
         self._settles = planned is None
-        scale, compared = grid.columns.scale, grid.columns.parametrization
-        cells = tuple((grid.by_column(grid.points[at]), {scale: at}) for at in sorted(grid.points))
-        target = {scale: max(grid.points)}
+        scale, tuned = grid.axes.size, grid.axes.tuned
+        cells = tuple((grid.by_column(points[at]), {scale: at}) for at in sorted(points))
+        target = {scale: max(points)}
+        self._columns = columns_of(grid.axes)
         self._plans = {
-            name: planned or Planned((*grid.tuned,), compared, (scale,), target, cells, name)
-            for name in (grid.compared if planned is None else [next(iter(grid.compared))])
+            name: planned or Planned(tuned, grid.axes.compared, (scale,), target, cells, name)
+            for name in (grid.rules if planned is None else [next(iter(grid.rules))])
         }
-        self._seeds = grid.seeds if len(grid.tuned) > 1 else 1
+        self._seeds = grid.num_seeds if len(tuned) > 1 else 1
+        self._given = dict(zip(tuned, grid.tuned.values(), strict=True))
         self._start: list[tuple[Sequence[float], int]]
-        self._start = [((look.x,), look.seeds) for look in first_batch("", 0.0, grid.start).cells]
-        if len(grid.tuned) > 1:
-            values = {
-                name: sorted(value for value in given if value > 0) for name, given in grid.tuned.items()
-            }
-            points = design_points(values, DESIGNS[0])
-            self._start = [(tuple(map(math.log2, point.values())), grid.seeds) for point in points]
+        if len(tuned) > 1:
+            design = design_points(grid.tuned, DESIGNS[0])
+            self._start = [(tuple(map(math.log2, point.values())), self._seeds) for point in design]
+        else:
+            start = [math.log2(value) for value in self._given[tuned[0]] if value > 0]
+            self._start = [((look.x,), look.seeds) for look in first_batch("", 0.0, start).cells]
 
     def next(self) -> Purchase[T]:
         """Return the next purchase, with a line for each size of it."""
         rows = self._store.results()
         done, report, bought = done_of(rows), list[Any](), list[T]()
-        self._known = [{*given, *(rows[n] if len(rows) else ())} for n, given in self._grid.tuned.items()]
+        self._known = [{*given, *(rows[n] if len(rows) else ())} for n, given in self._given.items()]
         for name, planned in self._plans.items():
-            column = self._grid.columns.parametrization
+            column = self._columns.parametrization
             trials, lines = self._sizes(
                 name, planned, rows[rows[column] == name] if len(rows) else rows, done
             )
@@ -363,7 +332,7 @@ class PlanBuyer(Generic[T]):
         around = len(design_around([0.0] * len(planned.tuned))) * self._seeds
 
         def want(cell: int, looks: Sequence[tuple[Sequence[float], int]], line: str) -> bool:
-            trials = missing_trials(self._trials(name, planned, cell, looks), done, self._grid.trial_id)
+            trials = missing_trials(self._trials(name, planned, cell, looks), done, self._trial_id)
             at = ", ".join(f"{label(n)} {value:g}" for n, value in planned.cells[cell][0].items())
             report.extend([f"{at}, {listed([*map(label, planned.tuned)])} {line}"] if trials else [])
             wanted.extend(trials)
@@ -432,20 +401,20 @@ class PlanBuyer(Generic[T]):
         purchases = int(analysis.table.runs["purchase"].nunique())
         if made is None:
             return [], [f"settled: {report[0]}"]
-        if purchases >= len(self._grid.points) + MOST_LOOKS:
+        if purchases >= len(self._points) + MOST_LOOKS:
             stops = Reason.of("looks used up", looks=MOST_LOOKS)
-            return [], [*report, f"{name} ends here: {because(stops, self._grid.columns)}"]
-        cells, planned = sorted(self._grid.points), self._plans[name]
+            return [], [*report, f"{name} ends here: {because(stops, self._columns)}"]
+        cells, planned = sorted(self._points), self._plans[name]
         trials = [
             trial
             for point in made.cells
             for trial in self._trials(name, planned, cells.index(point.scale), [(point.values, point.seeds)])
         ]
-        missing = missing_trials(trials, done, self._grid.trial_id)
+        missing = missing_trials(trials, done, self._trial_id)
         if not missing:
             report.append(f"{name} ends here: all runs that would narrow it are stored")
         else:
-            report.append(f"{name}: {because(made.reason, self._grid.columns)}: {len(missing)} runs")
+            report.append(f"{name}: {because(made.reason, self._columns)}: {len(missing)} runs")
         return missing, report
 
     def _estimates(self, planned: Planned, rows: pd.DataFrame) -> Estimates:
@@ -460,11 +429,18 @@ class PlanBuyer(Generic[T]):
         grid, (values, _) = self._grid, planned.cells[cell]
         point = next(
             p
-            for p in grid.points.values()
+            for p in self._points.values()
             if all(values.get(n, v) == v for n, v in grid.by_column(p).items())
         )
         return [
-            grid.trial(point, grid.compared[name], [*map(_exact, at, self._known)], seed)
+            grid.trial(
+                {
+                    **point,
+                    **grid.rules[name],
+                    **dict(zip(grid.tuned, map(_exact, at, self._known), strict=True)),
+                },
+                seed,
+            )
             for at, seeds in looks
             for seed in range(seeds)
         ]
@@ -484,9 +460,19 @@ def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
     return Estimates(optima)
 
 
-def buyer_of(grid: Grid[T], store: Store, deadline: float = math.inf) -> Buyer[T] | PlanBuyer[T]:
+def columns_of(axes: Axes) -> Columns:
+    return Columns(axes.size, axes.tuned[0], parametrization=axes.compared)
+
+
+def buyer_of(
+    grid: Grid[T],
+    points: Mapping[float, Point],
+    trial_id: Callable[[T], str],
+    store: Store,
+    deadline: float = math.inf,
+) -> Buyer[T] | PlanBuyer[T]:
     """Return the buyer of a folder: of its plan, if it holds one."""
     planned = Planned.load(str(store.folder))
     if planned is not None or len(grid.tuned) > 1:
-        return PlanBuyer(grid, store, planned)
-    return Buyer(grid, store, deadline)
+        return PlanBuyer(grid, points, trial_id, store, planned)
+    return Buyer(grid, points, trial_id, store, deadline)

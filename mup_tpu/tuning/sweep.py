@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import CONFIGURED, configured, label, write
+from mup_tpu.config.grid import Point
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import describe, make_packs, missing_trials, work
 from mup_tpu.models import sizes, training_flops
-from mup_tpu.store import Store, StoredAxes, results_folder
+from mup_tpu.store import Store, results_folder
 from mup_tpu.training.trials import longer
 from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 
@@ -43,18 +44,18 @@ def run_sweep(
     sweep = sweep_with_precision(sweep, results, run, console)
     trials = sweep.trials()
     if continue_to is not None:
-        if any("steps" in axis.fields for axis in sweep.axes):
+        if "steps" in sweep.fields:
             raise ConfigError("continue_to sets the steps of all trials, and so does an axis of the sweep")
         if not run.checkpoint_every:
             raise ConfigError("continue_to needs checkpoint_every: packs go on from checkpoints")
         trials = [longer(trial, continue_to) for trial in trials]
     corpora = Corpora(trials)
     measured(sweep, corpora)
-    store = Store(results, sweep.experiment, StoredAxes.of(sweep))
+    store = Store(results, sweep.experiment, sweep.axes)
     check_alike(sweep, store, but=() if continue_to is None else ("steps",))
     purchase = store.next_purchase()
     before = 0 if continue_to is None else sweep.base.train.steps
-    fields = sweep.scale_axis.fields
+    fields = sweep.axes.scale
     with Packs(store, corpora, fields, options, run, console, lambda trial: before) as packs:
         return packs.run(trials, lambda trial: purchase)
 
@@ -65,26 +66,26 @@ def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
     corpora, done = Corpora(trials), set[str]()
     measured(sweep, corpora)
     if "store.json" in results_folder(results).names():
-        store = Store(results, sweep.experiment, StoredAxes.of(sweep))
+        store = Store(results, sweep.experiment, sweep.axes)
         check_alike(sweep, store)
         done = store.done(stopped=False)
     return missing_trials(trials, done, corpora.trial_id), corpora
 
 
-def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
+def measured(sweep: Sweep, corpora: Corpora) -> dict[float, Point]:
     """Return the points of the scale by their measure; refuse two of the same: an analysis joins them."""
-    axis, by_size = sweep.scale_axis, dict[float, dict[str, Any]]()
-    for point in axis.points:
+    axes, by_size = sweep.axes, dict[float, Point]()
+    for point in sweep.points:
         trial = sweep.base.replace(**point)
         # The vocabulary as in rows: bytes have 256, and the trial's vocab_size is not read.
         values = configured(trial) | sizes(trial, corpora.of(trial).vocab_size)
-        at = describe(trial, axis.fields)
-        size = float(values[axis.column])
+        at = describe(trial, axes.scale)
+        size = float(values[axes.size])
         if size in by_size:
-            before = describe(sweep.base.replace(**by_size[size]), axis.fields)
+            before = describe(sweep.base.replace(**by_size[size]), axes.scale)
             raise ConfigError(
-                f"scale: {before} and {at} have the same {label(axis.column)} "
-                f"({write(axis.column, values[axis.column])}), by which the sweep is measured; "
+                f"scale: {before} and {at} have the same {label(axes.size)} "
+                f"({write(axes.size, values[axes.size])}), by which the sweep is measured; "
                 "give a measured_by that tells them apart"
             )
         by_size[size] = point
@@ -93,7 +94,7 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
 
 def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
     """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ."""
-    fields = [*but, *(field for axis in sweep.axes for field in axis.fields)]
+    fields = [*but, *sweep.fields]
     changing = {field_column(field) for field in fields} | {"seed", "corpus"}
     settings = {
         c: value for c, value in configured(sweep.base).items() if c in CONFIGURED and c not in changing

@@ -355,5 +355,5 @@ def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:
         return goal_of_ours(given, base.base if isinstance(base, Sweep) else base, vocab_size)
     if base is None:
         return goal_of_a_transformer(given, config)
-    goal = goal_of_a_study(given, base.scale, dict(base.settings), base.continued == "steps")
+    goal = goal_of_a_study(given, base.points, base.settings, base.continued == "steps")
     return replace(goal, counts=read_counts(config)) if config else goal

@@ -22,8 +22,9 @@ from mup_tpu import data
 from mup_tpu.analysis import analyze
 from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import Score, Target, predict_analysis, to_keep
-from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, columns, field_column
+from mup_tpu.config import RunOptions, SweepOptions, Trial, columns, field_column
 from mup_tpu.config.columns import configured
+from mup_tpu.config.grid import MOST_TRIALS
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.config.toml import from_dict
 from mup_tpu.config.values import require_one_of
@@ -161,12 +162,12 @@ class Transfer:
             require_one_of("compare", name, tuple(PARAMETRIZATIONS))
         load_runs(path, ())  # a folder without runs is named before a missing target
         axes, planned = load_axes(path), Planned.load(path)
-        self.tuned = axes.tune.columns
+        self.tuned = axes.tuned
         if planned is not None:  # sizes that are not given are the plan's target's
             given = {part.partition("=")[0].strip() for text in target.at for part in text.split(",")}
-            sizes_at = [f"{n}={planned.values[n]}" for n in axes.scale.fields if n not in given]
+            sizes_at = [f"{n}={planned.values[n]}" for n in axes.scale if n not in given]
             target = replace(target, at=(*target.at, *sizes_at))
-        self._fields, changes = target.split(axes.scale.fields)
+        self._fields, changes = target.split(axes.scale)
         self._name = f"{Path(path).name}_transfer"
         if is_search(path):
             best = {rule: best_trial(path, rule) for rule in target.compare or ("mup", "sp")}
@@ -239,10 +240,10 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     sweep's largest scale is taken.
     """
     axes, finished = load_axes(path), _finished(path)
-    scale, tuned, rule_column = axes.scale.column, [*axes.tune.columns], field_column("parametrization")
+    scale, tuned, rule_column = axes.size, [*axes.tuned], field_column("parametrization")
     stored_rules = sorted(finished[rule_column].dropna().unique())
     rules = target.rules(stored_rules, path)
-    fields, changes = target.split(axes.scale.fields)
+    fields, changes = target.split(axes.scale)
     analysis, why_not, planned = None, "", Planned.load(path)
     try:
         analysis = analyze(path, whole=False)
@@ -261,19 +262,19 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
     for rule in rules:
         rows = finished[finished[rule_column] == rule]
         largest = rows[rows[scale] == rows[scale].max()]
-        means = largest.groupby([axes.compare.column, *tuned])["loss"].transform("mean")
+        means = largest.groupby([axes.compared, *tuned])["loss"].transform("mean")
         choice = source = _choice(largest.loc[means.idxmin()].to_dict(), path)
         values, why = configured(source.trial), why_not
-        name = str(values[axes.compare.column])
-        if planned is not None and {*fields} <= {*axes.scale.fields}:
+        name = str(values[axes.compared])
+        if planned is not None and {*fields} <= {*axes.scale}:
             recipe = predict_planned(path, Goal(fields, planned.follows, {}, base=source.trial).sizes(fields))
             assert recipe is not None
             size = measure(source.trial.replace(**changes, **fields))
             kept = () if changes else tuple(recipe.kept(name, scale, size))
-            best = {f: one.value for f, one in zip(axes.tune.fields, recipe.optima, strict=True)}
+            best = {f: one.value for f, one in zip(axes.tune, recipe.optima, strict=True)}
             sentence = "\n  ".join(recipe_lines(recipe))
             choice = Choice(source.trial.replace(**best), source.loss, sentence, True, kept)
-        elif analysis is not None and not {*fields} <= {*axes.scale.fields}:
+        elif analysis is not None and not {*fields} <= {*axes.scale}:
             why = f"the sweep's scale is {columns.label(scale)}, not {', '.join(fields)}"
         elif analysis is not None and all(result.compared != name for result in analysis.results):
             why = "the verdict takes none of its rows"
@@ -286,7 +287,7 @@ def choices(path: str, target: TransferOptions) -> list[Choice]:
             except TableError as error:
                 why = str(error)
             else:
-                field_of = dict(zip(tuned, axes.tune.fields, strict=True))
+                field_of = dict(zip(tuned, axes.tune, strict=True))
                 best = {field_of[one.hyperparameter]: one.value for one in made.predictions}
                 is_scored = all(source.trial.flat()[n] == v for n, v in changes.items())
                 kept = tuple(to_keep(made)) if is_scored else ()

@@ -34,9 +34,9 @@ base.train = {steps = STEPS, warmup = 0.2, eval_batches = 2}
 """
 SWEEP = """
 experiment = "hosts"
-widths = [32]
-learning_rates = [0.003, 0.01]
-parametrizations = ["mup"]
+scale = {width = [32]}
+tune = {learning_rate = [0.003, 0.01]}
+compare = {parametrization = ["mup"]}
 num_seeds = 2
 """
 SEARCH = 'experiment = "hosts_search"\nspace.learning_rate = {low = 0.001, high = 0.1}'

@@ -11,8 +11,8 @@ import pytest
 
 SWEEP_TOML = """
 experiment = "small"
-widths = [32]
-learning_rates = ["2^-7", 0.02]
+scale = {{width = [32]}}
+tune = {{learning_rate = ["2^-7", 0.02]}}
 
 [base.model]
 base_width = 32

@@ -5,8 +5,6 @@ import re
 import pandas as pd
 import pytest
 
-from mup_tpu.config import Axis
-
 
 def tiny_model(corpus, base_width=32):
     fields = {"base_width": base_width, "head_size": 16, "sequence_length": 32, "batch_size": 4}
@@ -43,7 +41,7 @@ def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
 @pytest.mark.slow
 def test_a_width_that_takes_long_is_left_to_the_same_command_again(corpus, tmp_path, outcome, monkeypatch):
     monkeypatch.setattr("mup_tpu.cli.check._SECONDS", 0.0)
-    monkeypatch.setattr("mup_tpu.cli.check.WIDTHS", Axis("width", (16, 32, 48, 64)))
+    monkeypatch.setattr("mup_tpu.cli.check.WIDTHS", {"width": (16, 32, 48, 64)})
     command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, "--compare", "mup"]
     command += tiny_model(corpus, 16)
     code, out, err = outcome(*command)

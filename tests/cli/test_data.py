@@ -24,7 +24,8 @@ def bpe_shards(corpus, tmp_path_factory):
 def test_a_sweep_trains_on_prepared_shards(bpe_shards, corpus, tmp_path, outcome):
     file = tmp_path / "sweep.toml"
     file.write_text(
-        'experiment = "streamed"\nwidths = [32]\nparametrizations = ["mup"]\nlearning_rates = [0.01, 0.02]\n'
+        'experiment = "streamed"\nscale = {width = [32]}\ncompare = {parametrization = ["mup"]}\n'
+        "tune = {learning_rate = [0.01, 0.02]}\n"
         "[base.model]\nbase_width = 32\nhead_size = 16\n[base.train]\nsteps = 8\n"
         f'[base.data]\ncorpus = "{bpe_shards}"\nsequence_length = 32\nbatch_size = 4\n'
     )

@@ -8,7 +8,7 @@ import pytest
 from mup_tpu.analysis import load_table
 
 MODEL = """experiment = "tiny"
-learning_rates = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]
+tune = {learning_rate = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]}
 [base.model]
 head_size = 4
 base_width = 8

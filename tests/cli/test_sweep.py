@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mup_tpu.config import Axis, Trial
+from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.sweep import Domain
 from mup_tpu.config.toml import load_search, load_sweep
 from mup_tpu.data.corpus import source_files
-from mup_tpu.store import StoredAxes, load_axes, load_runs
+from mup_tpu.store import load_axes, load_runs
 from mup_tpu.training.trials import pack_key
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_init_writes_what_plan_takes(outcome, tmp_path, monkeypatch):
 
 
 CHOICES = {
-    "scale": lambda field: Axis(field, (2, 4)),
+    "scale": lambda field: Sweep("x", scale={field: (2, 4)}),
     "architecture": lambda name: Trial().replace(architecture=name),
     "optimizer": lambda name: Trial().replace(optimizer=name),
     "corpus": lambda name: source_files(name.strip('"')),
@@ -197,7 +197,7 @@ def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     code, out, _ = outcome("sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results, *ALONE)
     assert code == 0 and re.search(r"μP: (TRANSFERS|DRIFTS|OPEN): ", out)
     assert (results / "figures" / "transfer.png").exists()
-    assert load_axes(results) == StoredAxes.of(load_sweep(file))
+    assert load_axes(results) == load_sweep(file).axes
 
 
 def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome, sweep_toml):

@@ -21,7 +21,7 @@ ALONE = ["--threads", os.cpu_count() or 1]
 @pytest.mark.slow
 def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, sweep_toml):
     file, results = tmp_path / "search.toml", tmp_path / "found"
-    shared = sweep_toml.split("0.02]")[1].replace("[base.model]", "[base.model]\nwidth = 32")
+    shared = sweep_toml.split("0.02]}")[1].replace("[base.model]", "[base.model]\nwidth = 32")
     file.write_text(
         'experiment = "found"\n' + shared + '[space.learning_rate]\nlow = "2^-10"\nhigh = "2^-4"\n'
     )
@@ -172,7 +172,7 @@ def test_no_command_adds_runs_of_another_device_unasked(
     folder, file, space = tmp_path / "searched_transfer", tmp_path / "sweep.toml", tmp_path / "search.toml"
     file.write_text(sweep_toml)
     domain = '[space.learning_rate]\nlow = "2^-10"\nhigh = "2^-4"\n'
-    space.write_text('experiment = "small"\n' + sweep_toml.split("0.02]")[1] + domain)
+    space.write_text('experiment = "small"\n' + sweep_toml.split("0.02]}")[1] + domain)
     to = ["--results", folder, "--device", "cpu", *ALONE]
     words = {
         "train": ["train", *small, "--corpus", corpus],

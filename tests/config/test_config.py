@@ -8,9 +8,8 @@ import pytest
 import tyro
 
 from mup_tpu.config import (
-    Axis,
+    Axes,
     DataConfig,
-    Ladder,
     ModelConfig,
     OptimizerConfig,
     RunOptions,
@@ -21,8 +20,9 @@ from mup_tpu.config import (
     columns,
     parse_number,
 )
+from mup_tpu.config.grid import design_points
 from mup_tpu.config.options import SearchOptions
-from mup_tpu.config.sweep import Design, Domain, Search, design_points
+from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.config.toml import (
     from_dict,
     load_search,
@@ -72,7 +72,7 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
         (lambda: TrainConfig(steps=1, warmup=0.9), "warm-up must be shorter than the run"),
         (lambda: TrainConfig(warmup=2.5), "warmup 2.5 is neither a fraction below 1 nor a whole number"),
         (lambda: DataConfig(validation_fraction=1.5), "validation_fraction 1.5 is not allowed: .* below 1"),
-        (lambda: Sweep("x", learning_rates=()), "learning_rates of the sweep is empty"),
+        (lambda: Sweep("x", tune={"learning_rate": ()}), r"tune learning_rate \(\) is not a list of values"),
         (lambda: Trial().replace(widht=3), "unknown key 'widht'; the nearest known key is 'width'"),
         (lambda: ModelConfig(depth=100_000_000), "depth 100000000 is not allowed: it must be at most 10,000"),
         (lambda: TrainConfig(seed=2**63), "seed 9223372036854775808 is not allowed: it must be at most 9"),
@@ -101,8 +101,10 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
         (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),
         (lambda: Domain("uniform", -1e308, 1e308), "low -1e.308 is not below high 1e.308"),
         (lambda: Search("x", space={"tied": Domain("choice", values=(0.5,))}), "space of tied: tied 0.5 is"),
-        (lambda: Sweep("x", num_seeds=10**6), "the sweep has 42,000,000 trials; at most 100,000"),
-        (lambda: Ladder(({},)), "ladder: its first point sets no field"),
+        (lambda: Sweep("x", num_seeds=10**6), "num_seeds 1000000 is not allowed: it must be at most 100,000"),
+        (lambda: Sweep("x", num_seeds=10**4), "the grid has 420,000 trials; at most 100,000"),
+        (lambda: Sweep("x", scale=({},)), "scale .* is not a name with its values"),
+        (lambda: Sweep("x", scale={"depth": (0, 2)}), "scale depth 0 is not allowed: it must be above 0"),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused_in_one_sentence(make, sentence):
@@ -127,25 +129,25 @@ def test_bad_values_are_refused_in_one_sentence(make, sentence):
         ("[optimizer]\nlearning_rate = '2^99999'", "learning_rate '2.99999' is not a number"),
         ("[model]\nwidth = " + "[" * 5000, "is not valid TOML"),
         (SWEEP + "scale = {dept = [2]}", "scale: unknown key 'dept'; the nearest known key is 'depth'"),
-        (SWEEP + "scale = {depth = 2}", "scale: depth 2 is not a list"),
-        (SWEEP + "scale = {depth = []}", "depth of the sweep has no values"),
+        (SWEEP + "scale = {depth = 2}", "scale depth 2 is not a list of values"),
+        (SWEEP + "scale = {depth = []}", "scale depth \\[\\] is not a list of values, one at least"),
         (SWEEP + "scale = {depth = [2.5]}", "scale: depth 2.5 is not a whole number"),
-        (SWEEP + "scale = {depth = [2], width = [64]}", r"is not one field with its values.*\[\[ladder\]\]"),
-        (SWEEP + "scale = {precision = ['bf16']}", "scale precision of the sweep is not a number"),
-        (SWEEP + "tune = {tied = [true, false]}", "tune tied of the sweep is not a number"),
+        (SWEEP + "scale = {depth = [2], width = [64]}", r"is not one name with its values.*\[\[ladder\]\]"),
+        (SWEEP + "scale = {precision = ['bf16']}", "scale precision 'bf16' is not a number"),
+        (SWEEP + "tune = {tied = [true, false]}", "tune tied True is not a number; compare its values"),
         (SWEEP + "tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
-        (SWEEP + "widths = [64]\nscale = {depth = [2]}", "scale and widths of the sweep were both given"),
+        (SWEEP + "widths = [64]", "unknown key 'widths'"),
         (SWEEP + "scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
-        (SWEEP + "scale = {learning_rate = [0.1]}", "learning_rate is on two axes of the sweep"),
+        (SWEEP + "scale = {learning_rate = [0.1]}", "learning_rate is on two axes"),
         (SWEEP + "scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),
-        (SWEEP + "ladder = [{depth = 2}, {width = 64}]", "does not set the first one's fields: depth"),
-        (SWEEP + "ladder = [{depth = 2}]\nmeasured_by = 'time'", "measured_by 'time' is not one of 'params'"),
+        (SWEEP + "ladder = [{depth = 2}, {width = 64}]", "does not set depth as the first does"),
+        (SWEEP + "ladder = [{depth = 2}]\nmeasured_by = 'time'", "measured_by 'time' is not one of 'flops'"),
         (SWEEP + "ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
-        (SWEEP + "ladder = []", "ladder has no points"),
-        (SWEEP + "measured_by = 'flops'", r"measured_by 'flops' needs a \[\[ladder\]\]"),
+        (SWEEP + "ladder = []", "scale .* is not a name with its values"),
+        (SWEEP + "settings = {depth = 2}", "is the file of a study, not of a sweep"),
         (SWEEP + "tune = {width = [64, 128], depth = [1, 2, 3]}", "width has fewer than three values: hyp"),
         (SWEEP + "tune = {warmup = [0, 0.1, 0.2], depth = [1, 2, 3]}", "warmup has the value 0: hyperparam"),
-        (SWEEP + "tune = {tied = [true, false], depth = [1, 2, 3]}", "tune: tied is not a number"),
+        (SWEEP + "tune = {tied = [true, false], depth = [1, 2, 3]}", "tune tied True is not a number"),
         (SWEEP + f"tune = {{{', '.join(f'{n} = [1, 2]' for n in FIVE)}}}", "5 hyperparameters: at most 4"),
         (SWEEP + "tune = {depth = [1, 2, 3]}\ndesign = 'grid'", "design 'grid' needs a tune with several"),
         (SWEEP + "tune = {beta1 = [0.1, 0.2, 0.3], depth = [1, 2, 3]}\ndesign = 'x'", "design 'x' is not"),
@@ -186,7 +188,7 @@ def test_a_whole_number_for_a_float_names_the_same_trial():
 
 def test_a_sweep_without_a_name_and_a_missing_file_are_sentences(tmp_path):
     with pytest.raises(ConfigError, match=r"sweep\.toml: experiment is missing"):
-        sweep_of(tmp_path, "widths = [64]")
+        sweep_of(tmp_path, "scale = {width = [64]}")
     with pytest.raises(ConfigError, match=r"nothing\.toml cannot be read: No such file"):
         load_trial(tmp_path / "nothing.toml")
 
@@ -194,18 +196,19 @@ def test_a_sweep_without_a_name_and_a_missing_file_are_sentences(tmp_path):
 def test_toml_round_trip(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(
-        'experiment = "mine"\nwidths = [64, 128]\nlearning_rates = ["2^-8", 0.01]\nnum_seeds = 2\n'
+        'experiment = "mine"\nscale = {width = [64, 128]}\ntune = {learning_rate = ["2^-8", 0.01]}\n'
+        "num_seeds = 2\n"
         "[base.model]\ndepth = 3\n[base.train]\nsteps = 50\n[base.optimizer]\nlearning_rate = '2^-7'\n"
     )
     sweep = load_sweep(path)
-    assert sweep.learning_rates == (2**-8, 0.01)
+    assert sweep.tuned == {"learning_rate": (2**-8, 0.01)}
     assert (sweep.base.model.depth, sweep.base.train.steps) == (3, 50)
     assert sweep.base.optimizer.learning_rate == 2**-7
     assert from_dict(Trial, sweep.base.to_dict()) == sweep.base
 
 
 def test_sweep_is_the_whole_grid_narrow_first():
-    sweep = Sweep("x", widths=(128, 64), learning_rates=(0.02, 0.01, 0.02), num_seeds=2)
+    sweep = Sweep("x", scale={"width": (128, 64)}, tune={"learning_rate": (0.02, 0.01, 0.02)}, num_seeds=2)
     trials = sweep.trials()
     assert len(trials) == 2 * 2 * 2 * 2
     assert [t.model.width for t in trials] == [64] * 8 + [128] * 8
@@ -269,7 +272,7 @@ def sweep_of(tmp_path, toml: str) -> Sweep:
 
 def test_a_sweep_is_any_scale_against_any_hyperparameter(tmp_path):
     sweep = sweep_of(tmp_path, AXES)
-    assert [axis.column for axis in sweep.axes] == ["depth", "weight_decay", "precision"]
+    assert sweep.axes == Axes(("depth",), "depth", ("weight_decay",), ("precision",))
     trials = sweep.trials()
     points = [(t.model.depth, t.train.precision, t.optimizer.weight_decay) for t in trials]
     assert points == [(d, p, wd) for d in (2, 4) for p in ("float32", "bf16") for wd in (0.0, 0.0625, 0.1)]
@@ -279,43 +282,41 @@ def test_a_sweep_is_any_scale_against_any_hyperparameter(tmp_path):
 def test_several_hyperparameters_are_tuned_at_the_points_of_a_design(tmp_path):
     """Centre, ends of the axes, and corners at 2^(-H/4) of the way: √½ for two, ½ for four."""
     octaves = tuple(2.0**x for x in range(-4, 5))
-    both = Design((Axis("learning_rate", octaves), Axis("weight_decay", octaves[::-1])))
-    points = {tuple(math.log2(point[name]) for name in both.fields) for point in both.points}
+    both = Sweep("x", tune={"learning_rate": octaves, "weight_decay": octaves[::-1]})
+    points = {tuple(math.log2(point[name]) for name in both.tuned) for point in both.tuned_points}
     corners = {(a, b) for a in (-3, 3) for b in (-3, 3)}
-    assert points == {(0, 0), (-4, 0), (4, 0), (0, -4), (0, 4)} | corners and len(both.points) == 9
+    assert points == {(0, 0), (-4, 0), (4, 0), (0, -4), (0, 4)} | corners and len(both.tuned_points) == 9
     four = design_points(dict.fromkeys("abcd", octaves), "composite")
     assert len(four) == 1 + 2 * 4 + 2**4 and {math.log2(v) for v in four[-1].values()} == {2.0}
     assert len(design_points(dict.fromkeys("ab", octaves), "grid")) == 81
     assert len(design_points({"a": [1, 2, 3], "b": [1, 10, 100]}, "composite")) == 9, "of three values, all"
-    for sweep in (Sweep("x", tune=both), Sweep("x", tune=Design(both.axes, "grid"))):
+    for sweep in (both, dataclasses.replace(both, design="grid")):
         (tmp_path / "sweep.toml").write_text(write_sweep(sweep))
-        assert load_sweep(tmp_path / "sweep.toml").trials() == sweep.trials()
+        assert load_sweep(tmp_path / "sweep.toml") == sweep
 
 
 def test_a_ladder_sets_several_fields_at_each_point(tmp_path):
     toml = 'experiment = "l"\nmeasured_by = "tokens"\n[[ladder]]\nbatch_size = 4\nsteps = 50\n'
     sweep = sweep_of(tmp_path, toml + "[[ladder]]\nbatch_size = 8\nsteps = 100\n")
-    assert sweep.scale_axis == Ladder(
-        ({"batch_size": 4, "steps": 50}, {"batch_size": 8, "steps": 100}), "tokens"
-    )
-    assert sweep.scale_axis.column == "tokens_planned"
+    assert sweep.points == ({"batch_size": 4, "steps": 50}, {"batch_size": 8, "steps": 100})
+    assert sweep.axes.size == "tokens_planned"
     assert {(t.data.batch_size, t.train.steps) for t in sweep.trials()} == {(4, 50), (8, 100)}
-    assert Ladder(({"width": 64, "depth": 2},), measured_by="depth").column == "depth"
+    assert Sweep("x", scale=({"width": 64, "depth": 2},), measured_by="depth").axes.size == "depth"
 
 
 def test_parametrizations_are_compared_by_default_where_they_differ():
     """Along the width; at one width SP and μP are one and the same, or differ as they do everywhere."""
-    assert Sweep("x").compare_axis.values == ("sp", "mup")
-    assert Sweep("x", scale=Axis("depth", (2, 4))).compare_axis.values == ("mup",)
-    assert Sweep("x", scale=Ladder(({"width": 64, "depth": 2},))).compare_axis.values == ("sp", "mup")
+    assert [*Sweep("x").rules] == ["sp", "mup"]
+    assert [*Sweep("x", scale={"depth": (2, 4)}).rules] == ["mup"]
+    assert [*Sweep("x", scale=({"width": 64, "depth": 2},)).rules] == ["sp", "mup"]
 
 
 @pytest.mark.parametrize(
     ("text", "read"),
     [
-        ("depth=2,4,8", Axis("depth", (2, 4, 8))),
-        ("weight_decay=0,0.01,2^-3", Axis("weight_decay", (0.0, 0.01, 0.125))),
-        ("tied=true,false", Axis("tied", (True, False))),
+        ("depth=2,4,8", {"depth": [2, 4, 8]}),
+        ("weight_decay=0,0.01,2^-3", {"weight_decay": [0.0, 0.01, 0.125]}),
+        ("tied=true,false", {"tied": [True, False]}),
         ("depth", "scale depth has no values; write for example"),
         ("wide", "scale: width 'wide' is not a whole number"),
         ("weight_decay=x", "scale: weight_decay 'x' is not a number"),
@@ -324,7 +325,7 @@ def test_parametrizations_are_compared_by_default_where_they_differ():
     ],
 )
 def test_axes_from_the_command_line(text, read):
-    if isinstance(read, Axis):
+    if isinstance(read, dict):
         assert parse_axis(text, "scale") == read
     else:
         with pytest.raises(ConfigError, match=read):
@@ -385,10 +386,10 @@ def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
         assert load_trial(tmp_path / name) == expected
     own = "".join(f"[base.{t}]\n" + "\n".join(k[t == part :]) + "\n" for t, k in tables.items())
     tuned = "tune = {data_seed = [0]}\n"
-    axis = sweep_of(tmp_path, f'experiment = "x"\n{tuned}scale = {{{field} = ["{low}"]}}\n{own}').scale_axis
-    assert axis == parse_axis(f"{field}={low}", "scale") == Axis(field, (lower,))
-    rung = sweep_of(tmp_path, f'experiment = "x"\n{tuned}ladder = [{{{field} = "{low}"}}]\n{own}').scale_axis
-    assert rung.points == ({field: lower},)
+    axis = sweep_of(tmp_path, f'experiment = "x"\n{tuned}scale = {{{field} = ["{low}"]}}\n{own}').scale
+    assert axis == ({field: lower},) and parse_axis(f"{field}={low}", "scale") == {field: [lower]}
+    rung = sweep_of(tmp_path, f'experiment = "x"\n{tuned}ladder = [{{{field} = "{low}"}}]\n{own}').scale
+    assert rung == ({field: lower},)
     space = f'[space.{field}]\nlow = "{low}"\nhigh = "{high}"\n'
     (tmp_path / "mine.toml").write_text(f'experiment = "x"\n{own}{space}')
     assert load_search(tmp_path / "mine.toml").space[field] == Domain("loguniform", lower, upper)
@@ -445,7 +446,7 @@ def test_a_field_of_another_update_rule_is_refused(rule, field, value, tmp_path)
         lambda: load_trial(tmp_path / "trial.toml"),
         lambda: base.replace(**{field: value}),
         lambda: Trial().replace(**{"optimizer": rule, field: value}),
-        lambda: Sweep("x", base, scale=Axis("depth", (2,)), compare=Axis(field, (value,))).trials(),
+        lambda: Sweep("x", base, scale={"depth": (2,)}, compare={field: (value,)}).trials(),
     ):
         with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
             make()
@@ -455,7 +456,7 @@ def test_a_field_of_another_update_rule_is_refused(rule, field, value, tmp_path)
 def test_a_new_choice_leaves_what_it_does_not_read():
     """So that update rules can be compared where one has hyperparameters of its own."""
     muon = Trial().replace(optimizer="muon", muon_momentum=0.9, beta2=0.99)
-    sweep = Sweep("x", muon, scale=Axis("depth", (2,)), compare=Axis("optimizer", ("muon", "adamw", "sgd")))
+    sweep = Sweep("x", muon, scale={"depth": (2,)}, compare={"optimizer": ("muon", "adamw", "sgd")})
     found = {t.optimizer.optimizer: t.optimizer for t in sweep.trials()}
     assert (found["muon"].muon_momentum, found["muon"].beta2) == (0.9, 0.99)
     assert (found["adamw"].muon_momentum, found["adamw"].beta2) == (0.95, 0.99)

@@ -178,7 +178,8 @@ def test_a_sweep_in_a_limited_group_trains_all_or_says_why_not(
 ):
     file = tmp_path / "sweep.toml"
     file.write_text(
-        f'experiment = "small"\nwidths = [32]\nlearning_rates = [0.003, 0.01]\nnum_seeds = 2\n'
+        f'experiment = "small"\nscale = {{width = [32]}}\ntune = {{learning_rate = [0.003, 0.01]}}\n'
+        "num_seeds = 2\n"
         f'[base.data]\ncorpus = "{tiny.data.corpus}"\n[base.train]\nsteps = 4\n'
         "[base.model]\nwidth = 32\nbase_width = 32\nhead_size = 16\n"
     )

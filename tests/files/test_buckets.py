@@ -166,7 +166,13 @@ def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(s3, corpus, tmp_pa
 @pytest.fixture(scope="module")
 def sweep(tiny):
     base = tiny.replace(grad_clip=0.0, depth=1)
-    return Sweep("small", base, widths=(32, 64), learning_rates=(0.01, 1e30), parametrizations=("mup",))
+    return Sweep(
+        "small",
+        base,
+        scale={"width": (32, 64)},
+        tune={"learning_rate": (0.01, 1e30)},
+        compare={"parametrization": ("mup",)},
+    )
 
 
 @pytest.fixture(scope="module")

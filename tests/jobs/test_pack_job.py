@@ -62,7 +62,11 @@ def test_a_pack_too_wide_for_any_memory_is_too_large_and_a_corpus_that_vanished_
 
 
 SWEEP = Sweep(
-    "x", Trial(), widths=(64, 128), learning_rates=tuple(2.0**-e for e in range(4, 11)), num_seeds=2
+    "x",
+    Trial(),
+    scale={"width": (64, 128)},
+    tune={"learning_rate": tuple(2.0**-e for e in range(4, 11))},
+    num_seeds=2,
 )
 
 

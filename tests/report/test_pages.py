@@ -12,7 +12,8 @@ import pytest
 from mup_tpu import plots, report
 from mup_tpu.analysis import analyze, coord_check, load_table
 from mup_tpu.cli import main
-from mup_tpu.store import Store, StoredAxes, StoredAxis, load_runs
+from mup_tpu.config import Axes
+from mup_tpu.store import Store, load_runs
 from mup_tpu.words.names import power, rule_name
 from mup_tpu.words.tables import conclusion, how_made
 from mup_tpu.words.verdicts import details, remedy, verdict
@@ -125,7 +126,7 @@ def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_pat
 
 
 def test_a_ladder_is_named_by_what_it_is_measured_by(tmp_path, capsys):
-    axes = StoredAxes(scale=StoredAxis("flops", ("width", "depth")))
+    axes = Axes(("width", "depth"), "flops")
     rows = [
         {
             "trial_id": f"{w}-{x}-{seed}", "parametrization": "mup", "width": w, "depth": w // 32,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mup_tpu.config import Axis, Ladder, Sweep, Trial
+from mup_tpu.config import Sweep, Trial
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare, parameter_scalings
 from mup_tpu.optimizers import UPDATE_RULES, constants
@@ -178,13 +178,13 @@ def test_rules_of_the_learning_rate_alone_go_with_independent_decay():
     ("scale", "changes", "sentence"),
     [
         (
-            Axis("depth", (2, 4)),
-            {"compare": Axis("parametrization", ("mup", "completep"))},
+            {"depth": (2, 4)},
+            {"compare": {"parametrization": ("mup", "completep")}},
             "parametrization 'completep' follows depth, .* base_depth is 0",
         ),
         (
-            Axis("steps", (50, 100)),
-            {"compare": Axis("decay_rule", ("linear", "timescale"))},
+            {"steps": (50, 100)},
+            {"compare": {"decay_rule": ("linear", "timescale")}},
             "decay_rule 'timescale' follows steps, .* base_steps is 0",
         ),
     ],
@@ -193,13 +193,14 @@ def test_a_sweep_along_a_scale_that_its_rule_has_no_base_for_is_refused(scale, c
     with pytest.raises(ConfigError, match=sentence):
         Sweep("s", Trial(), scale=scale, **changes)
     Sweep("s", Trial().replace(base_depth=2, base_steps=50), scale=scale, **changes)
-    Sweep("s", Trial(), scale=Ladder(tuple({scale.field: v, "width": 64} for v in scale.values)))
+    ((field, values),) = scale.items()
+    Sweep("s", Trial(), scale=[{field: value, "width": 64} for value in values])
 
 
 def test_rules_are_an_axis_to_compare_along():
     points = tuple({"batch_size": b, "steps": 400 // b} for b in (4, 8, 16))
     sweep = Sweep(
-        "batches", BASE, scale=Ladder(points, "batch_size"), compare=Axis("batch_rule", ("none", "lr_sqrt"))
+        "batches", BASE, scale=points, measured_by="batch_size", compare={"batch_rule": ("none", "lr_sqrt")}
     )
     trials = sweep.trials()
     assert {t.growth.tokens for t in trials} == {0.5}

@@ -170,7 +170,9 @@ def test_a_study_that_is_run_again_after_a_failure_is_whole(kind, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_sweep_that_is_run_again_after_a_failure_is_whole(kind, tiny, tmp_path):
-    sweep = Sweep("s", tiny.replace(steps=3), widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1)
+    sweep = Sweep(
+        "s", tiny.replace(steps=3), scale={"width": (32,)}, tune={"learning_rate": (0.003, 0.01)}, num_seeds=1
+    )
 
     def run(folder):
         options = SweepOptions(pack_size=1)

@@ -11,14 +11,12 @@ import pyarrow as pa
 import pytest
 from merging import merge_all
 
-from mup_tpu.config import Axis, Sweep
+from mup_tpu.config import Axes, Sweep
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder, short_hash
 from mup_tpu.store import (
     Condition,
     Store,
-    StoredAxes,
-    StoredAxis,
     load_axes,
     load_curves,
     load_header,
@@ -276,16 +274,14 @@ def test_parts_whose_unknown_columns_do_not_fit_together_are_refused(tmp_path):
 
 
 def test_a_store_knows_its_axes_and_older_ones_are_learning_rate_by_width(tmp_path):
-    depth = Sweep("x", scale=Axis("depth", (2, 4)), tune=Axis("weight_decay", (0.0, 0.1)))
-    Store(tmp_path / "new", "x", StoredAxes.of(depth)).append([row("a")])
-    assert load_axes(tmp_path / "new") == StoredAxes(
-        StoredAxis("depth", ("depth",)), StoredAxis("weight_decay", ("weight_decay",))
-    )
+    depth = Sweep("x", scale={"depth": (2, 4)}, tune={"weight_decay": (0.0, 0.1)})
+    Store(tmp_path / "new", "x", depth.axes).append([row("a")])
+    assert load_axes(tmp_path / "new") == Axes(("depth",), "depth", ("weight_decay",))
     Store(tmp_path / "old", "x").append([row("a")])
-    assert load_axes(tmp_path / "old") == StoredAxes.of(Sweep("x")) == StoredAxes()
-    Store(tmp_path / "old", "x", StoredAxes.of(Sweep("x")))
+    assert load_axes(tmp_path / "old") == Sweep("x").axes == Axes()
+    Store(tmp_path / "old", "x", Sweep("x").axes)
     for folder, held in (("new", "weight_decay by depth"), ("old", "learning_rate by width")):
-        other = StoredAxes.of(Sweep("x", scale=Axis("batch_size", (2, 4))))
+        other = Sweep("x", scale={"batch_size": (2, 4)}).axes
         with pytest.raises(
             StoreError, match=f"holds a sweep of {held}, .*not of learning_rate by batch_size"
         ):
@@ -321,8 +317,8 @@ def test_of_two_drivers_that_start_at_once_in_a_new_folder_one_begins_it(place, 
         return found
 
     monkeypatch.setattr("mup_tpu.store.runs.read_header", read_then_wait)
-    depth = StoredAxes.of(Sweep("x", scale=Axis("depth", (2, 4)), compare=Axis("tied", (True, False))))
-    asked = {"another experiment": ("y", StoredAxes()), "other axes": ("x", depth)}
+    depth = Sweep("x", scale={"depth": (2, 4)}, compare={"tied": (True, False)}).axes
+    asked = {"another experiment": ("y", Axes()), "other axes": ("x", depth)}
     begun, refused = [], []
 
     def begin(experiment, axes):
@@ -331,7 +327,7 @@ def test_of_two_drivers_that_start_at_once_in_a_new_folder_one_begins_it(place, 
         except StoreError as error:
             refused.append(str(error))
 
-    ways = [("x", StoredAxes()), asked.get(other, ("x", StoredAxes()))]
+    ways = [("x", Axes()), asked.get(other, ("x", Axes()))]
     threads = [threading.Thread(target=begin, args=way) for way in ways]
     for thread in threads:
         thread.start()

@@ -101,17 +101,17 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def merge(self):
-        merge_all(Store(self.folder, self.study.space.name))
+        merge_all(Store(self.folder, self.study.grid.experiment))
 
     @rule(scale=st.integers(1, 9))
     def plan(self, scale):
-        Store(self.folder, self.study.space.name, planned=(float(scale),))
+        Store(self.folder, self.study.grid.experiment, planned=(float(scale),))
         self.planned.add(float(scale))
 
     @rule(scale=st.sampled_from([64, 128]))
     def ask_about(self, scale):
         self.where = (Condition("width", ">=", str(scale)),)
-        Store(self.folder, self.study.space.name).ask(self.where)
+        Store(self.folder, self.study.grid.experiment).ask(self.where)
 
     @rule(name=st.sampled_from("abcdef"))
     def keep(self, name):
@@ -158,7 +158,7 @@ class Walk(RuleBasedStateMachine):
         if hasattr(self, "folder"):
             for trial in self.study.ask(1000, patience=1e-9):
                 self.tell(trial, False)
-            merge_all(Store(self.folder, self.study.space.name))
+            merge_all(Store(self.folder, self.study.grid.experiment))
             assert load_runs(self.folder)["status"].tolist() == ["finished"] * 36
             assert not list(self.folder.rglob(".partial-*"))
 

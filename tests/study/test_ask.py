@@ -337,9 +337,12 @@ def test_escapes_in_a_setting_do_not_reach_the_terminal(tmp_path, capsys):
 def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):
     file = tmp_path / "bad.toml"
     for text, sentence in (
-        ("[settings]\na = 1", "scale and [[ladder]]: give one of them"),
+        ("[settings]\na = 1", "experiment is missing"),
+        ('experiment = "a"\ntune = {lr = [1]}\n[settings]', "scale is missing"),
+        ('experiment = "a"\nscale = {w = [1]}\n[settings]', "tune is missing"),
+        ('experiment = "a"\nbase.model = {}\n[settings]', "base is not for the file of a study"),
         ("lerning_rate = 1\n[settings]\na = 1", "unknown key 'lerning_rate'"),
-        ("trainer = 3", "scale and [[ladder]]"),
+        ("trainer = 3", "trainer 3 is not text"),
         ('experiment = "a"\nscale = {w = [1]}\ntune = {lr = [1]}\n[settings]', "trainer is missing"),
     ):
         file.write_text(text)

@@ -391,10 +391,10 @@ def test_longer_runs_go_on_from_shorter_ones_of_their_size(kind, tmp_path):
     assert made == 2 * (8 + 3), "and not 2 · (2 + 4 + 8 + 3)"
     for row in load_runs(tmp_path / "s").itertuples():
         assert row.loss == pytest.approx((10 * (1 - row.rate) ** row.steps) ** 2)
-    assert Study.load(tmp_path / "s").space.continued == "steps"
+    assert Study.load(tmp_path / "s").grid.continued == "steps"
     kept = {(t.width, t.steps) for t in study.trials() if t.id in os.listdir(tmp_path / "s" / "work")}
     assert kept == {(64, 2), (64, 4), (128, 3)}, "what no longer run needs is removed"
-    more = of_lengths(tmp_path / "s", scale=[*study.space.scale, {"width": 64, "steps": 10}])
+    more = of_lengths(tmp_path / "s", scale=[*study.grid.points, {"width": 64, "steps": 10}])
     assert more.run(train, workers=2, console=QUIET) == {"finished": 2}
     done = [line.split() for line in (tmp_path / "s" / "steps_done").read_text().splitlines()]
     assert {"function": len(done), "program": sum(int(n) for _, n in done)}[kind] == made + 2 * (10 - 4)
@@ -441,7 +441,7 @@ def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path)
     with pytest.raises(StoreError, match="holds experiment 'valley', not 'other'"):
         valley_study(whole, name="other").run(trainers.valley, console=QUIET)
     with pytest.raises(StoreError, match="holds a study of lr by width"):
-        Store(whole, "valley", mup_tpu.store.StoredAxes())
+        Store(whole, "valley", mup_tpu.config.Axes())
     pd.testing.assert_frame_equal(table(whole), before)
 
 
@@ -466,22 +466,24 @@ def test_other_settings_are_refused(tmp_path):
     "changes, sentence",
     [
         ({"scale": {"width": []}}, "scale width .* is not a list of values"),
-        ({"scale": {"width": [64, -1]}}, "scale width -1 is not allowed: it must be a number above 0"),
+        ({"scale": {"width": [64, -1]}}, "scale width -1 is not allowed: it must be above 0"),
         ({"scale": {"a b": [64]}}, "name 'a b' is not allowed: it must be a word"),
         ({"scale": {"loss": [64]}}, "name 'loss' is not allowed: every run has its own"),
         ({"scale": [{"a": 1}, {"b": 1}]}, "does not set a as the first does"),
         ({"scale": [{"a": 1, "b": 1}, {"a": 1, "b": 2}]}, "two points have the same a"),
-        ({"measured_by": "depth"}, "measured_by 'depth' is not one of width"),
+        ({"measured_by": "depth"}, "measured_by 'depth' is not one of 'width'"),
         ({"tune": {"lr": [1], "wd": [1]}}, "lr has fewer than three values: hyperparameters"),
-        ({"tune": {"lr": ["a"]}}, "tune lr 'a' is not allowed: it must be a number, 0 or more"),
+        ({"tune": {"lr": ["a"]}}, "tune lr 'a' is not a number; write"),
         ({"tune": {"lr": [math.nan]}}, "tune lr nan is not allowed"),
-        ({"tune": {"width": [1]}}, "width of the study is given twice"),
+        ({"tune": {"lr": [-1.0]}}, "tune lr -1.0 is not allowed: it must be 0 or more"),
+        ({"tune": {}}, "tune {} is not names with values"),
+        ({"tune": {"width": [1]}}, "width is on two axes: each name may be in one place"),
         ({"compare": {"rule": ["a", 1]}}, "compare rule mixes int and str"),
         ({"compare": {"rule": [{}]}}, "is not text, a number, True or False"),
         ({"settings": {"data": [1]}}, r"data \[1\] is not text"),
         ({"seeds": 0}, "seeds 0 is not allowed"),
         ({"seeds": 10**5}, "trials; at most"),
-        ({"name": "a/b"}, "name 'a/b' is not allowed"),
+        ({"name": "a/b"}, "experiment 'a/b' is not allowed"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused(changes, sentence, tmp_path):

@@ -117,7 +117,7 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
     """The second host dies, which reports nothing."""
     # Long enough for the first host to train on while the second one is killed.
     base = tiny.replace(steps=400, depth=1, sequence_length=16)
-    sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))
+    sweep = Sweep("slices", base, scale={"width": (32,)}, tune={"learning_rate": (0.003, 0.01)})
     seen, lost = [], []
 
     def recorded(*arguments):

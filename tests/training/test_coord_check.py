@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mup_tpu.analysis.coord_check import by_setting, slopes
-from mup_tpu.config import Axis
+from mup_tpu.config import field_column
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.models.weights import export_stock
@@ -19,7 +19,7 @@ from mup_tpu.training.pack import Pack
 @pytest.fixture(scope="module")
 def measured(tiny):
     trial = tiny.replace(steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-7)
-    *_, table = measure(trial, Axis("width", (32, 64, 128)), ("sp", "mup"), 2)
+    *_, table = measure(trial, {"width": (32, 64, 128)}, ("sp", "mup"), 2)
     return table
 
 
@@ -45,13 +45,13 @@ def test_what_is_stored_is_not_measured_again_and_other_options_are_refused(meas
     trial = tiny.replace(steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-7)
     stored = measured[measured["width"] == 32]
     said = []
-    *_, table = measure(trial, Axis("width", (32, 64)), ("sp", "mup"), 2, stored, lambda *of: said.append(of))
+    *_, table = measure(trial, {"width": (32, 64)}, ("sp", "mup"), 2, stored, lambda *of: said.append(of))
     assert list(dict.fromkeys(pack for pack, _ in said)) == ["width 64, sp", "width 64, mup"]
     assert [share for _, share in said] == pytest.approx([i / 10 for i in range(10)])  # 2 packs, 4 steps
     pd.testing.assert_frame_equal(table, measured[measured["width"] <= 64].reset_index(drop=True))
     with pytest.raises(StoreError, match="adamw, tied True, but with other options"):
-        next(measure(trial.replace(learning_rate=0.5), Axis("width", (32,)), ("mup",), 1, stored))
-    *_, table = measure(trial.replace(tied=False), Axis("width", (32, 64)), ("mup",), 1, stored)
+        next(measure(trial.replace(learning_rate=0.5), {"width": (32,)}, ("mup",), 1, stored))
+    *_, table = measure(trial.replace(tied=False), {"width": (32, 64)}, ("mup",), 1, stored)
     parts = by_setting(table)
     assert set(parts) == {"adamw_tied", "adamw_untied"}
     assert len(parts["adamw_tied"]) == len(stored)
@@ -72,7 +72,7 @@ def test_mup_slopes_lie_near_zero_or_below_and_sp_s_do_not(measured):
 def test_llama_is_flat_along_the_width_under_mup_and_completep_and_not_in_sp(tiny, own):
     """Its gated MLP multiplies two products, each of which grows as width in SP: 2 together."""
     trial = tiny.replace(steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-9, **own)
-    scale = Axis("width", (32, 64, 128))
+    scale = {"width": (32, 64, 128)}
     *_, table = measure(trial, scale, ("sp", "mup", "completep"), 1)
     largest = slopes(table).groupby("parametrization")["slope"].max()
     assert largest["mup"] < 0.2 and largest["completep"] < 0.2
@@ -85,7 +85,7 @@ def deep(tiny):
 
 @pytest.fixture(scope="module")
 def by_depth(tiny):
-    *_, table = measure(deep(tiny), Axis("depth", (1, 2, 4)), ("sp", "mup"), 2)
+    *_, table = measure(deep(tiny), {"depth": (1, 2, 4)}, ("sp", "mup"), 2)
     return table
 
 
@@ -173,23 +173,25 @@ def test_distance_from_linearization_is_that_of_reverse_mode_derivatives(by_dept
 
 
 def test_a_scale_has_its_smallest_point_as_base_and_may_be_one_of_the_data(tiny):
-    for scale in (Axis("batch_size", (1, 2, 4)), Axis("steps", (4, 8, 16))):
+    for scale in ({"batch_size": (1, 2, 4)}, {"steps": (4, 8, 16)}):
         *_, table = measure(deep(tiny), scale, ("mup",), 1)
-        assert sorted(table[scale.column].unique()) == sorted(scale.values)
+        ((field, values),) = scale.items()
+        assert sorted(table[field_column(field)].unique()) == sorted(values)
         assert table["step"].max() == 3
         assert set(table["quantity"]) == {"activation", "update"}
     assert slopes(table)["slope"].notna().all()
 
 
-@pytest.mark.parametrize("scale", [Axis("seed", (0, 1)), Axis("schedule", ("linear", "cosine"))])
+@pytest.mark.parametrize("scale", [{"seed": (0, 1)}, {"schedule": ("linear", "cosine")}])
 def test_what_is_no_way_of_growing_is_refused(scale, tiny):
-    with pytest.raises(ConfigError, match=f"scale {scale.field} of a coordinate check is no axis of growth"):
+    (field,) = scale
+    with pytest.raises(ConfigError, match=f"scale {field} of a coordinate check is no axis of growth"):
         next(measure(tiny, scale, ("mup",), 1))
 
 
 def test_a_check_along_another_scale_is_not_mixed_with_a_stored_one(measured, tiny):
     with pytest.raises(StoreError, match="along another scale than depth is stored there"):
-        next(measure(deep(tiny), Axis("depth", (1, 2)), ("mup",), 1, measured))
+        next(measure(deep(tiny), {"depth": (1, 2)}, ("mup",), 1, measured))
 
 
 MATCHED = {"optimizer": "muon", "muon_scale": "match_rms_adamw"}
@@ -222,7 +224,7 @@ def test_updates_of_muon_and_hyperball_change_layers_alike_at_every_width_with_m
     trial = tiny.replace(
         steps=4, warmup=0.0, schedule="constant", **own, learning_rate=2.0**-5, adamw_lr_ratio=1e-9
     )
-    *_, table = measure(trial, Axis("width", (32, 64, 128)), (name,), 1)
+    *_, table = measure(trial, {"width": (32, 64, 128)}, (name,), 1)
     found = slopes(table).query("quantity == 'update'").set_index("layer")["slope"]
     # Attention's softmax and the readout, whose weights do not learn here, have exponents of their own.
     exponents = found[[layer for layer in found.index if layer.startswith(("mlp", "residual"))]]

@@ -16,18 +16,18 @@ from mup_tpu.tuning.sequence import buy
 
 @pytest.fixture(scope="session")
 def bought() -> Callable[..., pd.DataFrame]:
-    """Function that buys trials of a grid, without training, until the end or some number of rows.
+    """Function that buys trials, without training, until the end or some number of rows.
 
     `result_of(trial, row)` gives what the trial's row has beside its configuration.
     """
 
     def bought(
-        grid: Any, store: Any, result_of: Callable[..., dict[str, Any]], stop: float = math.inf
+        buyer: Any, store: Any, result_of: Callable[..., dict[str, Any]], stop: float = math.inf
     ) -> Any:
         def run(trials: list[Any], purchase: Callable[[Any], int]) -> Counter[str]:
             done, rows = store.done(), []
             for trial in trials:
-                if (name := grid.trial_id(trial)) not in done:
+                if (name := buyer._trial_id(trial)) not in done:
                     row = configured(trial) | {"trial_id": name, "purchase": purchase(trial)}
                     rows.append(row | {"status": "finished"} | result_of(trial, row))
             left = int(min(stop - len(store.results()), len(rows)))
@@ -37,7 +37,7 @@ def bought() -> Callable[..., pd.DataFrame]:
             return Counter(finished=len(rows))
 
         with contextlib.suppress(KeyboardInterrupt):
-            buy(grid, store, run, math.inf, Console(quiet=True))
+            buy(buyer, run, math.inf, Console(quiet=True))
         return store.results()
 
     return bought

@@ -9,7 +9,7 @@ from mup_tpu.tuning.sweep import Machine, forecast, machine_here, tpu
 BASE = Trial().replace(
     depth=3, head_size=32, sequence_length=64, batch_size=4, steps=50, corpus="x", optimizer="adamw"
 )
-SWEEP = Sweep("x", BASE, widths=(64, 128), learning_rates=(0.01, 0.02, 0.04), num_seeds=2)
+SWEEP = Sweep("x", BASE, scale={"width": (64, 128)}, tune={"learning_rate": (0.01, 0.02, 0.04)}, num_seeds=2)
 TRIALS = SWEEP.trials()
 
 

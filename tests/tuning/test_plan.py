@@ -15,17 +15,18 @@ from mup_tpu import plan
 from mup_tpu.analysis.planned import predict_planned
 from mup_tpu.analysis.trend import BY_KIND, Pace, Priors, Trend, fixed
 from mup_tpu.cli import main
-from mup_tpu.config import Axis, Design, Ladder, Sweep, Trial
+from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, parse_axis, write_sweep
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.models import sizes, training_flops
-from mup_tpu.store import Store, StoredAxes
+from mup_tpu.store import Store
 from mup_tpu.store.header import load_predictions
 from mup_tpu.study.study import Study, load_study
 from mup_tpu.tuning.plan import LAUNCH_S, Speed, planned_of
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import _grid_of
+from mup_tpu.tuning.sequence import buyer_of
+from mup_tpu.tuning.sweep import measured
 from mup_tpu.tuning.target import goal_of_a_transformer, read_target
 from mup_tpu.words.plans import recipe_lines
 
@@ -146,7 +147,7 @@ def test_a_study_s_seeds_and_the_name_that_runs_continue_along_are_planned(tmp_p
     assert "continued" not in tomllib.loads(whole.toml())
     assert continued.steps[1].runs == 18
     (tmp_path / "plan.toml").write_text(continued.toml())
-    assert load_study(tmp_path / "plan.toml", str(tmp_path / "runs"))[0].space.continued == "steps"
+    assert load_study(tmp_path / "plan.toml", str(tmp_path / "runs"))[0].grid.continued == "steps"
     longer = [step for step in continued.steps if step.is_continued]
     assert longer and "which go on from shorter ones" in repr(continued)
     for step in longer:
@@ -192,16 +193,17 @@ def test_fields_that_do_not_shrink_are_the_targets_own(tmp_path):
     assert load_sweep(file) == made.sweep
     for trial in made.sweep.trials():
         for name, value in made.goal.values.items():
-            grows = name in made.sweep.scale_axis.fields
+            grows = name in made.sweep.axes.scale
             assert trial.flat()[name] <= value if grows else trial.flat()[name] == value
 
 
 def test_any_sweep_is_written_as_it_is_read(tmp_path):
-    ladder = Ladder(({"width": 64, "steps": 50}, {"width": 128, "steps": 100}), "tokens")
+    ladder = ({"width": 64, "steps": 50}, {"width": 128, "steps": 100})
+    rules, widths = {"parametrization": ("sp", "mup")}, {"width": (64, 128)}
     base = Trial().replace(init_std=0.1, tied=False, corpus='a "b"', weight_decay=1e-4)
     for sweep in (
-        Sweep("a", base, scale=ladder, learning_rates=(2**-8, 0.003)),
-        Sweep("b", base, ("sp", "mup"), (64, 128), num_seeds=3),
+        Sweep("a", base, scale=ladder, measured_by="tokens", tune={"learning_rate": (2**-8, 0.003)}),
+        Sweep("b", base, compare=rules, scale=widths, num_seeds=3),
         Sweep("c", tune=parse_axis("weight_decay=0,0.1", ""), compare=parse_axis("tied=true,false", "")),
     ):
         (tmp_path / "s.toml").write_text(write_sweep(sweep))
@@ -215,7 +217,7 @@ def test_any_sweep_is_written_as_it_is_read(tmp_path):
         ("ours", ("width=4096", "1e17", Trial())),
         ("three scales", ("width=1024 depth=8 tokens=4e6", "1e17", Trial())),
         ("a table", ("width=4096", "1e17", Trial(), "results/lr_transfer")),
-        ("in SP", ("width=2048", "1e17", Sweep("sp", parametrizations=("sp",)))),
+        ("in SP", ("width=2048", "1e17", Sweep("sp", compare={"parametrization": ("sp",)}))),
     ],
 )
 def test_plans_are_the_frozen_ones(name, arguments, golden):
@@ -225,14 +227,14 @@ def test_plans_are_the_frozen_ones(name, arguments, golden):
 def test_a_table_of_ones_own_replaces_what_is_usual():
     usual, own = (plan("width=4096", "1e17", Trial(), table=t) for t in (None, "results/lr_transfer"))
     assert "lr_transfer, mup" in repr(own) and "public sweeps" in repr(usual)
-    assert own.sweep.learning_rates[4] == 2**-6
-    sp = plan("width=2048", "1e17", Sweep("sp", parametrizations=("sp",)), _drifting()).sweep
-    assert sp.learning_rates[4] == 2**-9, "its rule's, at its smallest width"
+    assert own.sweep.tuned["learning_rate"][4] == 2**-6
+    sp = plan("width=2048", "1e17", Sweep("sp", compare={"parametrization": ("sp",)}), _drifting()).sweep
+    assert sp.tuned["learning_rate"][4] == 2**-9, "its rule's, at its smallest width"
     slow = plan("width=2048", "1e17", Trial().replace(learning_rate=2**-10))
-    assert slow.sweep.learning_rates[4] == 2**-10
+    assert slow.sweep.tuned["learning_rate"][4] == 2**-10
     deep = plan("depth=16", "1e17", Trial(), table=_drifting())
     assert deep.lines()[-1].endswith("is along width, so only its rates are used")
-    assert deep.sweep.learning_rates[4] == 2**-4
+    assert deep.sweep.tuned["learning_rate"][4] == 2**-4
     one = _drifting().query("width == 64")
     with pytest.raises(TableError, match="two widths with a known optimum"):
         plan("width=4096", "1e17", Trial(), table=one)
@@ -249,13 +251,13 @@ def _drifting():
 
 
 def test_a_sweeps_own_rules_and_rates_are_taken():
-    rules, rates = Axis("parametrization", ("sp", "mup")), Axis("learning_rate", (2**-9, 2**-8, 2**-7))
+    rules, rates = {"parametrization": ("sp", "mup")}, {"learning_rate": (2**-9, 2**-8, 2**-7)}
     made = plan("width=1024", "1e15", Sweep("mine", tune=rates, compare=rules))
     assert made.rule == "mup" and made.sweep.experiment == "mine"
-    assert made.sweep.learning_rates == (2**-9, 2**-8, 2**-7)
-    assert plan("width=1024", "1e15", Sweep("mine", parametrizations=("sp",))).rule == "sp"
+    assert made.sweep.tune == {"learning_rate": (2**-9, 2**-8, 2**-7)}
+    assert plan("width=1024", "1e15", Sweep("mine", compare={"parametrization": ("sp",)})).rule == "sp"
     with pytest.raises(ConfigError, match="tune weight_decay of the sweep: a plan is made for the learning"):
-        plan("width=1024", "1e15", Sweep("mine", tune=Axis("weight_decay", (0.0, 0.1))))
+        plan("width=1024", "1e15", Sweep("mine", tune={"weight_decay": (0.0, 0.1)}))
 
 
 @pytest.mark.parametrize(
@@ -311,10 +313,9 @@ def test_hyperparameters_that_cannot_be_tuned_are_one_sentence(tune, sentence):
 def _bought(bought, made, best, folder, noise=0.0, stop=math.inf, loss=None):
     """Rows of a planned sweep of ours whose valleys are parabolas around `best` of a row's columns."""
     generator, corpora, loaded = np.random.default_rng(0), Corpora(), made.sweep
-    table, axes = tomllib.loads(made.toml())["target"], StoredAxes.of(loaded)
-    planned_of(table, loaded.scale_axis.points, loaded.base, {}, axes).keep(str(folder))
-    grid = _grid_of(loaded, corpora)
-    store = Store(folder, loaded.experiment, StoredAxes.of(loaded), tuple(grid.points))
+    planned_of(tomllib.loads(made.toml())["target"], loaded).keep(str(folder))
+    points = measured(loaded, corpora)
+    store = Store(folder, loaded.experiment, loaded.axes, tuple(points))
 
     def result_of(trial, row):
         counts = sizes(trial, 256)
@@ -323,7 +324,7 @@ def _bought(bought, made, best, folder, noise=0.0, stop=math.inf, loss=None):
         away = math.log2(row["lr"]) - best(row | counts)
         return counts | {"loss": 3.0 + 0.05 * away**2 + noise * generator.standard_normal()}
 
-    return bought(grid, store, result_of, stop)
+    return bought(buyer_of(loaded, points, corpora.trial_id, store), store, result_of, stop)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +381,7 @@ def test_a_plan_says_what_is_left_and_what_other_rules_would_leave():
     assert any(line.endswith("the target's own run costs more") for line in poor.lines())
     left = (1e16 - mup.cost) / mup.target_cost
     assert any(f"{left:.3g} times the target's own run" in line for line in mup.lines())
-    assert plan("width=8192", "1e20", Sweep("sp", parametrizations=("sp",))).others == {}
+    assert plan("width=8192", "1e20", Sweep("sp", compare={"parametrization": ("sp",)})).others == {}
     moves = f"under SP the same runs would leave {mup.others['sp']:.4f} nat: its optimum moves more"
     assert moves in mup.lines()
     numbers = [line.partition(". ")[0] for line in mup.lines() if line[:1].isdecimal()]
@@ -389,8 +390,8 @@ def test_a_plan_says_what_is_left_and_what_other_rules_would_leave():
 
 def _two(tmp_path, bought, noise=0.002):
     """Rate and decay of a plan of ours, both bought: the rate falls with tokens, the decay rises."""
-    axes = (Axis("learning_rate", (2**-9, 2**-7, 2**-5)), Axis("weight_decay", (0.03, 0.1, 0.3)))
-    made = plan("width=512 steps=8000", "1e17", Sweep("two", Trial().replace(steps=500), tune=Design(axes)))
+    tune = {"learning_rate": (2**-9, 2**-7, 2**-5), "weight_decay": (0.03, 0.1, 0.3)}
+    made = plan("width=512 steps=8000", "1e17", Sweep("two", Trial().replace(steps=500), tune=tune))
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "plan.toml").write_text(made.toml())
     assert load_sweep(tmp_path / "plan.toml") == made.sweep and made.beside == {
@@ -439,13 +440,13 @@ def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(tm
     (tmp_path / "there").mkdir()
     shutil.copy(tmp_path / "two" / "predictions.json", tmp_path / "there")
     rates, decays = ([2 ** (one.x + step) for step in (-2, -1, 0, 1, 2)] for one in kept)
-    tuned = Design((Axis("learning_rate", rates), Axis("weight_decay", decays)))
-    sweep = replace(made.sweep, scale=Ladder((made.goal.values,)), tune=tuned)
+    tuned = {"learning_rate": rates, "weight_decay": decays}
+    sweep = replace(made.sweep, scale=(made.goal.values,), tune=tuned)
     loss, runs = rows.attrs["loss"], []
     for i, trial in enumerate(sweep.trials()):
         row = configured(trial) | sizes(trial, 256) | {"trial_id": f"{i}", "status": "finished"}
         runs.append(row | {"loss": loss(row)})
-    Store(tmp_path / "there", "two", StoredAxes.of(sweep)).append(runs)
+    Store(tmp_path / "there", "two", sweep.axes).append(runs)
     capsys.readouterr()
     main(["analyze", str(tmp_path / "there")])
     out = " ".join(capsys.readouterr().out.split())

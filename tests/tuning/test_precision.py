@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu.cli import main
-from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, write_sweep
 from mup_tpu.devices import peak
@@ -36,7 +36,13 @@ def cpu_with(tmp_path, monkeypatch):
 
 
 def sweep_of(trial: Trial, *rates: float) -> Sweep:
-    return Sweep("x", trial, widths=(32,), learning_rates=rates, parametrizations=("mup",))
+    return Sweep(
+        "x",
+        trial,
+        scale={"width": (32,)},
+        tune={"learning_rate": rates},
+        compare={"parametrization": ("mup",)},
+    )
 
 
 def run(sweep: Sweep, folder, console: Console):
@@ -82,7 +88,7 @@ def test_rows_and_ids_are_of_the_precision_that_was_taken(cpu_with, tiny, tmp_pa
 def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
     cpu_with("avx512_bf16")
     asked, console = tiny.replace(precision="auto", steps=2), Console(record=True, width=200)
-    sweep = dataclasses.replace(sweep_of(asked, 0.01, 0.02, 0.04, 0.08), widths=(32, 64, 96))
+    sweep = dataclasses.replace(sweep_of(asked, 0.01, 0.02, 0.04, 0.08), scale={"width": (32, 64, 96)})
     until = SequenceOptions(until_settled=True, budget="2s")
     ended = run_until_settled(sweep, str(tmp_path), until, SweepOptions(), CPU, console)
     assert "precision bf16: this CPU has avx512_bf16" in console.export_text()
@@ -132,11 +138,11 @@ def _options(trial: Trial) -> list[str]:
 
 
 def test_precisions_are_compared_by_name_alone(tiny, tmp_path):
-    both = {"compare": Axis("precision", ("float32", "bf16")), "parametrizations": None}
+    both = {"compare": {"precision": ("float32", "bf16")}, "parametrizations": None}
     sweep = dataclasses.replace(sweep_of(tiny.replace(precision="auto"), 0.01), **both)
     assert run(sweep, tmp_path, Console(quiet=True)) == {"finished": 2}
     with pytest.raises(ConfigError, match="precision 'auto' cannot be on an axis: give 'float32', 'bf16'"):
-        dataclasses.replace(sweep, compare=Axis("precision", ("float32", "auto")))
+        dataclasses.replace(sweep, compare={"precision": ("float32", "auto")})
 
 
 def test_auto_names_no_trial_and_a_typo_is_named(tiny):

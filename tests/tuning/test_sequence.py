@@ -11,12 +11,12 @@ from rich.console import Console
 from mup_tpu.analysis import Reading, analyze, load_table
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import MOST_LOOKS
-from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
-from mup_tpu.store import Condition, Store, StoredAxes, load_header, load_runs
+from mup_tpu.store import Condition, Store, load_header, load_runs
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import _grid_of, run_until_settled
-from mup_tpu.tuning.sweep import run_sweep
+from mup_tpu.tuning.sequence import buyer_of, run_until_settled
+from mup_tpu.tuning.sweep import measured, run_sweep
 
 UNTIL = SequenceOptions(until_settled=True)
 ALONE = RunOptions(threads=os.cpu_count() or 1)
@@ -29,7 +29,13 @@ def sweep(tiny):
         tiny.replace(steps=3, eval_batches=1, sequence_length=16),
         tuple(2.0**e for e in range(-9, -5)),
     )
-    return Sweep("seq", base, widths=(32, 64, 128), learning_rates=rates, parametrizations=("sp", "mup"))
+    return Sweep(
+        "seq",
+        base,
+        scale={"width": (32, 64, 128)},
+        tune={"learning_rate": rates},
+        compare={"parametrization": ("sp", "mup")},
+    )
 
 
 def settle(sweep, path, until=UNTIL, options=SweepOptions(), console=None):
@@ -76,7 +82,7 @@ def test_an_interrupted_sequence_goes_on_from_its_rows_ends_and_buys_nothing_mor
 def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that_is_not(
     sweep, tmp_path, bought
 ):
-    sweep = dataclasses.replace(sweep, parametrizations=("mup",))
+    sweep = dataclasses.replace(sweep, compare={"parametrization": ("mup",)})
 
     def result_of(trial, row):
         noise = np.random.default_rng(int(row["trial_id"][:8], 16)).normal(0, 0.01)
@@ -86,9 +92,10 @@ def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that
         return {"loss": loss, "wall_time_s": cost, "flops": cost}
 
     def simulated(folder, stop=math.inf):
-        grid = _grid_of(sweep, Corpora())
-        store = Store(folder, sweep.experiment, StoredAxes.of(sweep), (32, 64, 128))
-        return bought(grid, store, result_of, stop)
+        corpora = Corpora()
+        store = Store(folder, sweep.experiment, sweep.axes, (32, 64, 128))
+        buyer = buyer_of(sweep, measured(sweep, corpora), corpora.trial_id, store)
+        return bought(buyer, store, result_of, stop)
 
     whole = simulated(tmp_path / "whole")
     counts = whole.groupby("purchase").size()
@@ -108,7 +115,7 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
 
 def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, tmp_path, capsys):
     """A start around β₂ = ½ reaches 1, which is not allowed."""
-    sweep = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.5,)))
+    sweep = Sweep("x", tiny, scale={"batch_size": (2, 4, 8)}, tune={"beta2": (0.5,)})
     assert not settle(sweep, tmp_path, console=Console(width=300))
     ends = "mup ends here: start at the smallest scale, but beta2 1.0 is not allowed: it must be below 1"
     assert ends in capsys.readouterr().out
@@ -118,20 +125,22 @@ def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, 
 def test_bought_values_stay_within_what_a_trial_may_have(tiny, tmp_path, monkeypatch, patience):
     """After so few steps the best may lie at the edge; a β₂ beyond 1 cannot be bought."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
-    base, tune = tiny.replace(steps=3, eval_batches=1), Axis("beta2", (0.1, 0.2, 0.9))
-    sweep = Sweep("x", base, scale=Axis("batch_size", (2, 4, 8)), tune=tune)
+    base, tune = tiny.replace(steps=3, eval_batches=1), {"beta2": (0.1, 0.2, 0.9)}
+    sweep = Sweep("x", base, scale={"batch_size": (2, 4, 8)}, tune=tune)
     while not list(tmp_path.glob("runs/*")):  # on a busy machine the time may end before the first run
         settle(sweep, tmp_path, SequenceOptions(True, budget=f"{5 * patience}s"))
     assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
 
 
 def test_rows_added_to_a_grid_later_count_as_a_purchase(sweep, tmp_path):
-    one = dataclasses.replace(sweep, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    one = dataclasses.replace(
+        sweep, scale={"width": (32,)}, tune={"learning_rate": (0.01,)}, compare={"parametrization": ("mup",)}
+    )
     run_sweep(one, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     assert load_runs(tmp_path)["purchase"].isna().all()
     store = Store(tmp_path, "seq", planned=(32, 64, 128))
     assert store.next_purchase() == 1
-    more = dataclasses.replace(one, learning_rates=(0.02,))
+    more = dataclasses.replace(one, tune={"learning_rate": (0.02,)})
     run_sweep(more, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     assert load_runs(tmp_path).set_index("lr")["purchase"].dropna().to_dict() == {0.02: 1}
     assert store.next_purchase() == 2
@@ -139,7 +148,7 @@ def test_rows_added_to_a_grid_later_count_as_a_purchase(sweep, tmp_path):
 
 def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
     """Otherwise runs asked for there would be bought at the nearest planned scale."""
-    narrower = dataclasses.replace(sweep, widths=(16, 32), learning_rates=(0.01,))
+    narrower = dataclasses.replace(sweep, scale={"width": (16, 32)}, tune={"learning_rate": (0.01,)})
     run_sweep(narrower, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     assert set(load_table(tmp_path).runs["scale"]) == {16, 32}
     Store(tmp_path, "seq", planned=(32, 64, 128))
@@ -167,16 +176,16 @@ def test_impossible_options_are_refused_in_a_sentence(options, sentence):
         SequenceOptions(**options)
 
 
-SIZES = Axis("batch_size", (2, 4, 8))
+SIZES = {"batch_size": (2, 4, 8)}
 
 
 @pytest.mark.parametrize(
     ("axes", "sentence"),
     [
-        ({"widths": (32, 64)}, "the sweep has 2 widths: until_settled needs 3 at least"),
-        ({"scale": Axis("weight_decay", (0.0, 0.01, 0.1))}, "the sweep has weight decay 0: until_settled ne"),
-        ({"scale": SIZES, "tune": Axis("depth", (1, 2))}, "tune depth is a whole number"),
-        ({"scale": SIZES, "tune": Axis("weight_decay", (0.0,))}, "tune weight_decay has no value above 0"),
+        ({"scale": {"width": (32, 64)}}, "the sweep has 2 widths: until_settled needs 3 at least"),
+        ({"scale": {"weight_decay": (0.0, 0.01, 0.1)}}, "scale weight_decay 0.0 is not allowed: it"),
+        ({"scale": SIZES, "tune": {"depth": (1, 2)}}, "tune depth is a whole number"),
+        ({"scale": SIZES, "tune": {"weight_decay": (0.0,)}}, "tune weight_decay has no value above 0"),
     ],
 )
 def test_impossible_sequences_are_refused_in_a_sentence(axes, sentence, tiny, tmp_path):

@@ -16,11 +16,10 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.analysis import load_table
-from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.config.sweep import Design
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.toml import write_sweep
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import Store, StoredAxes, load_curves, load_runs
+from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.training.loop import PackRun
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sweep import measured, run_sweep
@@ -32,12 +31,20 @@ NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "threads", "git_commit
 
 def small_sweep(tiny: Trial) -> Sweep:
     """Eight trials, of which half diverge."""
-    return Sweep("small", tiny.replace(grad_clip=0.0), widths=(32, 64), learning_rates=(0.01, 1e30))
+    return Sweep(
+        "small", tiny.replace(grad_clip=0.0), scale={"width": (32, 64)}, tune={"learning_rate": (0.01, 1e30)}
+    )
 
 
 def one_value(tiny: Trial, *rates: float, **fields: object) -> Sweep:
     base = tiny.replace(**{"steps": 10, "eval_batches": 1} | fields)
-    return Sweep("x", base, widths=(32,), learning_rates=rates or (0.01,), parametrizations=("mup",))
+    return Sweep(
+        "x",
+        base,
+        scale={"width": (32,)},
+        tune={"learning_rate": rates or (0.01,)},
+        compare={"parametrization": ("mup",)},
+    )
 
 
 def swept(sweep: Sweep, path, run=ALONE, **options):
@@ -74,9 +81,10 @@ def test_workers_give_the_table_of_this_process_and_a_second_run_runs_nothing(
 
 def test_several_hyperparameters_are_swept_as_their_single_trials_and_all_are_analysed(tiny, tmp_path):
     rates = (2**-10, 2**-6, 2**-2)
-    design = Design((Axis("learning_rate", rates), Axis("init_std", (1e-3, 0.05, 1.0))))
+    tuned = {"learning_rate": rates, "init_std": (1e-3, 0.05, 1.0)}
+    rule = {"parametrization": ("mup",)}
     base = tiny.replace(steps=5, eval_batches=1)
-    sweep = Sweep("two", base, ("mup",), (32, 64), tune=design)
+    sweep = Sweep("two", base, scale={"width": (32, 64)}, tune=tuned, compare=rule)
     assert swept(sweep, tmp_path) == {"finished": 18} and not swept(sweep, tmp_path)
     runs, corpora = load_runs(tmp_path), Corpora()
     alone = [base.replace(width=64, learning_rate=rate, init_std=0.05) for rate in rates]
@@ -196,8 +204,8 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(error, sentence, run, optio
 def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path):
     """One text has several DataConfigs, in this process and in forked ones."""
     sweep = Sweep(
-        "batches", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4)),
-        tune=Axis("weight_decay", (0.0, 0.1)), num_seeds=2,
+        "batches", tiny.replace(steps=10), scale={"batch_size": (2, 4)},
+        tune={"weight_decay": (0.0, 0.1)}, num_seeds=2,
     )  # fmt: skip
     for name, run in (("alone", ALONE), ("workers", RunOptions(threads=1))):
         assert swept(sweep, tmp_path / name, run) == {"finished": 8}
@@ -215,15 +223,15 @@ def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path)
 def test_points_of_a_ladder_measure_what_their_rows_say(tiny, tmp_path, measured_by):
     """Both use the vocabulary of the data: a sequence looks up its rows by the measure."""
     points = ({"width": 32, "steps": 2}, {"width": 64, "steps": 3})
-    sweep = Sweep("x", tiny, ("mup",), learning_rates=(0.01,), scale=Ladder(points, measured_by=measured_by))
+    sweep = Sweep("x", tiny, tune={"learning_rate": (0.01,)}, scale=points, measured_by=measured_by)
     swept(sweep, tmp_path)
     runs = load_runs(tmp_path)
-    assert set(runs[sweep.scale_axis.column]) == set(measured(sweep, Corpora())) and len(runs) == 2
+    assert set(runs[sweep.axes.size]) == set(measured(sweep, Corpora())) and len(runs) == 4
 
 
 def test_points_of_a_ladder_that_measure_the_same_are_refused(tiny, tmp_path):
     points = ({"width": 32, "depth": 1}, {"width": 32, "depth": 2})
-    same_tokens = Sweep("x", tiny, scale=Ladder(points, measured_by="tokens"))
+    same_tokens = Sweep("x", tiny, scale=points, measured_by="tokens")
     sentence = "width 32 depth 1 and width 32 depth 2 have the same training tokens .3840.*give a measured_by"
     with pytest.raises(ConfigError, match=sentence):
         swept(same_tokens, tmp_path)
@@ -234,7 +242,7 @@ def test_a_sweep_along_other_axes_or_of_another_kind_is_refused_before_it_trains
     """The analysis would refuse a folder of two step counts, inits or schedules."""
     sweep = one_value(tiny, steps=30)
     swept(sweep, tmp_path)
-    other = Sweep("x", tiny, scale=Axis("depth", (1, 2)))
+    other = Sweep("x", tiny, scale={"depth": (1, 2)})
     with pytest.raises(StoreError, match="holds a sweep of learning_rate by width"):
         swept(other, tmp_path)
     for changes, sentence in (
@@ -247,24 +255,26 @@ def test_a_sweep_along_other_axes_or_of_another_kind_is_refused_before_it_trains
         with pytest.raises(StoreError, match=sentence):
             swept(dataclasses.replace(sweep, base=sweep.base.replace(**changes)), tmp_path)
     assert len(load_runs(tmp_path)) == 1
-    elsewhere = dataclasses.replace(sweep, learning_rates=(0.02,), num_seeds=2)
+    elsewhere = dataclasses.replace(sweep, tune={"learning_rate": (0.02,)}, num_seeds=2)
     assert swept(elsewhere, tmp_path) == {"finished": 2}
 
 
 def test_trials_that_were_stopped_early_are_trained_whole(tiny, tmp_path):
-    sweep = Sweep("halved", tiny.replace(steps=5), widths=(32,), learning_rates=(0.003, 0.01))
+    sweep = Sweep(
+        "halved", tiny.replace(steps=5), scale={"width": (32,)}, tune={"learning_rate": (0.003, 0.01)}
+    )
     swept(sweep, tmp_path / "whole")
     stored = Store(tmp_path / "whole", "halved").results().drop(columns="experiment")
     rows = [{k: v for k, v in row.items() if pd.notna(v)} for row in stored.to_dict("records")]
     chosen = [row for row in rows if row["lr"] == 0.01]
     stopped = [row | ({"status": "stopped", "loss": 9.0} if row in chosen else {}) for row in rows]
-    Store(tmp_path / "halved", "halved", StoredAxes.of(sweep)).append(stopped)
+    Store(tmp_path / "halved", "halved", sweep.axes).append(stopped)
     assert swept(sweep, tmp_path / "halved") == {"finished": len(chosen)}
     assert set(load_runs(tmp_path / "halved")["status"]) == {"finished"}
 
 
 def test_checkpoints_stay_until_rows_are_stored(tiny, tmp_path):
-    sweep = Sweep("kept", tiny.replace(steps=12), widths=(32,), learning_rates=(0.01,))
+    sweep = Sweep("kept", tiny.replace(steps=12), scale={"width": (32,)}, tune={"learning_rate": (0.01,)})
     options = dataclasses.replace(ALONE, checkpoint_every=5)
     (tmp_path / "curves").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):

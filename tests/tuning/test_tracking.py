@@ -127,14 +127,20 @@ def records_of(file):
 def test_a_sweep_sends_its_trials_and_stores_them_whatever_a_tracker_does(tiny, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     base, alone = tiny.replace(steps=3, eval_batches=1), RunOptions(threads=os.cpu_count() or 1)
-    sweep = Sweep("told", base, widths=(32,), learning_rates=(0.01, 0.02), parametrizations=("mup",))
+    sweep = Sweep(
+        "told",
+        base,
+        scale={"width": (32,)},
+        tune={"learning_rate": (0.01, 0.02)},
+        compare={"parametrization": ("mup",)},
+    )
     options = SweepOptions(track=("tensorboard",))
     run_sweep(sweep, str(tmp_path / "a"), options, alone, Console(quiet=True))
     names = set(load_runs(tmp_path / "a")["trial_id"])
     assert {path.name for path in (tmp_path / "a" / "tensorboard").iterdir()} == names and len(names) == 2
     Store(tmp_path / "b", "told")
     (tmp_path / "b" / "tensorboard").touch()  # a file in place of its folder
-    more = dataclasses.replace(sweep, learning_rates=(0.01,))
+    more = dataclasses.replace(sweep, tune={"learning_rate": (0.01,)})
     with pytest.warns(UserWarning, match="tensorboard gets no more trials: "):
         run_sweep(more, str(tmp_path / "b"), options, alone, Console(quiet=True))
     assert len(load_runs(tmp_path / "b")) == 1
@@ -142,7 +148,13 @@ def test_a_sweep_sends_its_trials_and_stores_them_whatever_a_tracker_does(tiny, 
 
 def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    sweep = Sweep("told", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    sweep = Sweep(
+        "told",
+        tiny,
+        scale={"width": (32,)},
+        tune={"learning_rate": (0.01,)},
+        compare={"parametrization": ("mup",)},
+    )
     options = SweepOptions(track=("wandb",))
     with pytest.raises(ConfigError, match=r"track 'wandb' needs its package: pip install '.\[wandb\]'"):
         run_sweep(sweep, str(tmp_path / "c"), options, RunOptions(threads=1), Console(quiet=True))

@@ -9,13 +9,12 @@ from rich.console import Console
 
 from mup_tpu import octaves
 from mup_tpu.cli import main
-from mup_tpu.config import Axis, RunOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
-from mup_tpu.config.sweep import Design
 from mup_tpu.config.toml import load_trial
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import Store, StoredAxes, load_runs
+from mup_tpu.store import Store, load_runs
 from mup_tpu.tuning.sweep import run_sweep
 from mup_tpu.tuning.transfer import Transfer, best_trial, target_trials, transfer_warnings
 
@@ -30,7 +29,10 @@ def small(tiny, tmp_path_factory):
     folders = {}
     for width in (32, 64):
         folders[width] = str(tmp_path_factory.mktemp(f"sweep{width}"))
-        sweep = Sweep("s", tiny.replace(steps=10), ("mup", "sp"), (width,), (0.003, 0.01, 0.03))
+        sweep = Sweep(
+            "s", tiny.replace(steps=10), scale={"width": (width,)},
+            tune={"learning_rate": (0.003, 0.01, 0.03)},
+        )  # fmt: skip
         run_sweep(sweep, folders[width], SweepOptions(), ALONE, QUIET)
     return folders
 
@@ -122,15 +124,16 @@ def test_a_sweep_gives_its_rule_s_predicted_optimum_and_not_the_best_row_of_any_
 
 def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(tiny, tmp_path, capsys):
     """Weight decay's optimum falls by half an octave with each octave of width."""
-    tuned = (Axis("learning_rate", octaves(-9, -3)), Axis("weight_decay", octaves(-6, 0)))
-    sweep = Sweep("two", tiny, ("mup",), (32, 64, 128), tune=Design(tuned))
+    tuned = {"learning_rate": octaves(-9, -3), "weight_decay": octaves(-6, 0)}
+    rule = {"parametrization": ("mup",)}
+    sweep = Sweep("two", tiny, scale={"width": (32, 64, 128)}, tune=tuned, compare=rule)
     rows, folder = [], str(tmp_path / "two")
     for i, trial in enumerate(sweep.trials()):
         a = math.log2(trial.optimizer.learning_rate) + 6
         b = math.log2(trial.optimizer.weight_decay) + 3 + math.log2(trial.model.width / 32) / 2
         loss = 3 - trial.model.width / 1e3 + 0.04 * a * a + 0.02 * b * b + 0.02 * a * b + 0.0003 * (i % 3)
         rows.append(configured(trial) | {"trial_id": f"{i}", "status": "finished", "loss": loss})
-    Store(folder, "two", StoredAxes.of(sweep)).append(rows)
+    Store(folder, "two", sweep.axes).append(rows)
     main(["analyze", folder])
     out = capsys.readouterr().out
     assert "μP: OPEN" in out and "learning rate: TRANSFERS" in out and "note" not in out

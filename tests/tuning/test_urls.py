@@ -18,7 +18,13 @@ NOT_RESULTS = ["wall_time_s", "finished_at", "threads", "git_commit"]
 
 
 def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(tiny, tmp_path, capsys):
-    sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.003, 0.01), parametrizations=("mup",))
+    sweep = Sweep(
+        "x",
+        tiny,
+        scale={"width": (32,)},
+        tune={"learning_rate": (0.003, 0.01)},
+        compare={"parametrization": ("mup",)},
+    )
     url, run, console = "memory://bucket/sweep", replace(ALONE, checkpoint_every=10), Console()
     folder = Folder(url)
     folder.write("checkpoints/another-drivers/step-00000010/meta.json", b"{}")
