@@ -100,13 +100,10 @@ def test_the_trainer_of_hugging_face_takes_the_groups(tmp_path, monkeypatch, cap
         assert loss < 4.0, "the stock class computes what was trained; random tokens leave ln 32 = 3.5"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    [
-        "torch_study",
-        pytest.param("hf_study", marks=pytest.mark.nightly),
-        pytest.param("lightning_study", marks=pytest.mark.nightly),
-    ],
+    ["torch_study", "hf_study", "lightning_study"],
 )
 def test_a_trial_of_an_example_is_killed_and_goes_on(name, tmp_path, monkeypatch, caplog):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))

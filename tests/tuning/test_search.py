@@ -280,7 +280,7 @@ def checkpoints(results):
     return list((results / "checkpoints").glob("*/step-*/meta.json"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_that_is_ended_goes_on_and_repeats_or_loses_no_trial(tiny, tmp_path):
     """By SIGTERM, at a checkpoint of its second trial; it goes on in this process."""
     results, base = tmp_path / "results", tiny.replace(steps=150)

@@ -145,7 +145,8 @@ def workers_of(pid: int) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 @pytest.mark.parametrize(
-    "sign", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
+    "sign",
+    [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.nightly) for s in (signal.SIGKILL, signal.SIGINT))],
 )
 def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on_to_the_same_table(
     sign, tiny, in_process, tmp_path
