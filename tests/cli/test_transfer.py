@@ -56,7 +56,7 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
     for bad, sentence in (
         (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
         (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),
-        (["transfer", results], "transfer needs a target: give --at FIELD=VALUE"),
+        (["transfer", results], "transfer needs a target, such as --at width=1024"),
         (["transfer", tmp_path / "none"], f"results folder {tmp_path / 'none'} holds no store"),
         (["transfer", results, "--at", "depth"], "at 'depth' is not FIELD=VALUE"),
     ):
