@@ -10,7 +10,6 @@ import http.server
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import urllib.request
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,23 +210,6 @@ def assert_same_table(url: str, path: Path) -> None:
     pd.testing.assert_frame_equal(load_curves(url), load_curves(path))
     ours, theirs = (load_runs(where).drop(columns=NOT_RESULTS) for where in (url, path))
     pd.testing.assert_frame_equal(ours, theirs)
-
-
-@pytest.mark.nightly
-def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(s3, sweep, sweep_file, local):
-    folder = Folder(s3.url())
-    victim = driver(s3, sweep_file, str(folder), "--pack-size", 1)
-    try:
-        while not (folder / "runs").names():
-            assert victim.poll() is None, "it ended before it could be killed"
-            time.sleep(0.02)
-    finally:
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.communicate()
-    assert 0 < len(load_runs(str(folder))) < 4
-    run_sweep(sweep, str(folder), SweepOptions(), replace(ALONE, checkpoint_every=5), Console(quiet=True))
-    assert_same_table(str(folder), local)
-    assert (folder / "checkpoints").names() == []
 
 
 @pytest.mark.nightly

@@ -9,23 +9,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 from rich.console import Console
 
 from mup_tpu import Study
-from mup_tpu.config import RunOptions, SweepOptions, Trial
-from mup_tpu.config.options import SearchOptions
-from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import ray_cluster
 from mup_tpu.store import load_runs
-from mup_tpu.tuning.search import run_search
 
 TOKEN, OTHER = "a" * 40, "b" * 40
 QUIET = Console(quiet=True)
@@ -121,28 +115,15 @@ def run(address, tmp_path):
     study.run(lambda trial, report: 1 + trial.lr, address=address, console=QUIET)
 
 
-def search(address, tmp_path):
-    trial = Trial().replace(
-        corpus=str(tmp_path / "train.jsonl"), width=32, base_width=32, head_size=16, sequence_length=16,
-        batch_size=2, steps=2, eval_batches=1,
-    )  # fmt: skip
-    lines = (json.dumps({"text": f"the square of {n} is {n * n}"}) for n in range(500))
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    space = Search("joined", trial, {"learning_rate": Domain("loguniform", 0.001, 0.06)})
-    where, how = SweepOptions(address=address), SearchOptions(algorithm="random", num_samples=2)
-    run_search(space, str(tmp_path / "out"), how, where, RunOptions(threads=1), False, QUIET)
-
-
 def words_about_tokens():
     return {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["disabled", "token"])
-@pytest.mark.parametrize("call", [run, search])
-def test_a_driver_whose_home_has_a_token_joins_clusters_with_and_without(mode, call, heads, home, tmp_path):
+def test_a_driver_whose_home_has_a_token_joins_clusters_with_and_without(mode, heads, home, tmp_path):
     write_token(home, TOKEN)
-    call(heads(mode), tmp_path)
+    run(heads(mode), tmp_path)
     assert set(load_runs(tmp_path / "out")["status"]) <= {"finished", "stopped"}
     assert not words_about_tokens(), "the next cluster may have another mode"
 
@@ -192,40 +173,3 @@ def test_a_ray_of_our_own_leaves_no_token_behind(home, tmp_path):
     assert not words_about_tokens()
     assert [path.name for path in home.rglob("*")] == [".ray", "auth_token"]
     assert (home / ".ray" / "auth_token").read_text() == OTHER
-
-
-def waits(trial, report):
-    """Wait until all may end; the end of its node ends it before."""
-    folder = Path(trial.folder)
-    (folder / f"pid-{os.getpid()}").touch()
-    while not (folder / "go").exists():
-        time.sleep(0.05)
-    return 1 + trial.lr
-
-
-@pytest.mark.nightly
-def test_a_study_goes_on_when_one_of_two_raylets_is_killed(home, tmp_path):
-    """A trial on each; that of the killed one is run again on the other."""
-    write_token(home, OTHER)
-    with contextlib.closing(Cluster("disabled")) as cluster:
-        cluster.start_head(0)
-        for name in ("one", "two"):
-            cluster.start(name, 1, f"--address={cluster.address}")
-
-        def pids():
-            return [int(path.name.partition("-")[2]) for path in tmp_path.glob("pid-*")]
-
-        def kill():
-            while len(pids()) < 2:
-                time.sleep(0.05)
-            end(cluster.nodes["two"])
-            while all(psutil.pid_exists(pid) and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids()):
-                time.sleep(0.05)  # the command line of a zombie is empty
-            (tmp_path / "go").touch()
-
-        threading.Thread(target=kill, daemon=True).start()
-        axes = {"scale": {"width": [64]}, "tune": {"lr": [0.25, 0.5]}}
-        study = Study(tmp_path / "out", name="joined", settings={"folder": str(tmp_path)}, **axes)
-        outcome = study.run(waits, address=cluster.address, console=QUIET)
-    assert outcome == {"finished": 2} and len(pids()) == 3
-    assert sorted(load_runs(tmp_path / "out")["loss"]) == [1.25, 1.5]

@@ -2,8 +2,6 @@
 
 import json
 import multiprocessing
-import subprocess
-import sys
 import threading
 
 import pandas as pd
@@ -132,63 +130,6 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
     assert next(others, None) is None
     expected = {"a", "b", *names}
     assert store.done() == expected and set(load_curves(tmp_path)["trial_id"]) == expected
-
-
-def test_who_reads_while_parts_are_merged_sees_every_row(tmp_path):
-    """A merge over and over in a thread, beside a reader: no part may be missed for being merged."""
-    store = Store(tmp_path, "x")
-    ended = threading.Event()
-
-    def append_and_merge():
-        while not ended.is_set():
-            for k in range(3):
-                store.append([row(f"trial-{k}")])
-            merge_all(store)
-
-    for k in range(20):
-        store.append([row(f"trial-{k}")])
-    thread = threading.Thread(target=append_and_merge)
-    thread.start()
-    try:
-        counts = [len(load_runs(tmp_path)) for _ in range(60)]
-    finally:
-        ended.set()
-        thread.join()
-    assert counts == [20] * 60
-
-
-def _append_many(path: str, first: int) -> None:
-    store = Store(path, "x")
-    for i in range(first, first + 20):
-        store.append([row(f"t{i:03d}", i)])
-
-
-def test_two_writers_at_once_lose_and_double_nothing(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_append_many, args=(str(tmp_path), first)) for first in (0, 10)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
-    assert load_runs(tmp_path)["trial_id"].tolist() == [f"t{i:03d}" for i in range(30)]
-
-
-def test_a_kill_while_writing_leaves_a_readable_table(tmp_path):
-    code = (
-        "import sys; from mup_tpu.store import Store\nstore = Store(sys.argv[1], 'x'); i = 0\nwhile "
-        "True:\n    store.append([{'trial_id': f't{i:05d}', 'status': 'finished', 'loss': float(i)}]); i += "
-        "1\n    print(i, flush=True)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(15):
-        confirmed = int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    runs = load_runs(tmp_path)
-    assert len(runs) >= confirmed
-    assert runs["loss"].tolist() == [float(i) for i in range(len(runs))]
 
 
 def test_folders_that_cannot_be_opened_say_so(tmp_path):
