@@ -275,7 +275,8 @@ def test_options_that_prose_names_are_there(monkeypatch, capsys):
         assert f"\n## mup-tpu {command}\n" in reference, f"{command} is not on the page of commands"
         with pytest.raises(SystemExit):
             main([*command.split(), "--help-all"])
-    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out)) | run_ray(["start", "--head"])
+    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out)) | {"--help"}
+    options |= run_ray(["start", "--head"])
     for code, page in named(r"--[a-z].*"):
         missing = set(re.findall(r"(?<!\S)--[a-z][\w-]+", code)) - options
         assert not missing, f"{page}: no command has {missing}"
