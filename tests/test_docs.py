@@ -275,7 +275,11 @@ def test_options_that_prose_names_are_there(monkeypatch, capsys):
         assert f"\n## mup-tpu {command}\n" in reference, f"{command} is not on the page of commands"
         with pytest.raises(SystemExit):
             main([*command.split(), "--help-all"])
-    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out)) | {"--help"}
+    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out)) | {
+        "--help",
+        "--help-all",
+        "--print-completion",
+    }
     options |= run_ray(["start", "--head"])
     for code, page in named(r"--[a-z].*"):
         missing = set(re.findall(r"(?<!\S)--[a-z][\w-]+", code)) - options
