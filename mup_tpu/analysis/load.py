@@ -17,7 +17,15 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.readers import TOOLS, find_reader
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_scale, means, plain_name
-from mup_tpu.analysis.ingest.table_values import LossUnit, Reading, numbers, plain_sizes, with_errors
+from mup_tpu.analysis.ingest.table_values import (
+    LossUnit,
+    Reading,
+    numbers,
+    plain_sizes,
+    plain_units,
+    with_errors,
+    without_summaries,
+)
 from mup_tpu.analysis.ingest.tables import STDIN, as_rows, with_settings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DATA, STORED_FIXED, RunTable, run_key, select, selected_scales
@@ -236,12 +244,14 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
     table, fixed = _named_once(table).reset_index(drop=True), STORED_FIXED
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
         table, shaped = as_rows(table, columns)
+        table, plain = plain_units(table)
         table, named = with_settings(table, columns)
         if (optima := read_optima(table, columns, reading.name or "table")) is not None:
             return optima
         table, columns, guessed = find_columns(table, columns)
+        table, left_out = without_summaries(table, (columns.seed, *columns.scales, *columns.tuned))
         table, columns, errors = with_errors(table, columns)
-        notes, fixed = [*shaped, *named, *guessed, *errors], _USUALLY_FIXED
+        notes, fixed = [*shaped, *plain, *named, *guessed, *left_out, *errors], _USUALLY_FIXED
     checked = standard_form(table, columns, reading, fixed, notes)
     purchases = checked.runs.loc[checked.runs["purchase"] > 0, "purchase"].nunique()
     if not purchases or columns.tuned_beside:

@@ -21,12 +21,20 @@ from mup_tpu.analysis.ingest.table_columns import (
     list_of,
     means,
     plain_name,
+    rough_numbers,
     short_name,
 )
 from mup_tpu.analysis.ingest.table_values import Reading, States, meanings, numbers, plain_sizes
-from mup_tpu.analysis.ingest.tables import at_logged_steps, last_steps
+from mup_tpu.analysis.ingest.tables import (
+    at_logged_steps,
+    history_of,
+    last_steps,
+    require_one_length,
+    without_early_ends,
+)
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import (
+    DIVERGED,
     ENDS,
     FINISHED,
     REFUSED,
@@ -92,13 +100,18 @@ def standard_form(
     # Values of a random search in several hyperparameters lie close to others and differ in the rest.
     merged = runs if columns.tuned_beside else _merged(runs, notes)
     runs = _distinct(merged, table, columns, notes)
-    history = None
-    if runs["step"].notna().any():
-        runs, history = last_steps(runs, columns.step, notes)
-        history = history[history["scale"] > 0]
-
+    by_step, is_ours = runs if runs["step"].notna().any() else None, {"trial_id", "config"} <= set(table)
+    if by_step is not None:
+        runs = last_steps(runs)
+        runs = without_early_ends(runs, {columns.step: runs["step"]}, notes)
+        runs = require_one_length(runs, columns.step, notes)
+    elif not is_ours:
+        runs = without_early_ends(runs, _counters(table, columns, runs.index), notes)
+    history = None if by_step is None else history_of(runs, by_step)
     if chance is None and not columns.maximized:
         runs = _without_blown_up(runs, notes)
+    if not is_ours and not columns.maximized:
+        runs = _without_sentinels(runs, notes)
     notes += _other_settings(table, runs, columns) + _oddities(runs, columns)
     scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
     is_zero = (runs[[*values, *each_of("scale", runs)]] == 0).any(axis=1)
@@ -112,6 +125,38 @@ def standard_form(
         history=history,
         chance=math.nan if chance is None else chance,
     )
+
+
+def _counters(table: pd.DataFrame, columns: Columns, rows: pd.Index) -> dict[str, pd.Series]:
+    """Return the columns that count how far each run came."""
+    used = {*columns.scales, *columns.tuned, columns.seed, columns.loss}
+    names = [name for name in map(str, table) if means(name) in ("step", "counter") and name not in used]
+    counts = {name: rough_numbers(table[name].loc[rows]) for name in names}
+    return {name: count for name, count in counts.items() if count.nunique() > 1}
+
+
+_REPEATED = 3  # points with one loss to the last digit, from which it stands for a failure
+
+
+def _without_sentinels(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
+    """Leave out runs whose loss no run can have: 0 or less where others are above, or one for many points."""
+    known = runs[np.isfinite(runs["loss"])]
+    losses = known["loss"]
+    points = known.drop_duplicates([*each_of("scale", runs), *each_of("x", runs), "loss"])[
+        "loss"
+    ].value_counts()
+    least = 0.5 * float(losses.median())
+    is_low = (losses <= 0) & (losses[losses > 0].min() > least) if least > 0 else losses.isna()
+    is_repeated = pd.Series(False, losses.index)
+    if len(points) > 1 and points.iloc[0] >= _REPEATED * points.iloc[1]:
+        is_repeated = losses == points.index[0]
+        is_repeated &= (is_repeated.sum() >= _REPEATED) & (known["scale"][is_repeated].nunique() > 1)
+    lost = is_low | is_repeated
+    if not lost.any():
+        return runs
+    values = list_of([f"{loss:g}" for loss in sorted(losses[lost].unique())])
+    notes.append(Reason.of("sentinels left out", count=int(lost.sum()), values=values))
+    return runs.drop(index=losses.index[lost])
 
 
 def _without_blown_up(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
@@ -132,6 +177,9 @@ def _without_blown_up(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
     return runs.assign(loss=runs["loss"].mask(blown_up, np.inf))
 
 
+_FLAG = re.compile(r"(is_|has_)?((?P<lost>diverged|exploded|blew_up|blown_up|is_nan|nan)|converged)")
+
+
 def _with_a_result(
     table: pd.DataFrame, columns: Columns, states: States, notes: list[Reason]
 ) -> tuple[pd.DataFrame, pd.Series]:
@@ -148,6 +196,11 @@ def _with_a_result(
         table, ended = table[~left_out], ended[~left_out]
     else:
         ended = pd.Series(FINISHED, index=table.index, dtype=ENDS)
+    for name in table:
+        if (flag := _FLAG.fullmatch(plain_name(name))) and name not in columns.along:
+            is_set = table[name].astype(str).str.strip().str.lower().isin(("true", "1", "1.0", "yes", "y"))
+            lost = is_set if flag["lost"] else ~is_set
+            ended = ended.astype(object).mask(lost & (ended == FINISHED), DIVERGED).astype(ENDS)
     metrics = [name for name in table if means(name) == "loss"]
     if len(metrics) < 2 or columns.step in table:
         return table, ended

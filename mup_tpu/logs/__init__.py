@@ -125,6 +125,7 @@ class TrainingLog:
         self.steps_done: int | None = None
         self.steps: int | None = None
         self.learning_rate: float | None = None  # the highest
+        self.rates: dict[int, float] = {}  # learning rates by step
 
     def read(self, part: bytes) -> list[Logged]:
         """Read on, and return the losses on lines that are complete. A part may end anywhere."""
@@ -215,6 +216,8 @@ class TrainingLog:
         pairs = next(filter(None, rows), None) or [*read_pairs(line)]
         step = self._advance(pairs)
         rates = [value(pair.number) for pair in pairs if pair.name.kind == "rate"]
+        if step is not None and rates and len(self.rates) < _MOST_POINTS:
+            self.rates[step] = rates[0]
         rates = [rate for rate in [*rates, self.learning_rate or 0.0] if 0 < rate < math.inf]
         self.learning_rate = max(rates, default=None)
         is_indented = line[0].isspace()

@@ -133,11 +133,21 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"the {v['meaning']} is {on_one_line(v['name'])}, not "
             f"{list_of(v['others'])} ({given(v['field'])} chooses another)"
         ),
-        "peak of a schedule": "the learning rate is the largest value of {name} in each run, which logs a "
-        "schedule",
-        "learning rate from its logarithm": lambda v: (
-            f"the learning rate is {v['base']:g}^{on_one_line(v['name'])}"
+        "peak of a schedule": "the learning rate is the peak of the schedule whose values {name} has, of no "
+        "warm-up beyond step {step}",
+        "plain from a logarithm": lambda v: f"{v['of']} is {v['base']}^{on_one_line(v['name'])}",
+        "unit in a heading": lambda v: (
+            f"values of {on_one_line(v['name'])} are multiplied by {v['factor']:g}"
         ),
+        "summaries left out": lambda v: (
+            f"{v['count']} rows left out that summarise others, with {v['name']} {', '.join(v['words'])}"
+        ),
+        "sentinels left out": "{count} runs with loss {values} left out: no run has such a loss, so that it "
+        "stands for a failure",
+        "ended early": "{count} runs ended before their peers (column {name}: {listed}, of {most}): they "
+        "count as stopped, and are kept as +inf",
+        "ended at odd steps": "{count} runs left out, since they ended before their peers (column {name}: "
+        "{listed}, of {most})",
         "optima with intervals": "the table has optima ({name}) with 95 % intervals ({low} to {high}) and "
         "no runs",
         "optima of a grid": "the table has optima ({name}) and no runs; each is known to one step of a grid "

@@ -29,7 +29,7 @@ def test_where_takes_a_part_of_a_table_that_mixes_several(valleys, outcome):
     more = valleys("more.csv", steps=200, note="a b", loss=lambda w, x: 2.2 + 0.05 * (x + 7) ** 2)
     table.write_text(table.read_text() + more.read_text().partition("\n")[2])
     code, _, error = outcome("analyze", table)
-    assert code == 2 and "--where steps=VALUE" in error
+    assert code == 2 and "--where steps=100" in error
     code, out, _ = outcome("analyze", table, "--where", "steps=200", "note=a b", "--json")
     assert code == 0 and min(json.loads(out)["results"][0]["curves"][0]["loss"]) == pytest.approx(2.2)
     code, out, _ = outcome("analyze", "--runs", RESULTS / "quickstart", "--where", "width=64", "lr=2^-7")

@@ -92,8 +92,8 @@ def trainer(file: Path) -> pd.DataFrame:
     configs = [folder / "config.json" for folder in (file.parent, run) if (folder / "config.json").exists()]
     config = json.loads(_text(configs[0])) if configs else {}
     sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
-    peak = {"learning_rate": rows["learning_rate"].max()} if "learning_rate" in rows else {}
-    return rows.dropna(subset=losses[:1])[["step", *losses[:1]]].assign(**sizes, **peak)
+    kept = ["step", *losses[:1], *({"learning_rate"} & {*rows})]
+    return rows[kept].groupby("step", as_index=False).last().assign(**sizes)
 
 
 def training_log(file: Path) -> pd.DataFrame:
@@ -105,7 +105,10 @@ def training_log(file: Path) -> pd.DataFrame:
     if log.is_diverged:
         table = table.where(table.index != table.index.max(), math.inf)
     if log.learning_rate and "lr" not in settings(f"{file.parent.name}/{file.stem}"):
-        table = table.assign(learning_rate=log.learning_rate)
+        rates = pd.Series(log.rates, dtype=float) if log.rates else log.learning_rate
+        table = pd.concat(
+            [table, pd.Series(rates, name="learning_rate", index=None if log.rates else table.index)], axis=1
+        )
     return table.rename_axis("step").reset_index()
 
 

@@ -70,6 +70,8 @@ _USUAL = {
     "tokens": "tokens n_tokens num_tokens train_tokens training_tokens tokens_planned",
     "seed": "seed random_seed rng_seed manual_seed run_seed replicate",
     "parametrization": "parametrization parameterization parametrisation parameterisation",
+    "counter": "epoch epochs_done tokens_seen seen_tokens consumed_tokens consumed_samples samples_seen "
+    "steps_done",
     "step": "step global_step iteration iter training_iteration iterations steps_done",
     "loss": "loss val_loss valid_loss validation_loss loss_val eval_loss loss_eval dev_loss final_val_loss "
     "final_loss loss_final test_loss hparam_val_loss hparam_loss best_val_loss train_loss training_loss "
@@ -79,7 +81,7 @@ _USUAL = {
 _NAMES = {what: tuple(names.split()) for what, names in _USUAL.items()}
 
 # Scales; the first that varies is taken
-_SCALES = ("width", "depth", "size", "batch size", "tokens")
+SIZES = ("width", "depth", "size", "batch size", "tokens")
 
 # Prefixes that trackers give a name; Optuna's end in _
 _TRACKER = re.compile(
@@ -90,7 +92,6 @@ _SETTING = re.compile(r"(config|params|parameters|hparams|hyperparameters)[/._]"
 SCORE = re.compile(
     r"(^|_)(acc|accuracy|top1|top5|psnr|ssim|score|bleu|rouge|f1|auc|map|iou|reward|return|r2|win_rate|elo)(_|$)"
 )
-_LOG = re.compile(r"log(2|10)_?(?:lr|learning_rate)|(?:lr|learning_rate)_log(2|10)")
 
 
 def plain_name(name: object) -> str:
@@ -98,7 +99,7 @@ def plain_name(name: object) -> str:
     text = str(name).strip()
     while prefix := _TRACKER.match(text):
         text = text[prefix.end() :]
-    text = re.sub(r"(?<=\w)\s*[(\[][^()\[\]]*[)\]]$", "", text)
+    text = re.sub(r"(?<=\w)(\s*[(\[][^()\[\]]*[)\]]|\s+[x×*·]\s*[0-9]\S*)$", "", text)
     text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text)
     return re.sub(r"\W+", "_", text).strip("_").lower()
 
@@ -136,13 +137,6 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
                 scores = ["value"]
             column = scores[0] if len(scores) == 1 else None
         names |= {} if column is None else {part: column}
-    logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
-    if "hyperparameter" not in names and len(logs) == 1 and "lr" not in table:
-        name, match = logs[0]
-        base, exponents = float(match[1] or match[2]), pd.to_numeric(table[name], errors="coerce")
-        if (exponents.abs() <= 30).all():
-            notes.append(Reason.of("learning rate from its logarithm", base=base, name=name))
-            table = table.assign(lr=base**exponents)
     if (
         isinstance(columns.step, Usual)
         and columns.step not in table
@@ -174,7 +168,7 @@ def _called(part: str, column: str) -> str:
 
 def find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     first = None
-    for what in _SCALES:
+    for what in SIZES:
         if what == "batch size":  # from here on, a size of the model that has another name may be meant
             if {"N", "D"} & set(table):  # as papers on scaling laws write parameters and tokens
                 named = [name for name in ("N", "D") if name in table]

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import SCORE, Columns, means, plain_name
+from mup_tpu.analysis.ingest.table_columns import SCORE, SIZES, Columns, means, plain_name
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
 from mup_tpu.config import require_above_zero, shown
@@ -106,7 +106,7 @@ def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | 
             raise TableError(f"{name} mixes {what}: {_rows(mixed)}")
     with_comma = "comma" in kinds
     if "either" in kinds and not with_comma and "grouped" not in kinds:
-        with_comma = table is not None and any(map(_has_decimal_commas, map(table.get, table)))
+        with_comma = table is not None and any(map(has_decimal_commas, map(table.get, table)))
         if not with_comma:
             row, value = kinds["either"]
             one, other = value.replace(",", "."), value.replace(",", "")
@@ -121,11 +121,89 @@ def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | 
     return pd.Series(list(map(float, plain)), column.index, dtype="float64")
 
 
-def _has_decimal_commas(column: pd.Series | None) -> bool:
+def has_decimal_commas(column: pd.Series | None) -> bool:
     if column is None or column.dtype.kind in "iufb":
         return False
     read = [_read(text) for text in column.dropna().unique() if isinstance(text, str)]
     return None not in read and "comma" in {kind for _, kind in filter(None, read)}
+
+
+_UNIT = re.compile(r"(?:[(\[]\s*[x×*·]?|\s[x×*·]\s*(?=[0-9]))\s*(?P<unit>[^()\[\]\s]+)\s*[)\]]?$")
+_LOG = re.compile(
+    r"(?:log|ln)(?P<base>2|10|e)?_?(?P<of>[a-z_]+)|(?P<of2>[a-z_]+?)_(?:log|ln)(?P<base2>2|10|e)?"
+)
+_RATES = (1e-8, 20.0)  # learning rates outside are in another unit
+_WORDS_OF_SIZES = {"thousands": "k", "million": "m", "millions": "m", "billion": "b", "billions": "b"}
+
+
+def plain_units(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]]:
+    """Apply the unit or logarithm in a heading: `LR (x1e-4)`, `params (M)` and `log10(lr)` become plain.
+
+    Raises:
+        TableError: a learning rate has a unit or a logarithm that is not known.
+    """
+    notes = []
+    for name in map(str, table):
+        whole = re.sub(r"\W+", "_", name.strip()).strip("_").lower()
+        log = _LOG.fullmatch(whole)
+        of = plain_name(log["of"] or log["of2"]) if log else ""
+        if log and means(of) in ("lr", *SIZES) and of not in table:
+            base = log["base"] or log["base2"] or ("e" if "ln" in whole else "")
+            if not base:
+                raise TableError(
+                    f"{name} has a logarithm of an unknown base: call it log2_{of}, log10_{of} or ln_{of}"
+                )
+            exponents = numbers(table[name], name, table=table) * (-1 if name.strip()[0] in "-−" else 1)
+            if (exponents.abs() <= 60).all():
+                table = table.assign(**{of: (math.e if base == "e" else float(base)) ** exponents})
+                notes.append(Reason.of("plain from a logarithm", of=of, base=base, name=name))
+            continue
+        unit, what = _UNIT.search(name.strip()), means(_UNIT.sub("", name.strip()))
+        if unit is None or what not in ("lr", *SIZES):
+            continue
+        text = _WORDS_OF_SIZES.get(unit["unit"].lower(), unit["unit"])
+        number = _read(text)
+        factor = float(number[0]) if number else _PREFIXES.get(text.lower()) if what != "lr" else None
+        if factor is None and what == "lr" and re.search("[0-9]", text):
+            raise TableError(f"{name} has a unit that is not known, {text!r}: write plain learning rates")
+        if factor is None or not math.isfinite(factor):
+            continue
+        values = numbers(table[name], name, table=table)
+        if what == "lr":
+            # Rates that were multiplied by the factor are divided by it.
+            middle = float(values[values > 0].median())
+            fits = [f for f in (factor, 1 / factor) if _RATES[0] <= middle * f <= _RATES[1]]
+            if len(fits) != 1 and not (fits and factor < 1):
+                raise TableError(
+                    f"{name} may be in units of {text} or multiplied by it: write plain learning rates"
+                )
+            factor = fits[0]
+        table = table.assign(**{name: values * factor})
+        notes.append(Reason.of("unit in a heading", name=name, factor=factor))
+    return table, notes
+
+
+_STATISTIC = re.compile(
+    r"(mean|avg|average|std|stdev|stddev|sd|sem|stderr|median|min|max|sum|total|all|overall)\.?", re.I
+)
+
+
+def without_summaries(table: pd.DataFrame, names: Iterable[str]) -> tuple[pd.DataFrame, list[Reason]]:
+    """Leave out rows that summarise others, whose seed, scale or rate is a word such as mean."""
+    for name in names:
+        if name not in table or table[name].dtype.kind in "iufb":
+            continue
+        texts = table[name].astype(str).str.strip()
+        is_summary = texts.map(lambda text: _STATISTIC.fullmatch(text) is not None)
+        if is_summary.any() and not is_summary.all():
+            left = table[~is_summary].infer_objects()
+            numeric = pd.to_numeric(left[name], errors="coerce")
+            left = left.assign(**{name: numeric}) if numeric.notna().all() else left
+            words = sorted(set(texts[is_summary]))
+            return left, [
+                Reason.of("summaries left out", name=name, words=words, count=int(is_summary.sum()))
+            ]
+    return table, []
 
 
 def plain_sizes(column: pd.Series) -> pd.Series:

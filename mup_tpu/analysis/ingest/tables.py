@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import sys
@@ -29,9 +30,9 @@ from mup_tpu.analysis.ingest.table_columns import (
     rough_numbers,
     rows_of_both,
 )
-from mup_tpu.analysis.ingest.table_values import SIZE, numbers, plain_size, plain_sizes
+from mup_tpu.analysis.ingest.table_values import SIZE, has_decimal_commas, numbers, plain_size, plain_sizes
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.run_table import power, run_key
+from mup_tpu.analysis.run_table import each_of, power, run_key
 from mup_tpu.config import parse_number, shown
 from mup_tpu.config.values import as_number
 from mup_tpu.errors import ConfigError, TableError, given, not_installed, reason
@@ -181,7 +182,17 @@ def _delimited(content: bytes) -> pd.DataFrame:
     delimiter = max(heads, key=lambda sep: heads[sep])
     if heads[delimiter] == 1 and len(head.split()) > 1:
         delimiter = r"\s+"
-    rows = pd.read_csv(io.BytesIO(content), sep=delimiter, skiprows=start, low_memory=False)
+
+    def read(**how: Any) -> pd.DataFrame:
+        return pd.read_csv(io.BytesIO(content), sep=delimiter, skiprows=start, low_memory=False, **how)
+
+    rows = read()
+    # A file has one convention: where its numbers have decimal commas, a point separates thousands.
+    if any(map(has_decimal_commas, map(rows.get, rows))):
+        texts = read(dtype=str).stack().str.strip()
+        pointed = texts[texts.str.fullmatch(r"[+-]?\d*\.\d[\d.,]*(e[+-]?\d+)?", case=False)]
+        if pointed.str.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?").all():
+            rows = read(decimal=",", thousands=".")
     if len(rows.columns) > 1 and all(as_number(name) is not None for name in rows.columns):
         raise ValueError("its first line holds numbers, not names of columns")
     names = pd.read_csv(io.BytesIO(head), sep=delimiter, header=None, dtype=str).iloc[0]
@@ -247,7 +258,7 @@ NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
 AXES = {"width": "scale", "depth": "scale", "size": "scale", "lr": "hyperparameter"}
 
 # Meaning of a letter before a number in the name of a run or column
-_SHORT = {"w": "width", "d": "width", "l": "depth", "s": "seed"}
+_SHORT = {"w": "width", "d": "width", "l": "depth", "s": "seed", "h": "width"}
 _SETTING = re.compile(rf"(?P<name>[a-z][a-z_/.]*?)\s*[-_=: ]?\s*(?P<number>{NUMBER})(?![0-9])", re.IGNORECASE)
 # Width and depth, as in 3072x12
 _SHAPE = re.compile(r"(?<![0-9a-z.])(?P<width>[0-9]{2,5})x(?P<depth>[0-9]{1,3})(?![0-9a-z])", re.IGNORECASE)
@@ -416,11 +427,59 @@ def _with_set_rates(
             "settings in names", settings=["lr"], name=name, example=table[name].iloc[0]
         )
         return table.assign(**{logged[0]: named}), [settings_note]
-    runs = table.groupby(names[0])[logged[0]]
-    if any(means(name) == "step" for name in table) and (runs.nunique() > 1).mean() > 0.5:
-        peak = rate.groupby(table[names[0]]).transform("max")
-        return table.assign(**{logged[0]: peak}), [Reason.of("peak of a schedule", name=logged[0])]
-    return table, []
+    steps = next((rough_numbers(table[name]) for name in table if means(name) == "step"), None)
+    by_run = pd.DataFrame({"run": table[names[0]], "step": steps, "rate": rate}).dropna()
+    if steps is None or (by_run.groupby("run")["rate"].nunique() > 1).mean() <= 0.5:
+        return table, []
+    length = float(by_run["step"].max())
+    peaks = {
+        run: set_rate(of["step"].to_numpy(), of["rate"].to_numpy(), length)
+        for run, of in by_run.groupby("run")
+    }
+    if lost := next((run for run, peak in peaks.items() if peak is None), None):
+        raise TableError(
+            f"{logged[0]} of run {shown(str(lost))} has values of a schedule, from which the rate that was "
+            "set does not follow: name the runs such as width64-lr0.001"
+        )
+    first = by_run.loc[by_run.groupby("run")["rate"].idxmax(), "step"].min()
+    note = Reason.of("peak of a schedule", name=logged[0], step=f"{first:g}")
+    return table.assign(**{logged[0]: table[names[0]].map(peaks)}), [note]
+
+
+_FITS = 0.01  # relative error of a schedule's values, which logs round
+# Share of the decay that is left, by the share of the steps that are done
+_DECAYS = (lambda u: 1 - u, lambda u: (1 + np.cos(np.pi * u)) / 2)
+
+
+def set_rate(steps: np.ndarray, rates: np.ndarray, length: float | None) -> float | None:
+    """Return the peak of the schedule with these values at these steps; None if none fits.
+
+    A schedule rises in a straight line, and decays linearly or as a cosine; logs may begin after its peak.
+    """
+    order = np.argsort(steps)
+    steps, rates = steps[order], rates[order]
+    highest, top = float(rates.max()), int(rates.argmax())
+    is_flat = np.isclose(rates[top:], highest, rtol=1e-3).sum() > 1
+    length = max(float(steps[-1]), length or 0.0)
+    if len(rates) < 2 or is_flat or highest <= 0:
+        return highest if highest > 0 else None
+    begins = [0.0] if top == 0 else np.linspace(steps[top - 1], steps[top], 101).tolist()
+    peaks = []
+    for begin, decay, end in itertools.product(begins, _DECAYS, (0.0, 0.01, 0.1, None)):
+        left = decay((steps[top:] - begin) / max(length - begin, 1.0))
+        columns = np.column_stack([left, 1 - left]) if end is None else (end + (1 - end) * left)[:, None]
+        if len(left) <= columns.shape[1]:
+            continue
+        (peak, *_), *_ = np.linalg.lstsq(columns, rates[top:])
+        fitted = columns @ np.linalg.lstsq(columns, rates[top:])[0]
+        misses = np.abs(fitted - rates[top:])
+        if top:
+            misses = np.append(misses, abs(peak * steps[top - 1] / max(begin, 1e-9) - rates[top - 1]))
+        if misses.max() < _FITS * peak:
+            peaks.append((float(misses.max()), float(peak)))
+    if peaks and max(p for _, p in peaks) < (1 + ROUNDING) * min(p for _, p in peaks):
+        return min(peaks)[1]
+    return highest if top or steps[0] <= ROUNDING * length else None
 
 
 def at_logged_steps(rows: pd.DataFrame) -> pd.DataFrame:
@@ -431,29 +490,67 @@ def at_logged_steps(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[is_logged.fillna(True).astype(bool)] if is_logged.any() else rows
 
 
-def last_steps(runs: pd.DataFrame, column: str, notes: list[Reason]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the last row of each run, and the history of these runs.
+def last_steps(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the last row of each run."""
+    return runs.sort_values("step").groupby(run_key(runs), as_index=False).tail(1).sort_index()
 
-    Finished runs that end at another step than most are left out, with a note.
-    """
+
+def history_of(runs: pd.DataFrame, by_step: pd.DataFrame) -> pd.DataFrame:
+    """Return the losses by step of these runs."""
     key = run_key(runs)
-    last = runs.sort_values("step").groupby(key, as_index=False).tail(1).sort_index()
-    is_finite = np.isfinite(last["loss"])
-    ends = last.loc[is_finite, "step"].value_counts()
-    if len(ends) > 1:
-        if 2 * ends.iloc[0] <= ends.sum():
-            raise TableError(
-                f"runs end at different steps (column {column!r}: {ends.index.min():g} to "
-                f"{ends.index.max():g}), and most at no single one; compare runs of one length"
-            )
-        is_cut = is_finite & (last["step"] != ends.index[0])
-        cut = [
-            f"{run.compared + ' ' if run.compared != 'all' else ''}{run.scale:g} at {power(run.x)} "
-            f"(step {run.step:g})"
-            for run in last[is_cut].itertuples()
-        ]
-        notes.append(Reason.of("other last step", step=float(ends.index[0]), runs=cut))
-        last = last[~is_cut]
-    is_whole = pd.MultiIndex.from_frame(runs[key]).isin(pd.MultiIndex.from_frame(last[key]))
-    history = runs.loc[is_whole & np.isfinite(runs["x"]), [*key, "step", "loss"]]
-    return last, history.sort_values([*key, "step"], ignore_index=True)
+    is_kept = pd.MultiIndex.from_frame(by_step[key]).isin(pd.MultiIndex.from_frame(runs[key]))
+    is_kept &= np.isfinite(by_step["x"]) & (by_step["scale"] > 0)
+    return by_step.loc[is_kept, [*key, "step", "loss"]].sort_values([*key, "step"], ignore_index=True)
+
+
+_WHOLE = 0.9  # share of its peers' steps from which a run counts as finished
+
+
+def without_early_ends(
+    runs: pd.DataFrame, counters: Mapping[str, pd.Series], notes: list[Reason]
+) -> pd.DataFrame:
+    """Count runs that ended before their peers as stopped, if several ended at one rung; else leave them out.
+
+    Peers are the other runs of a scale. A scheduler such as ASHA stops runs for being behind, at a few rungs.
+    """
+    groups = [runs[name] for name in ("compared", *each_of("scale", runs))]
+    is_finite = np.isfinite(runs["loss"]) & (runs["x"] > -np.inf)
+    for name, counts in counters.items():
+        shared = counts.where(is_finite & (counts.map(counts[is_finite].value_counts()) > 1))
+        most = shared.groupby(groups).transform("max")
+        early = is_finite & (counts < _WHOLE * most)
+        if not early.any():
+            continue
+        best = runs["loss"].where(is_finite & (counts >= _WHOLE * most)).groupby(groups).transform("min")
+        if (runs["loss"] < best)[early].any():  # it counts something else, such as a setting
+            continue
+        ends = counts[early]
+        shown = {"name": name, "count": len(ends), "most": f"{most.max():g}"}
+        shown["listed"] = list_of([f"{end:g}" for end in sorted(ends.unique())], 4)
+        if 2 * ends.nunique() > len(ends):
+            notes.append(Reason.of("ended at odd steps", **shown))
+            return runs[~early]
+        notes.append(Reason.of("ended early", **shown))
+        return runs.assign(loss=runs["loss"].mask(early, np.inf), stopped=runs["stopped"] | early)
+    return runs
+
+
+def require_one_length(runs: pd.DataFrame, column: str, notes: list[Reason]) -> pd.DataFrame:
+    """Leave out runs that end at another step than most, with a note; an error where most end at none."""
+    is_finite = np.isfinite(runs["loss"])
+    ends = runs.loc[is_finite, "step"].value_counts()
+    if len(ends) < 2:
+        return runs
+    if 2 * ends.iloc[0] <= ends.sum():
+        raise TableError(
+            f"runs end at different steps (column {column!r}: {ends.index.min():g} to "
+            f"{ends.index.max():g}), and most at no single one; compare runs of one length"
+        )
+    is_cut = is_finite & (runs["step"] != ends.index[0])
+    cut = [
+        f"{run.compared + ' ' if run.compared != 'all' else ''}{run.scale:g} at {power(run.x)} "
+        f"(step {run.step:g})"
+        for run in runs[is_cut].itertuples()
+    ]
+    notes.append(Reason.of("other last step", step=float(ends.index[0]), runs=cut))
+    return runs[~is_cut]

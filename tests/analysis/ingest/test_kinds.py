@@ -100,13 +100,13 @@ def cells(column, change, table=RUNS):
 
 
 def german(table, digits=6):
-    write = lambda value: f"{value:.{digits}f}".replace(".", ",")  # noqa: E731
     table = table.assign(
-        loss=[write(v) for v in table["loss"]], lr=[f"{v:.9f}".replace(".", ",") for v in table["lr"]]
+        loss=[comma(v, digits) for v in table["loss"]], lr=[f"{v:.9f}".replace(".", ",") for v in table["lr"]]
     )
     return table.to_csv(index=False, sep=";")
 
 
+comma = lambda value, digits=6: f"{value:.{digits}f}".replace(".", ",")  # noqa: E731
 raised = lambda x: f"2{str(x).translate(str.maketrans('0123456789-', '⁰¹²³⁴⁵⁶⁷⁸⁹⁻'))}"  # noqa: E731
 log2 = lambda value: int(np.log2(value))  # noqa: E731
 
@@ -120,6 +120,59 @@ def packed(content, how):
             file.write(content.encode())
         return sink.getvalue().to_pybytes()
 
+
+# Values that are easily read as others
+thousands = {w: 16 * w for w in WIDTHS}
+points = lambda w: f"{16 * w:,}".replace(",", ".")  # noqa: E731
+text("1.024 beside decimal commas", german(cells("width", points)), scale=thousands)
+text(
+    "1.024 beside decimal commas in quotes",
+    cells("width", points, cells("lr", lambda lr: comma(lr, 9), cells("loss", comma))),
+    scale=thousands,
+)
+for failed in (0.0, -1.0):
+    text(f"failed runs with loss {failed:g}", pd.concat([RUNS, RUNS[::5].assign(lr=2.0**-5, loss=failed)]),
+         note=f"3 runs with loss {failed:g} left out")  # fmt: skip
+text("failed runs with one loss", pd.concat([RUNS, *(RUNS[::5].assign(lr=2.0**x, loss=2.97) for x in (-5, -4, -3))]),
+     note="9 runs with loss 2.97 left out")  # fmt: skip
+for failed in (999.0, 1e9):
+    text(f"failed runs with loss {failed:g}", RUNS.assign(loss=RUNS["loss"].where(RUNS["lr"] < 2**-6, failed)),
+         losses=lambda loss: loss.where(RUNS["lr"] < 2**-6, np.inf), note="3 runs count as diverged")  # fmt: skip
+for flag, lost in (("diverged", True), ("converged", "no")):
+    text(f"a column {flag}", RUNS.assign(**{flag: np.where(RUNS["lr"] > 2**-7, lost, {True: False}.get(lost, "yes"))}),
+         losses=lambda loss: loss.where(RUNS["lr"] < 2**-6, np.inf))  # fmt: skip
+for heading, factor in (("LR (x1e-4)", 1e-4), ("lr [1e-3]", 1e-3), ("lr (×10⁻³)", 1e-3), ("lr x 1e3", 1e-3)):
+    text(f"rates in a column {heading}", RUNS.assign(**{heading: RUNS["lr"] / factor}).drop(columns="lr"),
+         note=f"are multiplied by {factor:g}")  # fmt: skip
+for heading, log in (("log10(lr)", np.log10), ("ln_lr", np.log), ("-log2(lr)", lambda lr: -np.log2(lr))):
+    text(f"rates as {heading}", RUNS.assign(**{heading: log(RUNS["lr"])}).drop(columns="lr"))
+text(
+    "rates as log_lr", RUNS.assign(log_lr=np.log2(RUNS["lr"])).drop(columns="lr"), error="of an unknown base"
+)
+text("parameters (M)", RUNS.rename(columns={"width": "Params (M)"}), scale={w: w * 1e6 for w in WIDTHS})
+for word in ("mean", "avg", "std", "Average"):
+    text(f"rows of seed {word}", pd.concat([RUNS.assign(seed="0"), RUNS.assign(seed=word, loss=RUNS["loss"] / 2)]),
+         note=f"15 rows left out that summarise others, with seed {word}")  # fmt: skip
+text("rows of averages", pd.concat([RUNS.astype({"lr": object}), RUNS[::5].assign(lr="average", loss=1.0)]),
+     note="3 rows left out")  # fmt: skip
+for counter in ("training_iteration", "_step", "global_step", "epoch", "tokens_seen"):
+    end = RUNS["lr"].map({2.0**-10: 1, 2.0**-9: 4, 2.0**-6: 1}).fillna(16)
+    text(f"runs stopped early, by {counter}", RUNS.assign(loss=RUNS["loss"] + 1 - end / 16, **{counter: end}),
+         losses=lambda loss: loss.where(~RUNS["lr"].isin([2.0**-10, 2.0**-9, 2.0**-6]), np.inf),
+         note="9 runs ended before their peers")  # fmt: skip
+short = pd.DataFrame({"width": WIDTHS, "lr": 2.0**-5, "loss": 4.0, "_step": (320, 410, 570)})
+text(
+    "runs that were cut",
+    pd.concat([RUNS.assign(_step=1000), short]),
+    note="3 runs left out, since they ended",
+)
+for name, shares in (("linear", {250: 0.75, 500: 0.5, 1000: 0.0}), ("cosine", {500: 0.55, 1000: 0.1})):
+    text(f"rates of a {name} schedule", pd.concat([RUNS.assign(
+        run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share, loss=RUNS["loss"] + 1 - step / 1000)
+        for step, share in shares.items()]), note="peak of the schedule")  # fmt: skip
+text("rates of an unknown schedule", pd.concat([RUNS.assign(
+    run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share, loss=RUNS["loss"] + 1 - step / 1000)
+    for step, share in ((500, 0.7), (750, 0.1), (1000, 0.05))]), error="name the runs such as")  # fmt: skip
 
 # Files and texts
 text("CSV", CSV)
@@ -189,7 +242,7 @@ text("minus signs of typesetting", cells("lr", lambda lr: f"{lr:.12e}".replace("
 text(
     "log2 of the rate",
     RUNS.assign(log2_lr=np.log2(RUNS["lr"])).drop(columns="lr"),
-    note="the learning rate is 2^",
+    note="lr is 2^log2_lr",
 )
 text("log10 of the rate", RUNS.assign(log10_lr=np.log10(RUNS["lr"])).drop(columns="lr"), note="10^log10_lr")
 text("a word where a run diverged", cells("loss", lambda loss: "diverged" if loss == RUNS["loss"][14] else str(loss)),
@@ -241,7 +294,7 @@ for what, rate in (("a schedule's value", 0.1), ("the rate", 1.0), ("another rat
 text("a history of the schedule", lambda: pd.concat([
      RATE.drop(columns="learning_rate").assign(name=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share,
      **{"val/loss": RUNS["loss"] + 1 - step / 100}) for step, share in ((0, 0.0), (50, 1.0), (100, 0.1))]),
-     note="largest value of lr in each run")  # fmt: skip
+     note="peak of the schedule whose values lr has")  # fmt: skip
 text(
     "two rates",
     RATE.assign(lr=RUNS["lr"] * np.where(RUNS["width"] > 64, 2, 0.5)),
@@ -319,7 +372,7 @@ def trainer(folder, name="w{w}_lr{lr:.6e}"):
     """trainer_state.json of transformers' TrainerState, in two checkpoints of each run."""
     for number, (width, lr, loss) in each_run():
         history = [{"step": s, "loss": loss + 0.3, "learning_rate": lr * share} for s, share in
-                   ((10, 1.0), (50, 0.6), (90, 0.2))]  # fmt: skip
+                   ((10, 0.9), (50, 0.5), (90, 0.1))]  # fmt: skip
         for step in (50, 100):
             history.append({"step": step, "eval_loss": loss + 0.01 * (100 - step)})
             file = (
