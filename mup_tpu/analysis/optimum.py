@@ -22,9 +22,8 @@ from scipy.special import chdtr, chdtri
 from mup_tpu.analysis.valley import MISS, Fit, Valley, draw, fit_valley, share
 
 _STABLE = 2.0  # octaves, or grid steps, from the best cell within which cells say the effects of seeds
-# Cells beyond which no effects are taken out: their covariance is a matrix of all of them
-_MOST_CELLS = 2000
-_DENSE = 1e5  # seeds times cells below which a dense matrix is faster than a sparse one
+# Seeds times squared cells beyond which no effects are taken out: their solution is of matrices
+_MOST_PRODUCTS = 1e9
 # Usual deviations of a run from its cell and seed, beyond which it counts less for its seed's effect
 _CLIPPED = 2.5
 
@@ -140,7 +139,7 @@ def _seed_effects(
     used = finite & stable_G[number_N]
     y_N, cell_N, own_N = losses[used], (np.cumsum(stable_G) - 1)[number_N[used]], seed_N[used]
     share_G, cells = np.ones(len(values)), int(stable_G.sum())
-    if len(names) < 2 or len(y_N) == cells or cells > _MOST_CELLS:
+    if len(names) < 2 or len(y_N) == cells or len(names) * cells**2 > _MOST_PRODUCTS:
         return np.zeros(len(losses)), share_G, 1.0
     weight_N = np.ones(len(y_N))
     effect_S, share_G[stable_G], left = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
@@ -171,50 +170,19 @@ def _ridge_effects(
     total_C = np.bincount(cell_N, weight_N)
     inverse_S = 1 / (1 + np.bincount(seed_N, weight_N, seeds))
     shape = seeds, len(total_C)
-    if math.prod(shape) < _DENSE:
-        number_N = np.ravel_multi_index((seed_N, cell_N), shape)
-        joint_SC: Any = np.bincount(number_N, weight_N, math.prod(shape)).reshape(shape)
-    elif np.bincount(seed_N).max() == 1:
-        return _lone_effects(y_N, cell_N, seed_N, seeds, weight_N)
-    else:
-        from scipy.sparse import csr_array
-
-        joint_SC = csr_array((weight_N, (seed_N, cell_N)), shape)
-    joint_SC = joint_SC / np.sqrt(total_C)
+    number_N = np.ravel_multi_index((seed_N, cell_N), shape)
+    joint_SC = np.bincount(number_N, weight_N, math.prod(shape)).reshape(shape) / np.sqrt(total_C)
     shrunk_SC = joint_SC * inverse_S[:, None]
-    inner_CC = np.linalg.inv(np.eye(len(total_C)) - _dense(joint_SC.T @ shrunk_SC))
+    inner_CC = np.linalg.inv(np.eye(len(total_C)) - joint_SC.T @ shrunk_SC)
     v_S = inverse_S * np.bincount(seed_N, weight_N * _centred(y_N, cell_N, weight_N), seeds)
     effect_S = v_S + shrunk_SC @ (inner_CC @ (joint_SC.T @ v_S))
     covariance_CC = inner_CC / np.sqrt(np.outer(total_C, total_C))
     own_C = np.diag(covariance_CC)
     common_C = (covariance_CC.sum(axis=1) - own_C) / max(len(total_C) - 1, 1)
     share_C = np.minimum(1 / ((own_C - common_C) * np.bincount(cell_N)), 1.0)
-    shrinkage = float(inverse_S.sum() + (_dense(shrunk_SC.T @ shrunk_SC) * inner_CC).sum())
+    shrinkage = float(inverse_S.sum() + ((shrunk_SC.T @ shrunk_SC) * inner_CC).sum())
     within = len(y_N) - len(total_C)
     return effect_S, share_C, (within - seeds + shrinkage) / within
-
-
-def _lone_effects(
-    y_N: np.ndarray, cell_N: np.ndarray, seed_N: np.ndarray, seeds: int, weight_N: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return what `_ridge_effects` does where no seed has two runs: its matrices are diagonal then.
-
-    Of ten million runs, sparse matrices took a third of the analysis.
-    """
-    total_C, inverse_N = np.bincount(cell_N, weight_N), 1 / (1 + weight_N)
-    share_N = weight_N * inverse_N
-    inner_C = 1 / (1 - np.bincount(cell_N, weight_N * share_N) / total_C) / total_C
-    v_N = share_N * _centred(y_N, cell_N, weight_N)
-    effect_S = np.zeros(seeds)
-    effect_S[seed_N] = v_N + share_N * (inner_C * np.bincount(cell_N, weight_N * v_N))[cell_N]
-    share_C = np.minimum(1 / (inner_C * np.bincount(cell_N)), 1.0)
-    shrinkage = float(inverse_N.sum() + (inner_C * np.bincount(cell_N, share_N**2)).sum())
-    within = len(y_N) - len(total_C)
-    return effect_S, share_C, (within - len(y_N) + shrinkage) / within
-
-
-def _dense(matrix: Any) -> np.ndarray:
-    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
 
 
 _PRIOR_DF = 4

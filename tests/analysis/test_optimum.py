@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Reading, analyze, check_table, load_table
-from mup_tpu.analysis.optimum import Noise, _lone_effects, _ridge_effects, estimates, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import Noise, _ridge_effects, estimates, loss_curve, pooled_noise
 from mup_tpu.store import Condition
 
 ROOT = Path(__file__).parents[2]
@@ -299,15 +299,6 @@ def test_seed_effects_are_those_of_the_ridge_regression_with_its_whole_design():
     assert left == pytest.approx(np.trace(project) / (400 - 7))
     apart = np.diag(covariance) - (covariance.sum(axis=1) - np.diag(covariance)) / 6
     np.testing.assert_allclose(share_C, 1 / (apart * np.bincount(cell)))
-
-
-def test_seeds_of_one_run_each_have_the_same_effects_without_matrices():
-    generator = np.random.default_rng(1)
-    y, cell = generator.normal(size=300), generator.integers(0, 7, 300)
-    seed, weight = generator.permutation(400)[:300], generator.uniform(0.2, 1, 300)
-    of_matrices = _ridge_effects(y, cell, seed, 400, weight)
-    for plain, expected in zip(_lone_effects(y, cell, seed, 400, weight), of_matrices, strict=True):
-        np.testing.assert_allclose(plain, expected, rtol=1e-12, atol=1e-13)
 
 
 def of_seeds(shared, seeds, generator, sigma=0.003):
