@@ -27,11 +27,11 @@ import pandas as pd
 import tyro
 from scipy import optimize, special
 
-from mup_tpu.analysis import Reading
+from mup_tpu.analysis import Reading, analyze
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.power_law import curve_regret, fit_power_laws
+from mup_tpu.analysis.power_law import curve_regret
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import LEAST, expected_loss
 from mup_tpu.analysis.trend import (
@@ -365,10 +365,14 @@ def scored(table: str, compared: str, truth: Estimate, made: Mixture, formula: f
 def of_step_law(path: Path, over: Sequence[str]) -> Held:
     """Cells with the largest N or D of a dense table, by the others; its authors' law has seen them."""
     scales = [name for name in ("N", "D", "bs") if name not in over]
-    rows, columns = pd.read_csv(path), Columns(hyperparameter="lr", loss="smooth loss")
+    rows, (first, *beside) = pd.read_csv(path), scales
+    columns = Columns(first, "lr", loss="smooth loss", scales_beside=tuple(beside))
     is_largest = (rows["N"] == rows["N"].max()) | (rows["D"] > 0.6 * rows["D"].max())
-    (law,) = fit_power_laws(rows[~is_largest], scales, Reading(columns), over)
-    (truth,) = fit_power_laws(rows[is_largest], scales, Reading(columns), over)
+    law, truth = (
+        analyze(check_table(some, Reading(columns, best_over=over))).results[0].power_law
+        for some in (rows[~is_largest], rows[is_largest])
+    )
+    assert law is not None and truth is not None
     x_S, error_S = np.array([(e.optimum.x, e.optimum.se) for e in law.estimates]).T
     priors = tuple(BY_KIND[kind] for kind in ("size", "tokens", "batch size")[: len(scales)])
     trend, held = Trend(2**law.sizes_SA, x_S, error_S, priors), Held()
@@ -377,7 +381,7 @@ def of_step_law(path: Path, over: Sequence[str]) -> Held:
         formula = math.log2(rate_by_law(sizes["N"], sizes["D"]))
         held += scored("step_law " + ",".join(scales), "plan", e, trend.optimum([*sizes.values()]), formula)
         held += scored(
-            "step_law " + ",".join(scales), "law", e, law._trend.optimum([*sizes.values()]), formula
+            "step_law " + ",".join(scales), "law", e, law.trend.optimum([*sizes.values()]), formula
         )
     return held
 

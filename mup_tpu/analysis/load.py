@@ -28,7 +28,15 @@ from mup_tpu.analysis.ingest.table_values import (
 )
 from mup_tpu.analysis.ingest.tables import STDIN, as_rows, with_settings
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.run_table import DATA, STORED_FIXED, RunTable, run_key, select, selected_scales
+from mup_tpu.analysis.run_table import (
+    DATA,
+    STORED_FIXED,
+    RunTable,
+    no_column,
+    run_key,
+    select,
+    selected_scales,
+)
 from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config import Axes
 from mup_tpu.config.trial import IN_FINGERPRINT
@@ -166,7 +174,7 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
     )  # stored rows are of runs
     if reading.unit != LossUnit() and columns.is_per_token:
         raise TableError(f"unit: the losses of {path} are in nat per token, and no other unit applies")
-    table = standard_form(stored, columns, named, fixed, [])
+    table = standard_form(_best_over(stored, named), columns, named, fixed, [])
     is_stored = reading.where is None and header.where
     notes = [Reason.of("rows of the folder's question", conditions=header.where)] if is_stored else []
     is_planned = header.planned and columns.scale == (header.axes or Axes()).size
@@ -209,6 +217,16 @@ def read_rows(table: pd.DataFrame | Place, reading: Reading) -> tuple[pd.DataFra
     return select(rows, reading.where or ()), reading
 
 
+def _best_over(rows: pd.DataFrame, reading: Reading) -> pd.DataFrame:
+    if not reading.best_over:
+        return rows
+    columns = reading.columns or Columns()
+    if missing := [name for name in (*reading.best_over, *columns.scales, columns.loss) if name not in rows]:
+        raise TableError(no_column(rows, *missing))
+    point = [c for c in (*columns.scales, columns.hyperparameter, columns.parametrization) if c in rows]
+    return rows.loc[rows.groupby(point)[columns.loss].idxmin()].drop(columns=[*reading.best_over])
+
+
 def _read(path: str | Path) -> pd.DataFrame:
     if (read := find_reader(path)) is None:
         raise TableError(
@@ -241,7 +259,7 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
     notes, columns = list[Reason](), reading.columns or Columns()
-    table, fixed = _named_once(table).reset_index(drop=True), STORED_FIXED
+    table, fixed = _named_once(_best_over(table, reading)).reset_index(drop=True), STORED_FIXED
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
         table, shaped = as_rows(table, columns)
         table, plain = plain_units(table)

@@ -46,6 +46,7 @@ class LossCurve:
     df_G: np.ndarray  # Degrees of freedom of those squares: finite runs less one, less the seeds' share
     weight_G: np.ndarray
     """Runs that count of each point beside the others: fewer where its seeds are not theirs."""
+    beside: tuple[float, ...] = ()  # Values of the scales that vary beside the first
 
     @property
     def is_bracketed(self) -> bool:
@@ -343,6 +344,11 @@ class Optimum:
     """Worst of the points near the optimum that the fit misses by more than 3 standard errors."""
     missed_by: float = math.nan  # Mean loss at missed_x less the fit's, nat per token
     epsilon: float = EPSILON  # Largest regret that does not matter, nat per token
+    beside: tuple[float, ...] = ()  # Values of the scales that vary beside the first
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        return self.scale, *self.beside
 
     @property
     def is_bracketed(self) -> bool:
@@ -357,7 +363,8 @@ class Optimum:
         return not math.isfinite(self.missed_by)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"status": str(self.status)}
+        values = asdict(self) | {"status": str(self.status)}
+        return values if self.beside else {name: v for name, v in values.items() if name != "beside"}
 
 
 @dataclass(frozen=True)
@@ -397,7 +404,7 @@ def estimates(
     made = []
     for curve, fit, parts in zip(curves, fits[len(cases) // 2], zip(*drawn, strict=True), strict=True):
         valley = Valley.of(parts)
-        optimum = find_optimum(curve, fit, valley, epsilon)
+        optimum = replace(find_optimum(curve, fit, valley, epsilon), beside=curve.beside)
         made.append(Estimate(curve, fit, valley, optimum, noise.errors_G(curve)))
     return made
 

@@ -25,10 +25,11 @@ from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ExpectedLoss, expected_loss
 from mup_tpu.analysis.transfer import TransferAnalysis, analyze
-from mup_tpu.analysis.trend import LEAST, Mixture, Priors, Trend, claims, fit_trend, kind_of, priors_of
+from mup_tpu.analysis.trend import LEAST, Mixture, Trend, claims, fit_trend, kind_of, priors_of
 from mup_tpu.analysis.valley import CURVATURE_SCATTER, Valley
 from mup_tpu.config import columns, on_one_line, parse_number
 from mup_tpu.config.columns import CONFIGURED, write_scale
+from mup_tpu.config.values import as_number
 from mup_tpu.errors import ConfigError, TableError, given
 from mup_tpu.store.header import KeptPrediction, fingerprint
 
@@ -43,10 +44,15 @@ class Target:
 
     text: str  # The target as it was asked for: "width=4096"
     scale: float  # Value of the table's scale at the target
+    beside: tuple[float, ...] = ()  # Values of the scales that vary beside it
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        return self.scale, *self.beside
 
 
 def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
-    """Read targets, NAME=VALUE each, or several with commas.
+    """Read targets, NAME=VALUE each, or several with commas; of several scales a value each, with commas.
 
     A name is the scale itself, or a column with one value per scale, such as params or flops.
     """
@@ -56,7 +62,18 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
     for text in at:
         if not all(part.partition("=")[0].strip() and "=" in part for part in text.split(",")):
             raise TableError(f"at {on_one_line(text)} is not NAME=VALUE; write for example width=4096")
-    return tuple(_read(table, part.strip()) for text in at for part in text.split(","))
+    if not table.columns.scales_beside:
+        return tuple(_read(table, part.strip()) for text in at for part in text.split(","))
+    scales, targets = table.columns.scales, list[Target]()
+    for text in at:
+        values = {
+            name.strip(): as_number(v) for name, _, v in (part.partition("=") for part in text.split(","))
+        }
+        sizes = [values.get(name) or math.nan for name in scales]
+        if {*values} != {*scales} or not all(0 < size < math.inf for size in sizes):
+            raise TableError(f"at {on_one_line(text)}: give a number above 0 for each of {', '.join(scales)}")
+        targets.append(Target(text, sizes[0], tuple(sizes[1:])))
+    return tuple(targets)
 
 
 def _read(table: RunTable, text: str) -> Target:
@@ -177,12 +194,14 @@ class RulePrediction:
     hyperparameter: str  # Column of the hyperparameter
     target: str  # Target in the words of the question: "width=4096"
     scale: float  # Value of the table's scale at the target
+    sizes: Mapping[str, float]  # Value of each scale at the target
     reach: float  # Octaves beyond the largest scale that was run; 0 or less inside the table
     x: float  # log2 of the value of least expected cost; the optimum's mean in a table of optima alone
     half: tuple[float, float]  # 50 % interval of x
     interval: tuple[float, float]  # 95 % interval of x
-    smallest: tuple[float, float]  # Smallest scale with a known optimum, and log2 of the optimum
-    largest: tuple[float, float]  # Largest scale with a known optimum, and log2 of the optimum
+    smallest: tuple[float, float]
+    """Smallest scale with a known optimum, and log2 of the optimum; nan for several scales."""
+    largest: tuple[float, float]  # The same of the largest scale
     taking: ExpectedCost  # Cost of the predicted optimum
     staying: ExpectedCost  # Cost of the smallest scale's optimum
     following: ExpectedCost  # Cost of the largest scale's optimum
@@ -190,12 +209,12 @@ class RulePrediction:
     why_no_loss: Reason | None  # Reason why no loss is predicted
     bears: bool  # Whether the table bears the prediction: its expected cost is at most epsilon
     furthest: float  # Octaves beyond the largest scale up to which the table bears a prediction
-    claimed: bool
+    claimed: bool = False
     """Whether the prior takes the rule's claim into account that the optimum stays along the scale."""
-    steady: float  # Probability that the rule is steady, after the optima
-    steady_before: float  # The same before them: the part that is prior
-    unclaimed: tuple[float, float]  # 95 % interval of x without the claim
-    sweeps: int  # Sweeps of the atlas that the priors rest on
+    steady: float = math.nan  # Probability that the rule is steady, after the optima
+    steady_before: float = math.nan  # The same before them: the part that is prior
+    unclaimed: tuple[float, float] = (math.nan, math.nan)  # 95 % interval of x without the claim
+    sweeps: int = 0  # Sweeps of the atlas that the priors rest on
 
     @property
     def value(self) -> float:
@@ -249,12 +268,14 @@ class Predictions:
         return self.analysis.scale
 
     def to_dict(self) -> dict[str, Any]:
+        laws = {r.compared: r.power_law.to_dict() for r in self.analysis.results if r.power_law is not None}
         return {
             "name": self.analysis.name,
-            "scale": self.scale,
+            "scale": ", ".join(self.analysis.columns.scales),
             "hyperparameter": ", ".join(self.analysis.columns.tuned),
             "epsilon": self.analysis.epsilon,
             "predictions": [rule.to_dict() for rule in self.predictions],
+            **({"power_laws": laws} if laws else {}),
         }
 
 
@@ -293,6 +314,8 @@ def predict_analysis(
     analysis: TransferAnalysis, targets: Sequence[Target], seed: int = 0, claim: bool | None = None
 ) -> Predictions:
     """Predict the optima of each rule of an analysis; arguments as for `predict`."""
+    if claim is not None and analysis.columns.scales_beside:
+        raise TableError("claim: a power law of several scales rests on no claim")
     made: list[RulePrediction] = []
     notes, trends, most = list[Reason](), dict[tuple[str, str], Trend](), 0
     each = [(part.hyperparameter, part.results) for part in analysis.parts]
@@ -300,7 +323,8 @@ def predict_analysis(
         result = results[number]
         by_name = claims(result.compared, kind_of(analysis.scale), tuned)
         claimed = by_name if claim is None else claim
-        trend = fit_trend(result.optima, priors_of(analysis.scale, claimed), result.valleys)
+        law, priors = result.power_law, priors_of(analysis.scale, claimed)
+        trend = law.trend if law is not None else fit_trend(result.optima, priors, result.valleys)
         if trend is None:
             known = sum(o.is_bracketed for o in result.optima)
             counts = {"known": known, "scales": len(result.optima), "needed": LEAST}
@@ -308,10 +332,7 @@ def predict_analysis(
             most = max(most, known)
             continue
         trends[result.compared, tuned] = trend
-        unclaimed = priors_of(analysis.scale)
-        made += [
-            _predict(result, tuned, trend, unclaimed, target, analysis.epsilon, seed) for target in targets
-        ]
+        made += [_predict(result, tuned, trend, analysis, target, seed) for target in targets]
     if not made:
         raise TableError(
             f"no rule can be predicted: {LEAST} {columns.label(analysis.scale)}s with an optimum inside the "
@@ -324,48 +345,52 @@ def _predict(
     result: TransferResult,
     tuned: str,
     trend: Trend,
-    unclaimed: Priors,
+    analysis: TransferAnalysis,
     target: Target,
-    epsilon: float,
     seed: int,
 ) -> RulePrediction:
     known = [(o, v) for o, v in zip(result.optima, result.valleys, strict=True) if o.is_bracketed]
     (first, _), (last, valley) = known[0], known[-1]
-    optimum = trend.optimum(target.scale)
+    optimum = trend.optimum(target.sizes)
     low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
-    x, furthest, run = optimum.mean, 0.0, max(o.scale for o in result.optima)
-    without = replace(trend, priors=(unclaimed,)).optimum(target.scale)
+    x, furthest, run_A = optimum.mean, 0.0, np.max([o.sizes for o in result.optima], axis=0)
     taking = staying = following = ExpectedCost(math.nan, math.nan)
     if valley is not None:
         around = Surroundings.of(result, valley, last, target.scale)
         losses = around.losses(optimum, seed)
-        x, furthest = losses.safest(low, high), _furthest(trend, around, run, epsilon, seed)
+        x = losses.safest(low, high)
+        furthest = _furthest(trend, around, run_A, analysis.epsilon, seed)
         taking, staying, following = (losses.cost(value) for value in (x, first.x, last.x))
-    losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
-    loss = Reason.of("no losses") if valley is None else expected_loss(losses_S, scales_S, target.scale)
+    loss: ExpectedLoss | Reason | None = Reason.of("no losses")
+    of_one: dict[str, Any] = {"smallest": (math.nan,) * 2, "largest": (math.nan,) * 2}
+    if not target.beside:
+        of_one = {"smallest": (first.scale, first.x), "largest": (last.scale, last.x)}
+        unclaimed = priors_of(analysis.scale)
+        without = replace(trend, priors=(unclaimed,)).optimum(target.scale)
+        of_one |= {"claimed": trend.priors != (unclaimed,), "steady": trend.steady}
+        of_one |= {"steady_before": trend.priors[0].steady, "sweeps": trend.priors[0].sweeps}
+        of_one |= {"unclaimed": (without.quantile(0.025), without.quantile(0.975))}
+    if valley is not None:
+        losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
+        loss = None if target.beside else expected_loss(losses_S, scales_S, target.scale)
     return RulePrediction(
         compared=result.compared,
         hyperparameter=tuned,
         target=target.text,
         scale=target.scale,
-        reach=math.log2(target.scale / run),
+        sizes=dict(zip(analysis.columns.scales, target.sizes, strict=True)),
+        reach=float(np.log2(target.sizes / run_A).max()),
         x=x,
         half=(half_low, half_high),
         interval=(low, high),
-        smallest=(first.scale, first.x),
-        largest=(last.scale, last.x),
         taking=taking,
         staying=staying,
         following=following,
         loss=None if isinstance(loss, Reason) else loss,
         why_no_loss=loss if isinstance(loss, Reason) else None,
-        bears=valley is None or taking.expected <= epsilon,
+        bears=valley is None or taking.expected <= analysis.epsilon,
         furthest=furthest,
-        claimed=trend.priors != (unclaimed,),
-        steady=trend.steady,
-        steady_before=trend.priors[0].steady,
-        unclaimed=(without.quantile(0.025), without.quantile(0.975)),
-        sweeps=trend.priors[0].sweeps,
+        **of_one,
     )
 
 
@@ -393,7 +418,8 @@ class Surroundings:
             if o.is_bracketed and len(lost_x):
                 before = float(curve.x_G[curve.x_G < lost_x[0]].max())
                 error = math.hypot((lost_x[0] - before) / math.sqrt(12), o.se, _WALL_SCATTER)
-                walls.append((math.log2(o.scale / scale), (lost_x[0] + before) / 2 - o.mean, error))
+                r = 0.0 if o.beside else math.log2(o.scale / scale)
+                walls.append((r, (lost_x[0] + before) / 2 - o.mean, error))
         if not walls:
             return cls(valley, most - last.loss)
         # Distances are a line along the scale, whose slope has a prior around 0: a wall moves as optima do.
@@ -446,11 +472,11 @@ class Losses:
         return float(at_X[best] + np.clip(step, low - at_X[best], high - at_X[best]))
 
 
-def _furthest(trend: Trend, around: Surroundings, run: float, epsilon: float, seed: int) -> float:
-    """Return octaves beyond the largest scale that was run at which a prediction costs epsilon."""
+def _furthest(trend: Trend, around: Surroundings, run_A: np.ndarray, epsilon: float, seed: int) -> float:
+    """Return octaves beyond the largest sizes that were run at which a prediction costs epsilon."""
 
     def excess(octaves: float) -> float:
-        optimum = trend.optimum(run * 2**octaves)
+        optimum = trend.optimum((run_A * 2**octaves).tolist())
         losses = around.losses(optimum, seed)
         x = losses.safest(optimum.quantile(0.025), optimum.quantile(0.975))
         return float(losses.over_best(x).mean()) - epsilon
@@ -498,6 +524,8 @@ class Score:
 def to_keep(predictions: Predictions) -> list[KeptPrediction]:
     """Return predictions as they are kept beside the rows of their table."""
     table = predictions.analysis.table
+    if table.columns.scales_beside:
+        raise TableError("predictions are kept along one scale, and there are several")
     if table.stored is None:
         raise TableError("predictions are kept in a results folder, and this table is none")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -20,6 +20,7 @@ from mup_tpu.analysis.verdict import LookTaken, Regret, Verdict
 from mup_tpu.errors import TableError
 
 if TYPE_CHECKING:
+    from mup_tpu.analysis.power_law import PowerLaw
     from mup_tpu.analysis.surface import Interaction, Surface
 
 
@@ -111,6 +112,7 @@ class TransferResult:
     next_batch: Batch | None = None  # Next runs; None after a settled verdict
     sequence: Sequenced | None = None  # Looks of the sequence; None for a single look
     guessing: float = math.nan  # Loss of guessing, or the largest on the way, nat; nan if unknown
+    power_law: PowerLaw | None = None  # The optimum as a power law of several scales
     surface: Surface | None = None  # Draws of the losses of several hyperparameters
     pairs: tuple[Interaction, ...] = ()  # Interactions of several hyperparameters
     parts: tuple[TransferResult, ...] = ()
@@ -146,6 +148,7 @@ class TransferResult:
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
             **({"sequence": self.sequence.to_dict()} if self.sequence else {}),
+            **({} if self.power_law is None else {"power_law": self.power_law.to_dict()}),
             **({} if self.surface is None else {
                 "octave_cost": [list(cost) for cost in self.surface.octave_cost],
                 "interactions": [asdict(pair) | {"interacts": pair.interacts} for pair in self.pairs],

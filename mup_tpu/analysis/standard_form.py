@@ -164,10 +164,10 @@ def _without_blown_up(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
 
     Those have hardly learned, so that their loss bounds that of guessing from below.
     """
-    blown_up = pd.Series(False, runs.index)
+    blown_up, sizes = pd.Series(False, runs.index), each_of("scale", runs)
     for _, of_rule in runs[np.isfinite(runs["loss"]) & np.isfinite(runs["x"])].groupby("compared"):
-        is_least = of_rule["x"] == of_rule.groupby("scale")["x"].transform("min")
-        level = float(of_rule.loc[is_least].groupby("scale")["loss"].median().max())
+        is_least = of_rule["x"] == of_rule.groupby(sizes)["x"].transform("min")
+        level = float(of_rule.loc[is_least].groupby(sizes)["loss"].median().max())
         best, loss = float(of_rule["loss"].min()), of_rule["loss"]
         if best > 0:
             blown_up |= (loss > _FAR_ABOVE * level) & (loss - best > _FAR_RISE * (level - best))
@@ -453,7 +453,7 @@ def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
         if not is_confounding or known.nunique() < 2:
             continue
         by_scale = known.groupby(runs["scale"])
-        if by_scale.nunique().max() == 1:
+        if len(columns.scales) == 1 and by_scale.nunique().max() == 1:
             pairs = ", ".join(f"{scale:g}: {value}" for scale, value in by_scale.first().head(3).items())
             confounding.append(Reason.of("confounded", name=column, pairs=pairs))
         else:

@@ -19,7 +19,7 @@ from mup_tpu.analysis.optimum import EPSILON, Noise, Optimum, Status
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.result import FittedLaw, LearningCurve, Sequenced, TransferResult
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
-from mup_tpu.analysis.verdict import DELTA, Decision, Question, Verdict, regret, take_looks
+from mup_tpu.analysis.verdict import DELTA, Decision, Question, Verdict, regret, take_looks, weigh
 from mup_tpu.errors import TableError
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class TransferAnalysis:
         return pd.DataFrame(
             [
                 {
-                    self.compares: result.compared, self.scale: optimum.scale,
+                    self.compares: result.compared,
+                    **dict(zip(self.columns.scales, optimum.sizes, strict=True)),
                     **({"hyperparameter": part.hyperparameter} if self.columns.tuned_beside else {}),
                     "x": optimum.x,
                     "low": optimum.low, "high": optimum.high, "loss": optimum.loss, "status": optimum.status,
@@ -96,7 +97,7 @@ class TransferAnalysis:
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "scale": self.scale,
+            "scale": ", ".join(self.columns.scales),
             "hyperparameter": ", ".join(self.columns.tuned),
             "results": [r.to_dict() for r in self.results],
         }
@@ -148,6 +149,10 @@ def analyze(
             drift, noise = fit_drift(optima, table.columns.scale, delta), Noise(math.nan, 0, "optima")
             unknown: tuple[None, ...] = (None,) * len(optima)
             results.append(TransferResult(name, noise, optima, unknown, drift, Verdict(Decision.OPEN)))
+            continue
+        if table.columns.scales_beside:
+            rows = table.runs[table.runs["compared"] == name]
+            results.append(_analyze_sizes(name, rows, question))
             continue
         if table.columns.tuned_beside:
             from mup_tpu.analysis.together import analyze_together  # most tables tune one hyperparameter
@@ -202,6 +207,33 @@ def _analyze_one(
         next_batch=batch,
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
         guessing=table.guessing,
+    )
+
+
+def _analyze_sizes(compared: str, runs: pd.DataFrame, question: Question) -> TransferResult:
+    """Return the analysis of one rule's runs in which several scales vary together.
+
+    Raises:
+        TableError: fewer cells have a known optimum than the law has parameters.
+    """
+    from mup_tpu.analysis.power_law import PowerLaw  # most tables have one scale
+
+    scales, evidence = question.columns.scales, weigh(runs, question)
+    known = tuple(e for e in evidence.estimates if e.optimum.is_bracketed)
+    if len(known) < len(scales) + 2:
+        raise TableError(
+            f"{compared}: a power law in {', '.join(scales)} needs {len(scales) + 2} cells with an "
+            f"optimum inside their grid, and {len(known)} of {len(evidence.estimates)} have one"
+        )
+    return TransferResult(
+        compared=compared,
+        noise=evidence.noise,
+        optima=tuple(e.optimum for e in evidence.estimates),
+        valleys=tuple(e.valley for e in evidence.estimates),
+        drift=evidence.drift,
+        verdict=Verdict(Decision.OPEN),
+        curves=evidence.curves,
+        power_law=PowerLaw(scales, known),
     )
 
 

@@ -39,7 +39,7 @@ from mup_tpu.analysis.optimum import (
     loss_curve,
     pooled_noise,
 )
-from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.run_table import RunTable, each_of
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.config import require_above_zero
 
@@ -310,14 +310,16 @@ class Evidence:
 
 
 def loss_curves(runs: pd.DataFrame, known: Sequence[LossCurve] = ()) -> list[LossCurve]:
-    """Return the curve of each scale; those with no more runs than a known one are taken from there."""
-    old = {(curve.scale, curve.runs): curve for curve in known}
+    """Return the curve of each size; those with no more runs than a known one are taken from there."""
+    old = {((curve.scale, *curve.beside), curve.runs): curve for curve in known}
     columns, curves = {name: np.asarray(runs[name]) for name in CURVE_COLUMNS}, []
-    scale_N, scales = pd.factorize(columns["scale"], sort=True)
-    for i, scale in enumerate(scales):
-        at = np.flatnonzero(scale_N == i)
-        known_one = old.get((float(scale), len(at)))
-        curves.append(known_one or loss_curve({name: values[at] for name, values in columns.items()}))
+    size_N, sizes = pd.factorize(columns["scale"], sort=True)
+    if len(names := each_of("scale", runs)) > 1:
+        sizes, size_N = np.unique(runs[names].to_numpy(float), axis=0, return_inverse=True)
+    for i, values_A in enumerate(sizes):
+        at, size = np.flatnonzero(size_N.ravel() == i), tuple(np.atleast_1d(values_A).tolist())
+        curve = old.get((size, len(at))) or loss_curve({name: values[at] for name, values in columns.items()})
+        curves.append(replace(curve, beside=size[1:]) if size[1:] else curve)
     return curves
 
 
@@ -327,9 +329,11 @@ def weigh(runs: pd.DataFrame, question: Question, curves: Sequence[LossCurve] | 
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
     made = estimates(curves, noise, generator, question.epsilon)
-    optima, valleys = [e.optimum for e in made], [e.valley for e in made]
+    # Of several scales a power law is fitted, and there is no smallest or largest size.
+    along = [] if question.columns.scales_beside else made
+    optima, valleys = [e.optimum for e in along], [e.valley for e in along]
     drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
-    bracketed = [e for e in made if e.optimum.is_bracketed]
+    bracketed = [e for e in along if e.optimum.is_bracketed]
     headline = (
         regret(bracketed[0], made[-1], drift.trend) if bracketed and bracketed[0] is not made[-1] else None
     )

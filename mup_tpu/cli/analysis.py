@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -135,7 +134,6 @@ def predict(
     path: Where,
     at: Repeated = (),
     table: TableOptions = TableOptions(),
-    best_over: tuple[str, ...] = (),
     figures: bool = False,
     out: File | None = None,
     keep: bool = False,
@@ -155,8 +153,6 @@ def predict(
         at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
             (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512.
         table: Columns and rows of the table; --scale takes several columns, with commas.
-        best_over: Further columns that are tuned too, for a law of several scales; of their values the best
-            is taken in each cell.
         figures: Also draw the prediction, or the law of two scales, as PNG and SVG.
         out: Folder for --figures; by default figures in the results folder or beside the file.
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
@@ -172,10 +168,10 @@ def predict(
     if table.delta != TableOptions.delta:
         raise ConfigError(f"{given('delta', table.delta)} is a limit of a verdict, and a prediction has none")
     path = folder_of_plan(path)
-    if format != "text" and (json or figures or best_over):
+    if format != "text" and (json or figures):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
     if (recipe := predict_planned_folder(path, at)) is not None:
-        if figures or best_over or claim != "by-name" or table != TableOptions():
+        if figures or claim != "by-name" or table != TableOptions():
             raise ConfigError(
                 "the folder holds a plan, whose prediction takes no option but --at, --keep, --format or "
                 "--json"
@@ -188,14 +184,6 @@ def predict(
     from mup_tpu.words.predictions import predictions_to_dict
 
     results = open_results(path, table)
-    folder = out or results.figures_folder
-    # A column of a table may hold a comma, so only predictions split the option.
-    scales = (table.scale or "").split(",")
-    if len(scales) > 1 or best_over:
-        if keep or claim != "by-name" or table.epsilon is not None:
-            raise ConfigError("keep, claim and epsilon need a prediction along one scale")
-        _print_law(path, at, table, scales, best_over, folder if figures else None, json)
-        return
     predictions = results.predict(at, {"yes": True, "no": False}.get(claim))
     if keep:
         results.keep(predictions)
@@ -203,13 +191,14 @@ def predict(
     if figures:
         from mup_tpu import plots
 
-        written = write_figures({"prediction": plots.prediction_figure(predictions)}, folder)
+        written = write_figures(plots.prediction_figures(predictions), out or results.figures_folder)
     if format != "text":
-        best: dict[tuple[str, float], dict[str, Sequence[float]]] = {}
+        best: dict[tuple[str, str], tuple[Mapping[str, float], dict[str, Sequence[float]]]] = {}
         for made in predictions.predictions:
-            best.setdefault((made.compared, made.scale), {})[made.hyperparameter] = (made.x, *made.interval)
-        for (rule, scale), tuned in best.items():
-            _print_for(format, path, tuned, {predictions.scale: scale}, rule, table)
+            _, tuned = best.setdefault((made.compared, made.target), (made.sizes, {}))
+            tuned[made.hyperparameter] = (made.x, *made.interval)
+        for (rule, _), (sizes, tuned) in best.items():
+            _print_for(format, path, tuned, sizes, rule, table)
         return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))
@@ -217,8 +206,8 @@ def predict(
     results.show_predictions(Console(), predictions)
     for made in predictions.predictions:
         if made.hyperparameter in ("lr", "learning_rate"):
-            at_target = {predictions.scale: made.scale}
-            _print_base_rate(_rows_of(path, made.compared, table), at_target, made.compared, made.value)
+            rows = _rows_of(path, made.compared, table)
+            _print_base_rate(rows, made.sizes, made.compared, made.value)
     _print_figures(Console(), written)
 
 
@@ -329,45 +318,6 @@ def _print_base_rate(rows: pd.DataFrame, values: Mapping[str, Any], rule: str, r
 
     if words := base_rate_words({**shared_settings(rows), **values}, rule, rate):
         Console().print(words)
-
-
-def _print_law(
-    path: str,
-    at: Sequence[str],
-    table: TableOptions,
-    scales: Sequence[str],
-    best_over: tuple[str, ...],
-    folder: Path | str | None,
-    json: bool,
-) -> None:
-    """Print the optimum as a power law of several scales, and draw it in a folder if one is given."""
-    from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
-    from mup_tpu.words import predictions
-    from mup_tpu.words.reasons import because
-
-    reading = replace(table, scale=None).reading(path)
-    laws = fit_power_laws(path, [name for name in scales if name], reading, best_over)
-    sizes, written = [read_sizes(text) for text in at], list[str]()
-    if folder is not None:
-        from mup_tpu import plots
-
-        written = write_figures({"law": plots.law_figure(laws, sizes)}, folder)
-    console = Console()
-    if json:
-        plain = [predictions.power_law_to_dict(law) for law in laws]
-        targets = [{"at": [{"sizes": s, "x": law.at(s)} for s in sizes]} for law in laws]
-        console.write(to_json([one | at for one, at in zip(plain, targets, strict=True)]))
-        return
-    for note in laws[0].notes:
-        console.print(f"note: {because(note)}", style="yellow")
-    for law in laws:
-        first, *others = predictions.power_law(law)
-        console.print(first, style="bold")
-        for line in others:
-            console.print(f"  {line}")
-        for text, size in zip(at, sizes, strict=True):
-            console.print(f"  {predictions.power_law_at(law, size, text)}")
-    _print_figures(console, written)
 
 
 def show(path: str, table: TableOptions = TableOptions()) -> None:

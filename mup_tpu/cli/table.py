@@ -31,6 +31,8 @@ class TableOptions:
     """Column of the tuned hyperparameter, with plain values (not log2); two to four columns separated by
     commas are analyzed together. By default those of the folder's sweep, or a column called lr,
     learning_rate or similar."""
+    best_over: tuple[str, ...] = ()
+    """Further columns that are tuned too: at each size and value the best run over them is taken."""
     compare: str | None = None
     """Column whose values are compared, such as a rule or an optimizer. By default that of the folder's
     sweep, or a column called parametrization."""
@@ -82,10 +84,12 @@ class TableOptions:
         defaults = default_columns(paths[0] if len(paths) == 1 else paths)
         others = ("loss", "seed", "status", "step", "params", "cost")
         tuned = [name.strip() for name in self.tune.split(",")] if self.tune else [*defaults.tuned]
+        scale, *beside = [name.strip() for name in self.scale.split(",")] if self.scale else [defaults.scale]
         roles: dict[str, Any] = {role: self.role(role, getattr(defaults, role)) for role in others}
         return replace(
             defaults,
-            scale=self.scale or defaults.scale,
+            scale=scale,
+            scales_beside=tuple(beside),
             hyperparameter=tuned[0],
             tuned_beside=tuple(tuned[1:]),
             parametrization=self.compare or defaults.parametrization,
@@ -117,6 +121,7 @@ class TableOptions:
             self.chance,
             States(*(tuple(by_meaning[meaning]) for meaning in _STATES)),
             LossUnit(self.loss_unit, self.bytes_per_token, self.maximize),
+            best_over=self.best_over,
         )
 
     def load(self, *paths: str) -> RunTable:

@@ -11,6 +11,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
+from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.laws import best_loss_figure, law_figure, prediction_figure, scaling_law_figure
 from mup_tpu.plots.optima import optimum_figure, transfer_figure
@@ -26,7 +27,7 @@ from mup_tpu.plots.verdict import regret_figure, sequence_figure, sweeps_figure
 __all__ = [
     "FIGURES", "OF_EACH", "STYLE", "FigureType", "best_loss_figure",
     "coordinate_check_figure", "coordinate_check_figures", "drawings", "law_figure",
-    "learning_curves_figure", "optimum_figure", "prediction_figure", "regret_figure",
+    "learning_curves_figure", "optimum_figure", "prediction_figure", "prediction_figures", "regret_figure",
     "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "svg", "sweeps_figure",
     "transfer_figure", "transfer_figures",
 ]  # fmt: skip
@@ -51,6 +52,13 @@ def drawings(analysis: TransferAnalysis) -> dict[str, Callable[..., Figure]]:
         }
     known = {name: kind for name, kind in FIGURES.items() if kind.has_data is not None}
     return {name: kind.draw for name, kind in known.items() if kind.has_data and kind.has_data(analysis)}
+
+
+def prediction_figures(predictions: Predictions) -> dict[str, Figure]:
+    """Draw predictions: along one scale, or over the first two of several."""
+    if predictions.analysis.columns.scales_beside:
+        return {"law": law_figure(predictions)}
+    return {"prediction": prediction_figure(predictions)}
 
 
 def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:

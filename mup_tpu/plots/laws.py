@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.errors import TableError
 from mup_tpu.plots import style
 from mup_tpu.plots.optima import has_scales
 from mup_tpu.plots.style import INK, LOSS, figure_type
@@ -170,17 +169,23 @@ def prediction_figure(predictions: Predictions) -> Figure:
     return style.with_key(axes, entries)
 
 
-@figure_type("Law in several scales", "Contours of the optimum over two scales; circles are measured optima")
-def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ()) -> Figure:
+@figure_type(
+    "Law in several scales",
+    "Contours of the optimum over two scales; circles are measured optima",
+    lambda analysis: bool(analysis.columns.scales_beside),
+)
+def law_figure(shown: TransferAnalysis | Predictions) -> Figure:
     """Draw the optimum of each rule over its first two scales as contours, with the measured optima.
 
     Further scales are at their geometric means; measured optima are moved there along the law. A star with
-    the predicted optimum marks each target, which has a number for each scale.
+    the predicted optimum marks each target of predictions.
     """
-    if len(laws[0].scales) < 2:
-        raise TableError(f"figure: contours need two scales, and there is {laws[0].scales[0]} alone")
+    analysis, predictions = (shown, None) if isinstance(shown, TransferAnalysis) else (shown.analysis, shown)
+    at = [] if predictions is None else predictions.targets
+    laws = [result.power_law for result in names.results_of(analysis) if result.power_law is not None]
+    rules = [result.compared for result in names.results_of(analysis)]
     first, second = laws[0].scales[:2]
-    targets_N2 = np.array([[sizes[first], sizes[second]] for sizes in at]).reshape(-1, 2)
+    targets_N2 = np.array([target.sizes[:2] for target in at]).reshape(-1, 2)
     planes = []  # for each law: two axes that hold all cells and targets, and the optimum (log2) over them
     for law in laws:
         sizes_N2 = np.vstack([law.sizes_SA[:, :2], np.log2(targets_N2)])
@@ -188,14 +193,15 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         margin_A = 0.06 * (high_A - low_A)
         sides = np.exp2(np.linspace(low_A - margin_A, high_A + margin_A, 40)).T
         across, up = np.meshgrid(*sides)
-        x = law.trend(_at_means(law, np.column_stack([across.ravel(), up.ravel()])))
+        x = law.optima(_at_means(law, np.column_stack([across.ravel(), up.ravel()])))
         planes.append((*sides, x.reshape(across.shape)))
-    x_LT = np.array([[law.at(sizes)[0] for sizes in at] for law in laws])
-    shown = [*x_LT, *(x.ravel() for *_, x in planes), *(_measured(law)[1] for law in laws)]
-    shown_N = np.concatenate(shown)  # range of the colour bar
+    made = () if predictions is None else predictions.predictions
+    x_LT = np.array([[one.x for one in made if one.compared == rule] for rule in rules])
+    drawn = [*x_LT, *(x.ravel() for *_, x in planes), *(_measured(law)[1] for law in laws)]
+    shown_N = np.concatenate(drawn)  # range of the colour bar
     colors = Normalize(math.floor(shown_N.min()), math.ceil(shown_N.max()))
     axes = style.panels(len(laws), 5.4, 4.4)
-    for ax, law, plane, x_T in zip(axes, laws, planes, x_LT, strict=True):
+    for ax, rule, law, plane, x_T in zip(axes, rules, laws, planes, x_LT, strict=True):
         first_A, second_A, x = plane
         levels = np.arange(math.floor(x.min()), math.ceil(x.max()) + 0.5, 0.5)
         ax.contourf(first_A, second_A, x, levels, cmap="viridis", norm=colors)
@@ -219,12 +225,12 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
                 bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8},
             )  # fmt: skip
         exponents = " · ".join(f"{style.plain(e.scale)}$^{{{names.signed(e.value)}}}$" for e in law.exponents)
-        ax.set_title(f"{style.label(law.compared)}: ∝ {exponents}")
+        ax.set_title(f"{style.label(rule)}: ∝ {exponents}")
         ax.set_xlabel(style.title(first))
     style.label_rows(axes, style.title(second))
     bar = style.figure_of(axes).colorbar(ScalarMappable(colors, "viridis"), ax=axes, pad=0.02, aspect=25)
     bar.ax.yaxis.set_major_formatter(lambda x, _: style.power(x))
-    bar.set_label(f"best {style.title(laws[0].hyperparameter)}")
+    bar.set_label(f"best {style.title(analysis.hyperparameter)}")
     several = ", mean of its cells" if len(laws[0].scales) > 2 else ""
     entries = [style.mark("o", f"measured optimum{several}", mfc="none")]
     entries += [style.mark("*", "predicted at a target", mfc="none", ms=11)] if at else []
@@ -237,7 +243,7 @@ def _measured(law: PowerLaw) -> tuple[np.ndarray, np.ndarray]:
     Optima are moved to the geometric means of all other scales.
     """
     sizes_SA, x_S = 2**law.sizes_SA, np.array([e.optimum.x for e in law.estimates])
-    moved_S = x_S + law.trend(_at_means(law, sizes_SA[:, :2])) - law.trend(sizes_SA)
+    moved_S = x_S + law.optima(_at_means(law, sizes_SA[:, :2])) - law.optima(sizes_SA)
     places_N2, place_S = np.unique(sizes_SA[:, :2], axis=0, return_inverse=True)
     return places_N2, np.bincount(place_S.ravel(), moved_S) / np.bincount(place_S.ravel())
 

@@ -45,12 +45,15 @@ _AT_RAIL = ("diverged", "stopped early", "refused", "above")  # marks at the top
 
 
 def is_tuned(analysis: TransferAnalysis) -> bool:
-    return any(len(curve.x_G) > 1 for result in analysis.results for curve in result.curves)
+    curves = [] if analysis.columns.scales_beside else [c for r in analysis.results for c in r.curves]
+    return any(len(curve.x_G) > 1 for curve in curves)
 
 
 def has_scales(analysis: TransferAnalysis) -> bool:
     scales = {o.scale for result in analysis.results for o in result.optima}
-    return len(scales) > 1 and any(r.curves for r in analysis.results)  # a table of optima has no losses
+    is_one = not analysis.columns.scales_beside
+    # A table of optima has no losses.
+    return is_one and len(scales) > 1 and any(r.curves for r in analysis.results)
 
 
 def is_tuned_at_scales(analysis: TransferAnalysis) -> bool:

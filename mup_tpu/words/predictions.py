@@ -6,26 +6,26 @@ import math
 import re
 from typing import Any
 
-from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import ExpectedCost, Predictions, RulePrediction
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
 from mup_tpu.words.names import plain, point, power
 from mup_tpu.words.reasons import because
-from mup_tpu.words.verdicts import interaction
+from mup_tpu.words.verdicts import details, interaction, verdict
 
 
 def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -> str:
     """Return the predicted optimum with its intervals, and its distance from the table."""
     scale = predictions.scale
-    at = point(scale, float(f"{made.scale:.4g}") if made.scale % 1 else made.scale)
+    at = ", ".join(point(n, float(f"{size:.4g}") if size % 1 else size) for n, size in made.sizes.items())
     if not re.match(rf"([\w/]+[./])*{re.escape(scale)}", made.target):
         at = f"{made.target}, {at}"
-    below = math.log2(made.smallest[0] / made.scale)
-    reach = "between scales that were run"
+    below, several = math.log2(made.smallest[0] / made.scale), len(made.sizes) > 1
+    reach = f"between {'size' if several else 'scale'}s that were run"
     if made.reach > 0.005:
-        reach = f"{_octaves(made.reach)} beyond {point(scale, _largest(made))}"
+        beyond = "the sizes that were run" if several else point(scale, _largest(made))
+        reach = f"{_octaves(made.reach)} beyond {beyond}"
     elif below > 0.005:
         reach = f"{_octaves(below)} below {point(scale, made.smallest[0])}"
     (low, high), (half_low, half_high) = made.interval, made.half
@@ -43,6 +43,8 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
         limit = f"the expected cost exceeds {predictions.analysis.epsilon:.3g} {unit}"
         furthest = float(f"{_largest(made) * 2**made.furthest:.3g}")
         beyond = f"beyond {point(scale, furthest)}" if made.furthest > 0.05 else "at any distance"
+        if len(made.sizes) > 1 and made.furthest > 0.05:
+            beyond = f"more than {_octaves(made.furthest)} beyond the sizes that were run"
         lines.append(f"extrapolated too far: {beyond} {limit}")
     (low, high), kind = made.unclaimed, kind_of(scale) or "any scale"
     if made.claimed:
@@ -57,6 +59,8 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     if math.isnan(made.taking.expected):
         return [*lines, "its cost and the loss there are unknown, since the table has no losses"]
     lines.append(f"expected cost over the best value there: {_cost(made.taking, unit)}")
+    if len(made.sizes) > 1:
+        return lines
     small, large = (f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest))
     staying, following = _cost(made.staying, unit), _cost(made.following, unit)
     lines.append(f"with the optimum {small}: {staying}; {large}: {following}")
@@ -78,6 +82,9 @@ def lines(predictions: Predictions) -> list[str]:
                 made.append(prediction(one, predictions))
                 made += [f"  {line}" for line in prediction_details(one, predictions)]
         made += [f"  {interaction(pair)}" for pair in result.pairs if pair.interacts]
+        if result.power_law is not None:
+            law = verdict(result, predictions.analysis), *details(result, predictions.analysis)
+            made += [f"  {line}" for line in law]
     return made
 
 
@@ -98,30 +105,6 @@ def _octaves(count: float) -> str:
 def _cost(cost: ExpectedCost, unit: str) -> str:
     digits = 4 if cost.expected < 0.1 else 2
     return f"{cost.expected:.{digits}f} {unit} (at most {cost.high:.{digits}f})"
-
-
-def power_law(law: PowerLaw) -> list[str]:
-    """Return the law, the scatter about it, and how well it predicts cells, a line each."""
-    factors = " · ".join(f"{e.scale}^{names.number(e.value, 2)}" for e in law.exponents)
-    ends = ((e.scale, names.number(e.low, 2), names.number(e.high, 2)) for e in law.exponents)
-    intervals = ", ".join(f"{scale} {low} to {high}" for scale, low, high in ends)
-    left_out = law.held_out
-    return [
-        f"{names.rule_name(law.compared)}: best {label(law.hyperparameter)} ∝ {factors} (95 %: {intervals})",
-        f"{len(law.estimates)} of {law.cells} cells have an optimum inside their grid; they scatter by "
-        f"{law.tau:.2f} octaves about the law",
-        f"each cell predicted from the others: RMSE {left_out.rmse:.2f} octaves, mean regret "
-        f"{left_out.regret:.4f} nat, {left_out.inside:.0%} inside the 95 % interval",
-    ]
-
-
-def power_law_at(law: PowerLaw, sizes: dict[str, float], at: str) -> str:
-    x, low, high = law.at(sizes)
-    return f"at {at}: {label(law.hyperparameter)} {power(x, '.2f')} (95 % {plain(low)} to {plain(high)})"
-
-
-def power_law_to_dict(law: PowerLaw) -> dict[str, Any]:
-    return law.to_dict() | {"notes": [because(note) for note in law.notes]}
 
 
 def predictions_to_dict(predictions: Predictions) -> dict[str, Any]:

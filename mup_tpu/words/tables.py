@@ -40,10 +40,10 @@ _MOST_VALUES = 8  # most values of a column that are written one by one
 
 def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
     metric = "loss" if columns.unit == "nat" else columns.unit
-    headings = (label(columns.scale), "optimum", "95 % interval", metric, "near-optimal", "status")
+    headings = (*map(label, columns.scales), "optimum", "95 % interval", metric, "near-optimal", "status")
     rows = [
         (
-            write_scale(columns.scale, o.scale),
+            *(write_scale(name, size) for name, size in zip(columns.scales, o.sizes, strict=True)),
             power(o.x, ".2f") if o.is_bracketed else "-",
             "-" if math.isnan(o.low) else f"{bound(o.low, '.2f')} to {bound(o.high, '.2f')}",
             f"{columns.metric(o.loss):.4f}" if math.isfinite(o.loss) else "-",

@@ -33,6 +33,11 @@ def verdict(
     At a single scale the score of a prediction takes the verdict's place.
     """
     name = name or names.rule_name(result.compared, analysis.compares)
+    if result.power_law is not None:
+        exponents = result.power_law.exponents
+        factors = " · ".join(f"{e.scale}^{number(e.value, 2)}" for e in exponents)
+        ends = ", ".join(f"{e.scale} {number(e.low, 2)} to {number(e.high, 2)}" for e in exponents)
+        return f"{name}: best {label(analysis.hyperparameter)} ∝ {factors} (95 %: {ends})"
     if result.parts:
         scale, regret, tuned = analysis.scale, result.headline_regret, tuned_words(analysis.columns)
         if regret is None:
@@ -109,6 +114,13 @@ def _cost(value: float, columns: Columns) -> str:
 def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     """Return the lines below a verdict; the advice comes first."""
     lines, columns = [], analysis.columns
+    if (law := result.power_law) is not None:
+        return [
+            f"{len(law.estimates)} of {len(result.optima)} cells have an optimum inside their grid; they "
+            f"scatter by {law.tau:.2f} octaves about the law",
+            f"each cell predicted from the others: RMSE {law.held_out.rmse:.2f} octaves, mean regret "
+            f"{law.held_out.regret:.4f} {columns.unit}, {law.held_out.inside:.0%} inside the 95 % interval",
+        ]
     if result.surface is not None:
         several = zip(result.parts, analysis.parts, result.surface.octave_cost, strict=True)
         for part, of_part, (value, high) in several:

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import analyze, check_table
-from mup_tpu.analysis.power_law import fit_power_laws
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, predict
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.plots.style import write_size
 
@@ -47,22 +46,23 @@ def law_of_two_scales():
     cells = [(n, d, x) for n in (1e8, 4e8, 16e8) for d in (1e9, 4e9, 16e9) for x in range(-14, -3)]
     rows = pd.DataFrame(cells, columns=["N", "D", "x"])
     away = rows["x"] + 8 + 0.5 * np.log2(rows["N"] / 1e8) - 0.3 * np.log2(rows["D"] / 1e9)
-    (law,) = fit_power_laws(rows.assign(lr=2.0 ** rows["x"], loss=2 + 0.04 * away**2), ("N", "D"))
-    return law
+    runs = rows.assign(lr=2.0 ** rows["x"], loss=2 + 0.04 * away**2)
+    return check_table(runs, Reading(Columns("N", scales_beside=("D",))))
 
 
 def test_a_law_s_plane_holds_its_targets_and_the_bar_of_colours_has_all_that_it_shows():
-    law, at = law_of_two_scales(), {"N": 6.4e9, "D": 1e9}
-    figure = plots.law_figure([law], [at])
+    predictions = predict(law_of_two_scales(), "N=6.4e9,D=1e9")
+    figure, x = plots.law_figure(predictions), predictions.of("all").x
+    (law,) = (result.power_law for result in predictions.analysis.results)
     ax, bar = figure.axes
     star, measured = ax.collections[-2:]
     assert len(measured.get_offsets()) == 9
     assert star.get_offsets().tolist() == [[6.4e9, 1e9]]
-    assert star.get_array().tolist() == [pytest.approx(law.at(at)[0])]
-    assert ax.texts[-1].get_text() == f"$2^{{{law.at(at)[0]:.4g}}}$"
+    assert star.get_array().tolist() == [pytest.approx(x)]
+    assert ax.texts[-1].get_text() == f"$2^{{{x:.4g}}}$"
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     assert left < 1e8 and right > 6.4e9 and bottom < 1e9 and top > 16e9
-    corners = [law.at({"N": n, "D": d})[0] for n in (left, right) for d in (bottom, top)]
+    corners = law.optima(np.array([(n, d) for n in (left, right) for d in (bottom, top)]))
     assert bar.get_ylim()[0] <= min(corners) and max(corners) <= bar.get_ylim()[1]
     key = [text.get_text() for text in figure.legends[0].get_texts()]
     assert key == ["measured optimum", "predicted at a target"]
@@ -71,7 +71,7 @@ def test_a_law_s_plane_holds_its_targets_and_the_bar_of_colours_has_all_that_it_
 
 
 def test_a_law_without_targets_shows_the_measured_sizes_alone(golden, drawn):
-    figure = plots.law_figure([law_of_two_scales()])
+    figure = plots.law_figure(analyze(law_of_two_scales()))
     assert figure.axes[0].get_xlim()[1] < 2e9
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["measured optimum"]
     golden("figure of a law", drawn(figure))

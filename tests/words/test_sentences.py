@@ -301,9 +301,10 @@ def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
 
 
 MADE = RulePrediction(
-    "mup", "lr", "width=1024", 1024.0, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5), (64.0, -8.2), (256.0, -8.1),
-    ExpectedCost(0.002, 0.01), ExpectedCost(0.2, 0.5), ExpectedCost(0.003, 0.02),
-    ExpectedLoss(2.0, 1.9, 2.1), None, True, 4.0, False, 0.0, 0.0, (-9.0, -7.0), 0,
+    "mup", "lr", "width=1024", 1024.0, {"width": 1024.0}, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5),
+    (64.0, -8.2), (256.0, -8.1), ExpectedCost(0.002, 0.01), ExpectedCost(0.2, 0.5),
+    ExpectedCost(0.003, 0.02), ExpectedLoss(2.0, 1.9, 2.1), None, True, 4.0, False, 0.0, 0.0,
+    (-9.0, -7.0), 0,
 )  # fmt: skip
 
 
@@ -345,9 +346,12 @@ def test_limits_and_costs_of_predictions(changes, lines):
     ("changes", "at"),
     [
         ({}, "width 1024 (2 octaves beyond width 256)"),
-        ({"scale": 512.0, "reach": 1.0}, "width 512 (1 octave beyond width 256)"),
-        ({"scale": 128.0, "reach": -1.0}, "width 128 (between scales that were run)"),
-        ({"scale": 32.0, "reach": -3.0}, "width 32 (1 octave below width 64)"),
+        ({"scale": 512.0, "sizes": {"width": 512.0}, "reach": 1.0}, "width 512 (1 octave beyond width 256)"),
+        (
+            {"scale": 128.0, "sizes": {"width": 128.0}, "reach": -1.0},
+            "width 128 (between scales that were run)",
+        ),
+        ({"scale": 32.0, "sizes": {"width": 32.0}, "reach": -3.0}, "width 32 (1 octave below width 64)"),
         ({"target": "params=1e9"}, "params=1e9, width 1024 (2 octaves beyond width 256)"),
     ],
 )

@@ -387,6 +387,8 @@ class Reading:
     states: States = States()  # Meaning of states of runs that are not known
     unit: LossUnit = LossUnit()  # Unit of the loss in a table; our networks' results are in nat per token
     name: str = ""  # Name of the table in titles; "" takes that of its file
+    best_over: Sequence[str] = ()
+    """Further columns that are tuned too: at each size and value the best run over them is taken."""
 
     def __post_init__(self) -> None:
         if self.chance is not None:
