@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import runpy
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -193,7 +192,10 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
 
     console = Console()
     try:
-        outcome = run_either(sweep, folder, how, console, continue_to)
+        with console.status("importing"):
+            from mup_tpu.tuning.sweep import run_sweep
+
+        outcome = run_sweep(sweep, folder, how.where, how.run, console, how.until, continue_to)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"stopped; finished trials are stored in {folder}; run the same command to continue"
@@ -220,23 +222,6 @@ def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], N
             f"{failed} of {total} trials failed, with their reasons in {folder}; run the same command to try "
             "them again"
         )
-
-
-def run_either(
-    sweep: Sweep, folder: str, how: SweepRun, console: Console, continue_to: int | None = None
-) -> Counter[str]:
-    """Run missing trials of a sweep's grid, or buy runs until its verdicts are settled."""
-    if how.until.until_settled:
-        if continue_to is not None:
-            raise ConfigError("continue_to and until_settled were both given: give one of them")
-        with console.status("importing"):
-            from mup_tpu.tuning.sequence import run_until_settled
-
-        return run_until_settled(sweep, folder, how.until, how.where, how.run, console)
-    with console.status("importing"):
-        from mup_tpu.tuning.sweep import run_sweep
-
-    return run_sweep(sweep, folder, how.where, how.run, console, continue_to)
 
 
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from mup_tpu.config import Axes, Grid, parse_number, shown
-from mup_tpu.config.grid import DESIGNS, Value
+from mup_tpu.config.grid import DESIGNS, Point, Value
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.store import FINAL, STUDY_COLUMNS, Store
 from mup_tpu.store.runs import Result
@@ -81,6 +81,10 @@ class StudyGrid(Grid[StudyTrial]):
         # If nothing is compared, the compared axis is the experiment.
         compared = tuple(self.compared[0]) or ("experiment",)
         return Axes(tuple(self.points[0]), self.measure, tuple(self.tuned), compared, is_study=True)
+
+    @cached_property
+    def by_size(self) -> dict[float, Point]:
+        return {float(point[self.measure]): point for point in self.points}
 
     @cached_property
     def columns(self) -> dict[str, type]:

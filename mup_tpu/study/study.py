@@ -28,7 +28,7 @@ from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import require_above_zero
-from mup_tpu.config.grid import Point, Points
+from mup_tpu.config.grid import Points
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.toml import read_grid
 from mup_tpu.config.values import parse_limit, require_count
@@ -46,9 +46,8 @@ from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.report import StudyTrial, damaged, number
 from mup_tpu.study.space import PATIENCE_S, Leases, StudyGrid
 from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
-from mup_tpu.tuning.runner import Rows, run_missing
-from mup_tpu.tuning.sequence import Buyer, PlanBuyer, buy, buyer_of, settleable
-from mup_tpu.tuning.tracking import Tracking
+from mup_tpu.tuning.runner import Purchases, Rows, Runner
+from mup_tpu.tuning.sequence import buyer_of, settleable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,7 +206,7 @@ class Study:
             threads, pool = _place_on_ray(self.folder, address, resources or {}, console)
         else:
             threads, pool = _place_here(self.folder, workers)
-        points = settleable(self.grid, _by_size(self.grid)) if until_settled else None
+        points = settleable(self.grid, self.grid.by_size, self.folder) if until_settled else None
         store, leases = self._open(points)
         code = fingerprint(function)
         # Rows without a fingerprint do not count.
@@ -218,34 +217,18 @@ class Study:
                 "stay, and new trials run the new code; give another folder to run all trials again"
             )
         how = How(self.folder, threads, seconds)
-        tracking = Tracking(track, store)
-        purchase = store.next_purchase()
         busy = f"results folder {self.folder} is being run by another process; wait for it"
         try:
             with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
                 payload = pickled(function, by_value=on_ray)
-                calls = _Calls(self.grid, payload, how, opened, code, store, console)
-
-                def run(trials: list[StudyTrial], of: Callable[[StudyTrial], int | None]) -> Counter[str]:
-                    elsewhere = {lease.trial.id for lease in leases.running()}
-                    outcome: Counter[str] = Counter()
-                    for part in _by_length(self.grid, trials):
-                        outcome += run_missing(
-                            calls, part, store, tracking, console, heartbeat, of, deadline, elsewhere
-                        )
-                    return outcome
-
-                if points is not None:
-                    outcome = buy(self._buyer(points, deadline), run, deadline, console)
-                else:
-                    outcome = run(self.trials(), lambda trial: purchase)
+                calls = _Calls(
+                    store, console, heartbeat, track, deadline, self.grid, leases, how, code, payload, opened
+                )
+                return calls.run_grid(self.grid, points)
         except KeyboardInterrupt:
             console.print(f"stopped; finished trials are stored in {self.folder}, the same call goes on")
             raise
-        if time.monotonic() >= deadline:
-            console.print(f"the budget of {budget} is used up; the same call goes on")
-        return outcome
 
     def ask(
         self, count: int = 1, *, until_settled: bool = False, patience: float = PATIENCE_S
@@ -266,12 +249,12 @@ class Study:
         """
         require_count("count", count)
         require_above_zero("patience", patience)
-        points = settleable(self.grid, _by_size(self.grid)) if until_settled else None
+        points = settleable(self.grid, self.grid.by_size, self.folder) if until_settled else None
         store, leases = self._open(points)
         with leases.alone():
             planned: Iterable[tuple[StudyTrial, int | None]]
             if points is not None:
-                trials, _ = self._buyer(points).next()
+                trials, _ = buyer_of(self.grid, points, lambda trial: trial.id, store).next()
                 known = store.done()
                 planned = [(trial, number) for trial, number in trials.items() if trial.id not in known]
             else:
@@ -377,11 +360,6 @@ class Study:
         head = f"<p>{html.escape(repr(self))}: {len(frame)} stored</p>"
         return head + str(frame.drop(columns="trial_id").to_html(max_rows=20, index=False))
 
-    def _buyer(
-        self, points: Mapping[float, Point], deadline: float = math.inf
-    ) -> Buyer[StudyTrial] | PlanBuyer[StudyTrial]:
-        return buyer_of(self.grid, points, lambda trial: trial.id, self._open()[0], deadline)
-
     def _open(self, planned: Iterable[float] | None = None) -> tuple[Store, Leases]:
         """Open the store, with the definition of the study and the scales that a sequence plans, and leases.
 
@@ -405,29 +383,16 @@ class Study:
         return self._opened
 
 
-def _by_size(grid: StudyGrid) -> dict[float, Point]:
-    return {float(point[grid.measure]): point for point in grid.points}
-
-
-def _by_length(grid: StudyGrid, trials: Sequence[StudyTrial]) -> list[list[StudyTrial]]:
-    """Return trials in parts that run one after the other, as later ones go on from earlier ones."""
-    if grid.continued is None:
-        return [list(trials)]
-    lengths = sorted({trial.values[grid.continued] for trial in trials})
-    return [[trial for trial in trials if trial.values[grid.continued] == length] for length in lengths]
-
-
-@dataclass
-class _Calls:
-    """Trials of a study, for the runner of trials: calls of its function."""
+@dataclass(eq=False)
+class _Calls(Runner[StudyTrial]):
+    """Runner of a study's trials: calls of its function."""
 
     grid: StudyGrid
-    payload: bytes
+    leases: Leases
     how: How
-    open_pool: Callable[[], Pool[Any]]  # once
     code: str | None  # fingerprint of the trainer
-    store: Store
-    console: Console
+    payload: bytes  # the pickled trainer
+    open_pool: Callable[[], Pool[Any]]  # once
 
     def trial_id(self, trial: StudyTrial) -> str:
         return trial.id
@@ -437,6 +402,15 @@ class _Calls:
 
     def work(self, trial: StudyTrial) -> float:
         return float(trial.values[self.grid.measure])
+
+    def elsewhere(self) -> Collection[str]:
+        return {lease.trial.id for lease in self.leases.running()}
+
+    def parts(self, trials: Purchases[StudyTrial]) -> Sequence[Purchases[StudyTrial]]:
+        if (name := self.grid.continued) is None:
+            return [trials]
+        lengths = sorted({trial.values[name] for trial in trials})
+        return [{t: n for t, n in trials.items() if t.values[name] == length} for length in lengths]
 
     def jobs(self, missing: list[StudyTrial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
         missing = sorted(missing, key=self.work, reverse=True)
@@ -483,7 +457,7 @@ class _Calls:
         if not self._is_needed(job.trial, rows[0]["status"]):
             (Folder(self.how.folder) / "work").remove(job.trial.id)
 
-    def tidy(self, trials: Sequence[StudyTrial], stored: Callable[[], Collection[str]]) -> None:
+    def tidy(self, trials: Collection[StudyTrial], stored: Callable[[], Collection[str]]) -> None:
         # A driver that is killed after it has stored a row leaves checkpoints.
         work = Folder(self.how.folder) / "work"
         if names := work.names():

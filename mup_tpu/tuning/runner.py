@@ -12,16 +12,19 @@ import json
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.config import DEVICES, RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import DEVICES, Grid, RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.grid import Point
+from mup_tpu.config.options import TrackerName
 from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder, short_hash
@@ -35,92 +38,142 @@ from mup_tpu.tuning.progress import TrialProgress
 from mup_tpu.tuning.tracking import Tracking
 
 T = TypeVar("T", bound=Hashable)
+# Trials with the numbers of their purchases in a sequence; None without one
+Purchases = Mapping[T, int | None]
 # Rows of trials, and points of their curves, as the store takes them
 Rows = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 
-class Kind(Protocol[T]):
-    """How trials of one kind become jobs, and results of jobs become rows.
+@dataclass(eq=False)
+class Runner(ABC, Generic[T]):
+    """Runs missing trials of one kind, and stores the rows of each job as it ends.
 
-    Jobs have `trials`, and their reports a static method `note`. `size` is a trial's point of the scale, in
-    words, `work` its expected time in any unit. `jobs` come in the order of their start, with an open pool
-    that stays for the next call. `stored` removes checkpoints of a job whose rows are stored, `tidy` those
-    that a killed call left.
+    Subclasses make jobs of trials, and rows of their results. Jobs have `trials`, and their reports a static
+    method `note`.
     """
 
+    store: Store
+    console: Console
+    heartbeat: float  # seconds without a report after which a worker counts as hung
+    track: Sequence[TrackerName]
+    deadline: float  # time, by `time.monotonic`, at which unfinished jobs are given up
+
+    def __post_init__(self) -> None:
+        self._tracking = Tracking(self.track, self.store)
+
+    @abstractmethod
     def trial_id(self, trial: T) -> str: ...
-    def size(self, trial: T) -> str: ...
-    def work(self, trial: T) -> float: ...
-    def jobs(self, missing: list[T]) -> tuple[Sequence[Any], Pool[Any]]: ...
+
+    @abstractmethod
+    def size(self, trial: T) -> str:
+        """Return a trial's point of the scale, in words."""
+
+    @abstractmethod
+    def work(self, trial: T) -> float:
+        """Return the expected time of a trial, in any unit."""
+
+    @abstractmethod
+    def jobs(self, missing: list[T]) -> tuple[Sequence[Any], Pool[Any]]:
+        """Return jobs in the order of their start, and an open pool that stays for the next call."""
+
+    @abstractmethod
     def rows(self, job: Any, ended: Finished | Failed) -> Rows: ...
-    def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None: ...
-    def tidy(self, trials: Sequence[T], stored: Callable[[], Collection[str]]) -> None: ...
 
+    @abstractmethod
+    def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remove checkpoints of a job whose rows are stored."""
 
-def run_missing(
-    kind: Kind[T],
-    trials: Sequence[T],
-    store: Store,
-    tracking: Tracking,
-    console: Console,
-    heartbeat: float,
-    purchase: Callable[[T], int | None] = lambda trial: None,
-    deadline: float = math.inf,
-    elsewhere: Collection[str] = (),
-) -> Counter[str]:
-    """Run trials without a row; return the number of this call's trials by status.
+    @abstractmethod
+    def tidy(self, trials: Collection[T], stored: Callable[[], Collection[str]]) -> None:
+        """Remove checkpoints that a killed call left."""
 
-    A worker counts as hung after `heartbeat` seconds without a report; jobs that are unfinished at the
-    deadline (by `time.monotonic`) are given up. `purchase` gives the number of a trial's purchase in a
-    sequence; `elsewhere` holds ids of trials that somebody else runs.
-    """
-    lacking = missing_trials(trials, store.done(stopped=False), kind.trial_id)
-    missing = missing_trials(lacking, elsewhere, kind.trial_id)
-    awaited = len(lacking) - len(missing)
-    console.print(
-        f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
-        f"{len(missing)} to run" + (f", {awaited} asked for elsewhere" if awaited else "")
-    )
-    outcome: Counter[str] = Counter()
-    if missing:
-        purchases = {kind.trial_id(trial): purchase(trial) for trial in missing}
-        jobs, pool = kind.jobs(missing)
-        with (
-            contextlib.closing(run_jobs(jobs, pool, heartbeat)) as events,
-            TrialProgress(missing, kind.size, kind.work, console) as progress,
-        ):
-            for job, event in events:
-                match event:
-                    case Started():
-                        progress.started(job)
-                    case Preparing(doing):
-                        progress.update(job, doing)
-                    case Split(parts, reason):
-                        progress.split(job)
-                        console.print(f"{reason}: split into {len(parts)} packs")
-                    case Finished() | Failed():
-                        rows, curves = kind.rows(job, event)
-                        rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
-                        store.append(rows, curves)  # before trackers, which may fail
-                        tracking.add(rows, curves)
-                        progress.ended(job, rows)
-                        outcome += (statuses := count_statuses(rows))
-                        if statuses["preempted"]:
-                            raise Preempted(
-                                f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, and "
-                                "the same command goes on"
-                            )
-                        for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
-                            console.print(f"{job} failed: {reason}", style="red", markup=False)
-                        kind.stored(job, rows)
-                    case report:
-                        progress.update(job, report=report)
-                if time.monotonic() >= deadline:
-                    break
-    # The same command goes on from checkpoints of failed and unfinished trials.
-    if not outcome["failed"] and time.monotonic() < deadline:
-        kind.tidy(trials, store.done)
-    return outcome
+    def parts(self, trials: Purchases[T]) -> Sequence[Purchases[T]]:
+        """Return trials in parts that run one after the other."""
+        return [trials]
+
+    def elsewhere(self) -> Collection[str]:
+        """Return ids of trials that somebody else runs."""
+        return ()
+
+    def summary(self) -> str:
+        """Return a line about the trials of the last call."""
+        return ""
+
+    def run_grid(self, grid: Grid[T], points: Mapping[float, Point] | None = None) -> Counter[str]:
+        """Run the missing trials of a grid, and return the number of this call's trials by status.
+
+        With its points by size, runs are bought batch after batch, until each verdict is settled or not worth
+        its cost.
+        """
+        if points is None:
+            outcome = self.run(dict.fromkeys(grid.trials(), self.store.next_purchase()))
+        else:
+            from mup_tpu.tuning.sequence import buy, buyer_of  # with the analysis
+
+            buyer = buyer_of(grid, points, self.trial_id, self.store, self.deadline)
+            outcome = buy(buyer, self.run, self.deadline, self.console)
+        if time.monotonic() >= self.deadline:
+            self.console.print("the budget is used up; the same call goes on")
+        return outcome
+
+    def run(self, trials: Purchases[T]) -> Counter[str]:
+        """Run the missing ones of some trials; return their number by status."""
+        elsewhere, outcome = self.elsewhere(), Counter[str]()
+        for part in self.parts(trials):
+            outcome += self._run(part, elsewhere)
+        return outcome
+
+    def _run(self, trials: Purchases[T], elsewhere: Collection[str]) -> Counter[str]:
+        store, console = self.store, self.console
+        lacking = missing_trials([*trials], store.done(stopped=False), self.trial_id)
+        missing = missing_trials(lacking, elsewhere, self.trial_id)
+        awaited = len(lacking) - len(missing)
+        console.print(
+            f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
+            f"{len(missing)} to run" + (f", {awaited} asked for elsewhere" if awaited else "")
+        )
+        outcome: Counter[str] = Counter()
+        if missing:
+            purchases = {self.trial_id(trial): trials[trial] for trial in missing}
+            jobs, pool = self.jobs(missing)
+            with (
+                contextlib.closing(run_jobs(jobs, pool, self.heartbeat)) as events,
+                TrialProgress(missing, self.size, self.work, console) as progress,
+            ):
+                for job, event in events:
+                    match event:
+                        case Started():
+                            progress.started(job)
+                        case Preparing(doing):
+                            progress.update(job, doing)
+                        case Split(parts, reason):
+                            progress.split(job)
+                            console.print(f"{reason}: split into {len(parts)} packs")
+                        case Finished() | Failed():
+                            rows, curves = self.rows(job, event)
+                            rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
+                            store.append(rows, curves)  # before trackers, which may fail
+                            self._tracking.add(rows, curves)
+                            progress.ended(job, rows)
+                            outcome += (statuses := count_statuses(rows))
+                            if statuses["preempted"]:
+                                raise Preempted(
+                                    f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, "
+                                    "and the same command goes on"
+                                )
+                            for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
+                                console.print(f"{job} failed: {reason}", style="red", markup=False)
+                            self.stored(job, rows)
+                        case report:
+                            progress.update(job, report=report)
+                    if time.monotonic() >= self.deadline:
+                        break
+            if summary := self.summary():
+                console.print(summary)
+        # The same command goes on from checkpoints of failed and unfinished trials.
+        if not outcome["failed"] and time.monotonic() < self.deadline:
+            self.tidy(trials, store.done)
+        return outcome
 
 
 class Corpora:
@@ -182,7 +235,7 @@ def precision_of(run: RunOptions) -> tuple[str, str]:
     return ("bf16" if has else "float32"), why
 
 
-class Packs:
+class Packs(Runner[Trial]):
     """Trials of our networks, several of one shape a job.
 
     Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. Trials go on from
@@ -198,12 +251,11 @@ class Packs:
         run: RunOptions,
         console: Console,
         steps_before: Callable[[Trial], int] = lambda trial: 0,
+        deadline: float = math.inf,
     ) -> None:
-        self._store, self._scale, self._steps_before = store, scale, steps_before
-        self._corpora, self.trial_id, self.work = corpora, corpora.trial_id, work
-        self._run, self._console = run, console
-        self._pack_size, self._heartbeat = options.pack_size, options.heartbeat
-        self._tracking = Tracking(options.track, store)
+        super().__init__(store, console, options.heartbeat, options.track, deadline)
+        self._scale, self._steps_before, self._corpora = scale, steps_before, corpora
+        self._options, self._pack_size = run, options.pack_size
         self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
         self._pools = Pools(options, str(store.folder), console)
         self._began, self._rates = 0.0, list[Rates]()  # rates of each ended pack, over all of its training
@@ -214,20 +266,11 @@ class Packs:
     def __exit__(self, *error: object) -> None:
         self._pools.close()
 
-    def run(
-        self,
-        trials: Sequence[Trial],
-        purchase: Callable[[Trial], int | None] = lambda trial: None,
-        deadline: float = math.inf,
-    ) -> Counter[str]:
-        """Run missing trials; workers stay for the next call."""
-        self._began = math.nan
-        outcome = run_missing(
-            self, trials, self._store, self._tracking, self._console, self._heartbeat, purchase, deadline
-        )
-        if not math.isnan(self._began):
-            self._console.print(self._summary())
-        return outcome
+    def trial_id(self, trial: Trial) -> str:
+        return self._corpora.trial_id(trial)
+
+    def work(self, trial: Trial) -> float:
+        return work(trial)
 
     def size(self, trial: Trial) -> str:
         return describe(trial, self._scale)
@@ -235,10 +278,10 @@ class Packs:
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
         """Return packs of missing trials in the order of their start, and the open pool that runs them."""
         for batch_size in {trial.data.batch_size for trial in missing}:
-            self._run.require_parts(batch_size)
-        place = self._pools.place(len(missing), self._run)
-        refuse_another_device(str(self._store.folder), place.run)
-        size = 1 if self._run.split_over > 1 else self._pack_size
+            self._options.require_parts(batch_size)
+        place = self._pools.place(len(missing), self._options)
+        refuse_another_device(str(self.store.folder), place.run)
+        size = 1 if self._options.split_over > 1 else self._pack_size
         packs, by_steps = list[list[Trial]](), dict[int, list[Trial]]()
         for trial in missing:
             by_steps.setdefault(self._steps_before(trial), []).append(trial)
@@ -253,7 +296,7 @@ class Packs:
                 assert folder is not None
                 at_start += not begin(self._folders.root, pack, shorter, self.trial_id, folder)
             if at_start:
-                self._console.print(
+                self.console.print(
                     f"{at_start} of {len(parts)} packs have no checkpoint of {before} steps or before to go "
                     "on from, and train from the start"
                 )
@@ -268,10 +311,10 @@ class Packs:
     def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
         self._folders.remove(job.trials)
 
-    def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
+    def tidy(self, trials: Collection[Trial], stored: Callable[[], Collection[str]]) -> None:
         self._folders.remove_done(list(trials), stored)
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
         tokens = sum(r.tokens for r in self._rates)
         rate = tokens / max(time.monotonic() - self._began, 1e-9)
         parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]

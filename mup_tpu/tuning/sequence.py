@@ -6,7 +6,6 @@ an interrupted purchase is planned again from the rows before it.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections import Counter
@@ -29,15 +28,12 @@ from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
 from mup_tpu.analysis.together import design_around, moved_centre
 from mup_tpu.analysis.transfer import analyze
 from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, take_looks
-from mup_tpu.config import Axes, Grid, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import Axes, Grid
 from mup_tpu.config.columns import Table, label, write_scale
 from mup_tpu.config.grid import DESIGNS, Point, design_points
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store, done_of, load_header
-from mup_tpu.training.trials import open_steps
-from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
-from mup_tpu.tuning.sweep import check_alike, measured
 from mup_tpu.words.names import exponent, listed
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import look_verdict, price, verdict
@@ -46,90 +42,51 @@ _MOST_RUNS = 40  # runs of a planned size after which its grid is not extended
 _SAME_X = 1e-6  # octaves within which two values count as the same
 
 
-def run_until_settled(
-    sweep: Sweep,
-    results: str,
-    until: SequenceOptions,
-    options: SweepOptions,
-    run: RunOptions,
-    console: Console,
-) -> Counter[str]:
-    """Buy runs of a sweep, batch after batch, until every verdict is settled or not worth its cost.
-
-    The sweep gives the scales, and the hyperparameter's values at the start. Stored rows count.
-
-    Returns the number of this call's trials by status; empty if none was bought.
-    """
-    deadline = time.monotonic() + until.seconds
-    sweep = sweep_with_precision(sweep, results, run, console)
-    corpora = Corpora()
-    points = settleable(sweep, measured(sweep, corpora))
-    header, column = load_header(results), sweep.axes.size
-
-    def named(scales: set[float]) -> str:
-        return f"{label(column)} {', '.join(write_scale(column, scale) for scale in sorted(scales))} too"
-
-    if lacking := {*header.planned} - {*points}:
-        raise StoreError(
-            f"results folder {results} plans {named(lacking)}, which this sweep lacks: give all of its "
-            "scales, or another --results"
-        )
-    # Rows of scales that the folder's stored conditions exclude would never be analysed.
-    conditions = [condition for condition in header.where if condition.column == column]
-    if lacking := {*points} - {*selected_scales(points, column, conditions)}:
-        raise StoreError(
-            f"results folder {results} asks about {', '.join(c.words for c in conditions)}, and this sweep "
-            f"has {named(lacking)}: give scales that it asks about, or have it ask about all "
-            f"(mup-tpu analyze {results} --keep)"
-        )
-    store = Store(results, sweep.experiment, sweep.axes, tuple(points))
-    check_alike(sweep, store)
-
-    def steps_before(trial: Trial) -> int:
-        """Return the steps of the longest stored run from whose checkpoint a trial can go on."""
-        lengths = {point.get("steps", trial.train.steps) for point in sweep.points}
-        fewer = [trial.replace(steps=n) for n in lengths if n < trial.train.steps]
-        known = store.done() if run.checkpoint_every else set[str]()
-        return max(
-            (t.train.steps for t in fewer if open_steps(t) and corpora.trial_id(t) in known), default=0
-        )
-
-    with Packs(store, corpora, sweep.axes.scale, options, run, console, steps_before) as packs:
-        run_batch = functools.partial(packs.run, deadline=deadline)
-        buyer = buyer_of(sweep, points, corpora.trial_id, store, deadline)
-        outcome = buy(buyer, run_batch, deadline, console)
-    if time.monotonic() >= deadline:
-        console.print(f"the budget of {until.budget} is used up; the same command goes on")
-    return outcome
-
-
 T = TypeVar("T", bound=Hashable)
 
 
-def settleable(grid: Grid[T], points: Mapping[float, Point]) -> Mapping[float, Point]:
-    """Return the points of a grid by size; refuse a grid whose verdicts no sequence settles."""
-    scale, tuned = label(grid.axes.size), f"tune {', '.join(grid.axes.tuned)}"
+def settleable(grid: Grid[T], points: Mapping[float, Point], folder: str) -> Mapping[float, Point]:
+    """Return the points of a grid by size; refuse a grid whose verdicts no sequence settles in a folder."""
+    column = grid.axes.size
+    scale, tuned = label(column), f"tune {', '.join(grid.axes.tuned)}"
     is_real = all(isinstance(value, float) for values in grid.tuned.values() for value in values)
     for is_met, has, needs in (
-        (len(points) >= NEEDED, f"the sweep has {len(points)} {scale}s", f"{NEEDED} at least"),
+        (len(points) >= NEEDED, f"the grid has {len(points)} {scale}s", f"{NEEDED} at least"),
         (is_real, f"{tuned} is a whole number", "a real one, as learning_rate"),
         (min(map(max, grid.tuned.values())) > 0, f"{tuned} has no value above 0", "one to start from"),
     ):
         if not is_met:
             raise ConfigError(f"{has}: until_settled needs {needs}")
+    header = load_header(folder)
+
+    def named(scales: set[float]) -> str:
+        return f"{scale} {', '.join(write_scale(column, scale) for scale in sorted(scales))} too"
+
+    if lacking := {*header.planned} - {*points}:
+        raise StoreError(
+            f"results folder {folder} plans {named(lacking)}, which this grid lacks: give all of its scales, "
+            "or another results folder"
+        )
+    # Rows of scales that the folder's stored conditions exclude would never be analysed.
+    conditions = [condition for condition in header.where if condition.column == column]
+    if lacking := {*points} - {*selected_scales(points, column, conditions)}:
+        raise StoreError(
+            f"results folder {folder} asks about {', '.join(c.words for c in conditions)}, and this grid has "
+            f"{named(lacking)}: give scales that it asks about, or have it ask about all "
+            f"(mup-tpu analyze {folder} --keep)"
+        )
     return points
 
 
 def buy(
     buyer: Buyer[T] | PlanBuyer[T],
-    run: Callable[[list[T], Callable[[T], int]], Counter[str]],
+    run: Callable[[Mapping[T, int]], Counter[str]],
     deadline: float,
     console: Console,
 ) -> Counter[str]:
     """Buy batch after batch until each verdict is settled, is not worth its cost, or the time is up.
 
-    `run` runs the missing ones of some trials, given the purchase of each, and returns their number by
-    status.
+    `run` runs the missing ones of some trials, with the purchase of each, and returns their number by status.
     """
     outcome: Counter[str] = Counter()
     while True:
@@ -138,7 +95,7 @@ def buy(
             console.print(line)
         if not trials or time.monotonic() >= deadline:
             return outcome
-        ended = run(list(trials), trials.__getitem__)
+        ended = run(trials)
         outcome += ended
         # Failed trials would be bought again without end; nothing ended where the deadline came first.
         if ended["failed"] or not ended:

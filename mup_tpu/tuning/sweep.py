@@ -6,21 +6,22 @@ resuming, caching, and "three more learning rates".
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import CONFIGURED, configured, label, write
 from mup_tpu.config.grid import Point
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import describe, make_packs, missing_trials, work
 from mup_tpu.models import sizes, training_flops
 from mup_tpu.store import Store, results_folder
-from mup_tpu.training.trials import longer
+from mup_tpu.training.trials import longer, open_steps
 from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 
 if TYPE_CHECKING:
@@ -34,30 +35,52 @@ def run_sweep(
     options: SweepOptions,
     run: RunOptions,
     console: Console,
+    until: SequenceOptions = SequenceOptions(),
     continue_to: int | None = None,
 ) -> Counter[str]:
     """Run the missing trials of a sweep and store their rows.
 
-    With `continue_to`, trials have that number of steps, and go on from checkpoints of the shorter ones.
+    `until` may have runs bought batch after batch, until each verdict is settled or not worth its cost; the
+    sweep then gives the scales, and the hyperparameter's values at the start. With `continue_to`, trials have
+    that number of steps, and go on from checkpoints of the shorter ones.
+
     Returns the number of this call's trials by status; empty if none was missing.
     """
+    deadline = time.monotonic() + until.seconds
     sweep = sweep_with_precision(sweep, results, run, console)
-    trials = sweep.trials()
+    before = sweep.base.train.steps
     if continue_to is not None:
+        if until.until_settled:
+            raise ConfigError("continue_to and until_settled were both given: give one of them")
         if "steps" in sweep.fields:
             raise ConfigError("continue_to sets the steps of all trials, and so does an axis of the sweep")
         if not run.checkpoint_every:
             raise ConfigError("continue_to needs checkpoint_every: packs go on from checkpoints")
-        trials = [longer(trial, continue_to) for trial in trials]
-    corpora = Corpora(trials)
-    measured(sweep, corpora)
-    store = Store(results, sweep.experiment, sweep.axes)
+        for trial in sweep.trials():
+            longer(trial, continue_to)  # refuses trials that cannot go on
+        sweep = replace(sweep, base=sweep.base.replace(steps=continue_to))
+    corpora = Corpora(sweep.trials())
+    points, planned = measured(sweep, corpora), None
+    if until.until_settled:
+        from mup_tpu.tuning.sequence import settleable  # with the analysis
+
+        planned = settleable(sweep, points, results)
+    store = Store(results, sweep.experiment, sweep.axes, tuple(planned or ()))
     check_alike(sweep, store, but=() if continue_to is None else ("steps",))
-    purchase = store.next_purchase()
-    before = 0 if continue_to is None else sweep.base.train.steps
-    fields = sweep.axes.scale
-    with Packs(store, corpora, fields, options, run, console, lambda trial: before) as packs:
-        return packs.run(trials, lambda trial: purchase)
+
+    def steps_before(trial: Trial) -> int:
+        """Return the steps of the longest run from whose checkpoint a trial can go on."""
+        if continue_to is not None:
+            return before
+        lengths = {point.get("steps", trial.train.steps) for point in sweep.points}
+        fewer = [trial.replace(steps=n) for n in lengths if n < trial.train.steps]
+        known = store.done() if fewer and planned and run.checkpoint_every else set[str]()
+        return max(
+            (t.train.steps for t in fewer if open_steps(t) and corpora.trial_id(t) in known), default=0
+        )
+
+    with Packs(store, corpora, sweep.axes.scale, options, run, console, steps_before, deadline) as packs:
+        return packs.run_grid(sweep, planned)
 
 
 def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:

@@ -24,11 +24,11 @@ def bought() -> Callable[..., pd.DataFrame]:
     def bought(
         buyer: Any, store: Any, result_of: Callable[..., dict[str, Any]], stop: float = math.inf
     ) -> Any:
-        def run(trials: list[Any], purchase: Callable[[Any], int]) -> Counter[str]:
+        def run(trials: dict[Any, int]) -> Counter[str]:
             done, rows = store.done(), []
             for trial in trials:
                 if (name := buyer._trial_id(trial)) not in done:
-                    row = configured(trial) | {"trial_id": name, "purchase": purchase(trial)}
+                    row = configured(trial) | {"trial_id": name, "purchase": trials[trial]}
                     rows.append(row | {"status": "finished"} | result_of(trial, row))
             left = int(min(stop - len(store.results()), len(rows)))
             store.append(rows[:left])

@@ -17,7 +17,6 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.store import Store
 from mup_tpu.store.runs import load_runs, load_values
 from mup_tpu.tuning.runner import precision_of, refuse_another_device, with_precision
-from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
 CPU = RunOptions(device="cpu", threads=os.cpu_count() or 1)
@@ -90,7 +89,7 @@ def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
     asked, console = tiny.replace(precision="auto", steps=2), Console(record=True, width=200)
     sweep = dataclasses.replace(sweep_of(asked, 0.01, 0.02, 0.04, 0.08), scale={"width": (32, 64, 96)})
     until = SequenceOptions(until_settled=True, budget="2s")
-    ended = run_until_settled(sweep, str(tmp_path), until, SweepOptions(), CPU, console)
+    ended = run_sweep(sweep, str(tmp_path), SweepOptions(), CPU, console, until)
     assert "precision bf16: this CPU has avx512_bf16" in console.export_text()
     assert not ended or load_values(tmp_path, "precision") == ["bf16"]
 

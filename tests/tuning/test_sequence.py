@@ -15,7 +15,7 @@ from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import Condition, Store, load_header, load_runs
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import buyer_of, run_until_settled
+from mup_tpu.tuning.sequence import buyer_of
 from mup_tpu.tuning.sweep import measured, run_sweep
 
 UNTIL = SequenceOptions(until_settled=True)
@@ -40,7 +40,7 @@ def sweep(tiny):
 
 def settle(sweep, path, until=UNTIL, options=SweepOptions(), console=None):
     console = console or Console(quiet=True)
-    return run_until_settled(sweep, str(path), until, options, RunOptions(threads=1), console)
+    return run_sweep(sweep, str(path), options, RunOptions(threads=1), console, until)
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that
 def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
     hurried = SequenceOptions(until_settled=True, budget="0.01s")
     assert not settle(sweep, tmp_path, hurried, console=Console(width=200))
-    assert "the budget of 0.01s is used up; the same command goes on" in capsys.readouterr().out
+    assert "the budget is used up; the same call goes on" in capsys.readouterr().out
 
 
 def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, tmp_path, capsys):
@@ -182,7 +182,7 @@ SIZES = {"batch_size": (2, 4, 8)}
 @pytest.mark.parametrize(
     ("axes", "sentence"),
     [
-        ({"scale": {"width": (32, 64)}}, "the sweep has 2 widths: until_settled needs 3 at least"),
+        ({"scale": {"width": (32, 64)}}, "the grid has 2 widths: until_settled needs 3 at least"),
         ({"scale": {"weight_decay": (0.0, 0.01, 0.1)}}, "scale weight_decay 0.0 is not allowed: it"),
         ({"scale": SIZES, "tune": {"depth": (1, 2)}}, "tune depth is a whole number"),
         ({"scale": SIZES, "tune": {"weight_decay": (0.0,)}}, "tune weight_decay has no value above 0"),
@@ -196,7 +196,7 @@ def test_impossible_sequences_are_refused_in_a_sentence(axes, sentence, tiny, tm
 
 def test_a_folder_with_more_scales_or_a_question_about_fewer_is_refused(sweep, tmp_path):
     Store(tmp_path / "c", "seq", planned=(32, 64, 128, 256))
-    with pytest.raises(StoreError, match="plans width 256 too, which this sweep lacks"):
+    with pytest.raises(StoreError, match="plans width 256 too, which this grid lacks"):
         settle(sweep, tmp_path / "c")
     Store(tmp_path / "e", "seq").ask([Condition.parse("width>=64")])
     with pytest.raises(
