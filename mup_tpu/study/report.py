@@ -6,6 +6,7 @@ Without numpy and pandas: each trial is a fork of a process with these imports, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import time
@@ -28,31 +29,24 @@ _RESUME = "resume.json"
 class StudyTrial:
     """Values of one run of a study, as attributes: `trial.width`, `trial.learning_rate`, `trial.seed`."""
 
-    __slots__ = ("_id", "_study", "_values")
-
     def __init__(self, study: str, values: Mapping[str, Value]) -> None:
-        object.__setattr__(self, "_study", study)
-        object.__setattr__(self, "_values", dict(values))
-        object.__setattr__(self, "_id", "")
+        vars(self).update(_study=study, _values=dict(values))
 
     @property
     def values(self) -> dict[str, Value]:
         return dict(self._values)
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Name of 16 hex digits for the study and the values; 256 and 256.0 are one value."""
-        if not self._id:
-            values = {  # 1 and 1.0 are one number, True and 1 are not
-                name: [type(value).__name__, str(value)]
-                if isinstance(value, bool | str)
-                else ["number", float(value).hex()]
-                for name, value in self._values.items()
-            }
-            content = {"study": self._study, "values": values}
-            digits = short_hash(json.dumps(content, sort_keys=True, separators=(",", ":")))
-            object.__setattr__(self, "_id", digits)
-        return str(self._id)
+        values = {  # 1 and 1.0 are one number, True and 1 are not
+            name: [type(value).__name__, str(value)]
+            if isinstance(value, bool | str)
+            else ["number", float(value).hex()]
+            for name, value in self._values.items()
+        }
+        content = {"study": self._study, "values": values}
+        return short_hash(json.dumps(content, sort_keys=True, separators=(",", ":")))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # as pickle asks for, before there are values
@@ -63,14 +57,8 @@ class StudyTrial:
             names = ", ".join(self._values)
             raise AttributeError(f"trial has no {name!r}; it has {names}") from None
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"trial cannot be changed: {name!r} was set")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StudyTrial, (self._study, self._values)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StudyTrial) and self.id == other.id

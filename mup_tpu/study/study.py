@@ -270,7 +270,8 @@ class Study:
     def shorter(self, trial: StudyTrial) -> StudyTrial | None:
         """Return the longest finished run from whose checkpoint a trial can go on; None without one."""
         store, _ = self._open()
-        return next(iter(_begun(trial, self.grid, store.known(), store.folder / "work")), None)
+        known, work = store.known(), store.folder / "work"
+        return next((t for t in self.grid.shorter(trial) if _finished(t, known) and _is_whole(work, t)), None)
 
     def tell(self, trial: StudyTrial | str, loss: Any = None, *, failed: str | None = None) -> StudyTrial:
         """Store the loss of a trial that was asked for.
@@ -417,9 +418,13 @@ class _Calls(Runner[StudyTrial]):
         # Not what all trials share, nor the work by which a plan orders its sizes
         point, compared, tuned = self.grid.points[0], self.grid.compared[0], self.grid.tuned
         shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
-        known, work = self.store.known() if self.grid.continued else {}, Folder(self.how.folder) / "work"
-        begun = {trial: [t.id for t in _begun(trial, self.grid, known, work)] for trial in missing}
-        jobs = [FunctionJob(self.payload, trial, self.how, shown, begun[trial]) for trial in missing]
+        known = self.store.known() if self.grid.continued else {}
+        # Many longer runs may go on from one shorter.
+        is_whole = functools.cache(functools.partial(_is_whole, Folder(self.how.folder) / "work"))
+        jobs = []
+        for trial in missing:
+            begun = [t.id for t in self.grid.shorter(trial) if _finished(t, known) and is_whole(t)]
+            jobs.append(FunctionJob(self.payload, trial, self.how, shown, begun))
         return jobs, self.open_pool()
 
     @functools.cached_property
@@ -445,12 +450,13 @@ class _Calls(Runner[StudyTrial]):
 
     def _compare_rates(self, trial: StudyTrial, logged: float | None) -> None:
         rates = [name for name in self.grid.tuned if name_of(name).kind == "rate"]
-        if logged is None or len(rates) != 1 or math.isclose(logged, trial[rates[0]], rel_tol=0.05):
+        if logged is None or len(rates) != 1:
             return
-        self.console.print(
-            f"note: the output shows a learning rate of at most {logged:g}, and the trial has {rates[0]} "
-            f"{trial[rates[0]]:g}: does the program take it?"
-        )
+        if not math.isclose(logged, given := float(trial.values[rates[0]]), rel_tol=0.05):
+            self.console.print(
+                f"note: the output shows a learning rate of at most {logged:g}, and the trial has "
+                f"{rates[0]} {given:g}: does the program take it?"
+            )
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
         """Remove checkpoints of a trial that no longer one needs."""
@@ -475,19 +481,16 @@ class _Calls(Runner[StudyTrial]):
         return status == "failed" or (status == "finished" and bool(goes_on))
 
 
-def _begun(
-    trial: StudyTrial, grid: StudyGrid, known: Mapping[str, Result], work: Folder
-) -> Iterator[StudyTrial]:
-    """Yield finished runs from whose checkpoints a trial can go on, the longest first.
+def _finished(trial: StudyTrial, known: Mapping[str, Result]) -> bool:
+    return trial.id in known and known[trial.id].status == "finished"
 
-    One whose files were cut short is named, and left out.
-    """
-    for shorter in grid.shorter(trial):
-        if shorter.id in known and known[shorter.id].status == "finished":
-            if work.is_local and (file := damaged(Path(work.path, shorter.id))):
-                _log.warning("%s is damaged: longer runs do not go on from %s", file, shorter)
-            else:
-                yield shorter
+
+def _is_whole(work: Folder, shorter: StudyTrial) -> bool:
+    """Return whether longer runs may go on from a run's checkpoints; a file that was cut short is named."""
+    file = damaged(Path(work.path, shorter.id)) if work.is_local else None
+    if file is not None:
+        _log.warning("%s is damaged: longer runs do not go on from %s", file, shorter)
+    return file is None
 
 
 def _without_numbers(name: str) -> str:
