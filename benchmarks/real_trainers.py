@@ -68,9 +68,9 @@ PROGRAMS = [
         "--n_embd={n_embd} --n_head={n_head} --mup_width_multiplier={multiplier} "
         "--learning_rate={learning_rate} --seed={seed}",
         'tune = {learning_rate = ["2^-8", "2^-6", "2^-4"]}\nmeasured_by = "n_embd"\n'
-        "[[ladder]]\nn_embd = 32\nn_head = 2\nmultiplier = 1.0\n"
-        "[[ladder]]\nn_embd = 64\nn_head = 4\nmultiplier = 2.0\n"
-        "[[ladder]]\nn_embd = 128\nn_head = 8\nmultiplier = 4.0\n",
+        "[[scale]]\nn_embd = 32\nn_head = 2\nmultiplier = 1.0\n"
+        "[[scale]]\nn_embd = 64\nn_head = 4\nmultiplier = 2.0\n"
+        "[[scale]]\nn_embd = 128\nn_head = 8\nmultiplier = 4.0\n",
         "n_embd=1024",
     ),
     Program(
@@ -166,7 +166,7 @@ seed: 42
         "--config.eval_steps=5 --config.eval_max_target_length=64 --config.checkpoint=False "
         "--config.model.D={D} --config.model.F={F} --config.opt.peak_learning_rate={learning_rate}",
         'tune = {learning_rate = ["2^-9", "2^-7", "2^-5"]}\nmeasured_by = "D"\n'
-        "[[ladder]]\nD = 16\nF = 64\n[[ladder]]\nD = 32\nF = 128\n[[ladder]]\nD = 64\nF = 256\n",
+        "[[scale]]\nD = 16\nF = 64\n[[scale]]\nD = 32\nF = 128\n[[scale]]\nD = 64\nF = 256\n",
         "D=512",
         environment={"PYTHONPATH": ".", "TFDS_DATA_DIR": "{clones}/tfds"},
     ),

@@ -177,7 +177,7 @@ SWEEP = {
 }  # fmt: skip
 AXES = {
     "experiment": "s", "tune": {"weight_decay": [0, 0.1]}, "compare": {"tied": [True, False]}, "base": BASE,
-    "ladder": [{"width": 32, "depth": 1}, {"width": 64, "depth": 2}], "measured_by": "flops",
+    "scale": [{"width": 32, "depth": 1}, {"width": 64, "depth": 2}], "measured_by": "flops",
 }  # fmt: skip
 SEARCH = {
     "experiment": "s", "base": BASE,

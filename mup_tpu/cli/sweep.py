@@ -98,7 +98,7 @@ def sweep(
     Args:
         file: Script with a SWEEP, as experiments/quickstart.py; FILE.py:NAME is another sweep of it. Or a
             TOML file, as `mup-tpu init` writes one: experiment, scale, tune, compare, num_seeds, and the
-            shared trial under [base.model], [base.data], [base.optimizer], [base.train]. [[ladder]] tables
+            shared trial under [base.model], [base.data], [base.optimizer], [base.train]. [[scale]] tables
             are a scale of several fields that grow together. With trainer or [settings] it is a study of
             your own training (`mup-tpu init study`).
         how: How the sweep is run.

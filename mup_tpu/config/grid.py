@@ -221,8 +221,8 @@ class Grid(ABC, Generic[T]):
 def _one_name(where: str, axis: Any) -> tuple[str, list[Any]]:
     if not isinstance(axis, Mapping) or len(axis) != 1:
         raise ConfigError(
-            f"{where} {shown(axis)} is not one name with its values, as {{width = [64, 128]}}; names that "
-            "grow together are a [[ladder]]"
+            f"{where} {shown(axis)} is not one name with its values, as {{width = [64, 128]}}; a scale of "
+            "several names is a list of points, each a [[scale]] table"
         )
     ((name, values),) = axis.items()
     is_one = isinstance(values, str | Mapping) or not hasattr(values, "__iter__")

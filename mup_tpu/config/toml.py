@@ -57,7 +57,7 @@ def kind_of(values: Collection[str]) -> str:
 _STUDY_KEYS = {"trainer", "settings", "loss", "config", "continued"}
 # Keys of a sweep of our networks, which alone has a base, and of a study
 _KEYS = (
-    "experiment", "scale", "ladder", "measured_by", "tune", "design", "compare", "num_seeds", "target",
+    "experiment", "scale", "measured_by", "tune", "design", "compare", "num_seeds", "target",
     "base", "trainer", "loss", "config", "settings", "continued",
 )  # fmt: skip
 
@@ -81,8 +81,8 @@ def read_grid(path: str | Path, kind: str) -> dict[str, Any]:
     """Read the keys of a file of a sweep of our networks, or of a study.
 
     Axes are `scale = {depth = [2, 4, 8]}`, `tune = {weight_decay = [0, 0.01]}`, `compare = {tied = [...]}`;
-    `tune` may hold several hyperparameters, whose points `design` chooses. A ladder is a `[[ladder]]` table
-    for each point, and becomes the scale; `measured_by` places its points.
+    `tune` may hold several hyperparameters, whose points `design` chooses. A scale of several names has a
+    `[[scale]]` table for each point, which `measured_by` places.
     """
     values = read_toml(path) if kind == "study" else _read_kind(path, kind)
     with _named(str(path)):
@@ -96,14 +96,6 @@ def read_grid(path: str | Path, kind: str) -> dict[str, Any]:
                 raise ConfigError(f"{key} {shown(value)} is not text")
         if "experiment" not in values:
             raise ConfigError("experiment is missing")
-        if (points := values.pop("ladder", None)) is not None:
-            if "scale" in values:
-                raise ConfigError("scale and ladder were both given: a sweep grows along one")
-            if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-                raise ConfigError(
-                    f"ladder {shown(points)} is not tables of fields: write [[ladder]] above each point"
-                )
-            values["scale"] = points
         return values
 
 
@@ -253,14 +245,14 @@ def _power(name: str, value: float) -> float | str:
 
 
 def write_grid(keys: Mapping[str, Any]) -> str:
-    """Write keys of a file of `read_grid`, the points of a scale of several names as [[ladder]] tables."""
-    keys, ladder = dict(keys), ""
+    """Write keys of a file of `read_grid`, the points of a scale of several names as [[scale]] tables."""
+    keys, tables = dict(keys), ""
     if (points := keys.get("scale")) and len(points[0]) > 1:
         del keys["scale"]
-        ladder = "".join(f"\n[[ladder]]\n{write_values(point)}" for point in points)
+        tables = "".join(f"\n[[scale]]\n{write_values(point)}" for point in points)
     elif points:
         keys["scale"] = {name: [point[name] for point in points] for name in points[0]}
-    return write_values(keys) + ladder
+    return write_values(keys) + tables
 
 
 def write_trial(trial: Trial, above: str = "") -> str:

@@ -132,18 +132,18 @@ def test_bad_values_are_refused_in_one_sentence(make, sentence):
         (SWEEP + "scale = {depth = 2}", "scale depth 2 is not a list of values"),
         (SWEEP + "scale = {depth = []}", "scale depth \\[\\] is not a list of values, one at least"),
         (SWEEP + "scale = {depth = [2.5]}", "scale: depth 2.5 is not a whole number"),
-        (SWEEP + "scale = {depth = [2], width = [64]}", r"is not one name with its values.*\[\[ladder\]\]"),
+        (SWEEP + "scale = {depth = [2], width = [64]}", r"is not one name with its values.*\[\[scale\]\]"),
         (SWEEP + "scale = {precision = ['bf16']}", "scale precision 'bf16' is not a number"),
         (SWEEP + "tune = {tied = [true, false]}", "tune tied True is not a number; compare its values"),
         (SWEEP + "tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
         (SWEEP + "widths = [64]", "unknown key 'widths'"),
         (SWEEP + "scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
         (SWEEP + "scale = {learning_rate = [0.1]}", "learning_rate is on two axes"),
-        (SWEEP + "scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),
-        (SWEEP + "ladder = [{depth = 2}, {width = 64}]", "does not set depth as the first does"),
-        (SWEEP + "ladder = [{depth = 2}]\nmeasured_by = 'time'", "measured_by 'time' is not one of 'flops'"),
-        (SWEEP + "ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
-        (SWEEP + "ladder = []", "scale .* is not a name with its values"),
+        (SWEEP + "ladder = [{depth = 2}]", "unknown key 'ladder'"),
+        (SWEEP + "scale = [{depth = 2}, {width = 64}]", "does not set depth as the first does"),
+        (SWEEP + "scale = [{depth = 2}]\nmeasured_by = 'time'", "measured_by 'time' is not one of 'flops'"),
+        (SWEEP + "scale = 3", "scale 3 is not a name with its values"),
+        (SWEEP + "scale = []", "scale .* is not a name with its values"),
         (SWEEP + "settings = {depth = 2}", "is the file of a study, not of a sweep"),
         (SWEEP + "tune = {width = [64, 128], depth = [1, 2, 3]}", "width has fewer than three values: hyp"),
         (SWEEP + "tune = {warmup = [0, 0.1, 0.2], depth = [1, 2, 3]}", "warmup has the value 0: hyperparam"),
@@ -296,8 +296,8 @@ def test_several_hyperparameters_are_tuned_at_the_points_of_a_design(tmp_path):
 
 
 def test_a_ladder_sets_several_fields_at_each_point(tmp_path):
-    toml = 'experiment = "l"\nmeasured_by = "tokens"\n[[ladder]]\nbatch_size = 4\nsteps = 50\n'
-    sweep = sweep_of(tmp_path, toml + "[[ladder]]\nbatch_size = 8\nsteps = 100\n")
+    toml = 'experiment = "l"\nmeasured_by = "tokens"\n[[scale]]\nbatch_size = 4\nsteps = 50\n'
+    sweep = sweep_of(tmp_path, toml + "[[scale]]\nbatch_size = 8\nsteps = 100\n")
     assert sweep.points == ({"batch_size": 4, "steps": 50}, {"batch_size": 8, "steps": 100})
     assert sweep.axes.size == "tokens_planned"
     assert {(t.data.batch_size, t.train.steps) for t in sweep.trials()} == {(4, 50), (8, 100)}
@@ -388,7 +388,7 @@ def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
     tuned = "tune = {data_seed = [0]}\n"
     axis = sweep_of(tmp_path, f'experiment = "x"\n{tuned}scale = {{{field} = ["{low}"]}}\n{own}').scale
     assert axis == ({field: lower},) and parse_axis(f"{field}={low}", "scale") == {field: [lower]}
-    rung = sweep_of(tmp_path, f'experiment = "x"\n{tuned}ladder = [{{{field} = "{low}"}}]\n{own}').scale
+    rung = sweep_of(tmp_path, f'experiment = "x"\n{tuned}scale = [{{{field} = "{low}"}}]\n{own}').scale
     assert rung == ({field: lower},)
     space = f'[space.{field}]\nlow = "{low}"\nhigh = "{high}"\n'
     (tmp_path / "mine.toml").write_text(f'experiment = "x"\n{own}{space}')
