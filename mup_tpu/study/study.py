@@ -5,18 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import html
-import importlib.metadata
 import json
-import logging
 import math
 import os
-import platform
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,20 +28,13 @@ from mup_tpu.config.options import TrackerName
 from mup_tpu.config.toml import read_grid
 from mup_tpu.config.values import parse_limit, require_count
 from mup_tpu.errors import ConfigError, StoreError, raised_as
-from mup_tpu.files import Folder
-from mup_tpu.internals.processes import cores
-from mup_tpu.jobs.driver import Failed, Finished, Pool
-from mup_tpu.jobs.pools import Forked
-from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
-from mup_tpu.logs.lines import name_of
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
-from mup_tpu.store.runs import Result
 from mup_tpu.study.attempt import Function, Outcome
-from mup_tpu.study.report import StudyTrial, damaged, number
-from mup_tpu.study.space import PATIENCE_S, Leases, StudyGrid
-from mup_tpu.study.trainer import FunctionJob, How, find_trainer, fingerprint, pickled
-from mup_tpu.tuning.runner import Purchases, Rows, Runner
+from mup_tpu.study.calls import Calls, finished, is_whole, place_here, place_on_ray, rows_of
+from mup_tpu.study.grid import PATIENCE_S, Leases, StudyGrid
+from mup_tpu.study.report import StudyTrial, number
+from mup_tpu.study.trainer import How, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.sequence import buyer_of, settleable
 
 if TYPE_CHECKING:
@@ -56,12 +44,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FILE = "study.json"
-_log = logging.getLogger(__name__)
-
-# Measured, without what the function itself imports and needs, which nobody knows before it runs.
-_SERVER_MB, _WORKER_MB = 80, 60
-
-OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
 
 class _Printed:
@@ -203,9 +185,9 @@ class Study:
         function = find_trainer(train, self.grid, self.loss, self.config)
         on_ray = ray or address is not None or resources is not None
         if on_ray:
-            threads, pool = _place_on_ray(self.folder, address, resources or {}, console)
+            threads, pool = place_on_ray(self.folder, address, resources or {}, console)
         else:
-            threads, pool = _place_here(self.folder, workers)
+            threads, pool = place_here(self.folder, workers)
         points = settleable(self.grid, self.grid.by_size, self.folder) if until_settled else None
         store, leases = self._open(points)
         code = fingerprint(function)
@@ -222,7 +204,7 @@ class Study:
             with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
                 payload = pickled(function, by_value=on_ray)
-                calls = _Calls(
+                calls = Calls(
                     store, console, heartbeat, track, deadline, self.grid, leases, how, code, payload, opened
                 )
                 return calls.run_grid(self.grid, points)
@@ -271,7 +253,7 @@ class Study:
         """Return the longest finished run from whose checkpoint a trial can go on; None without one."""
         store, _ = self._open()
         known, work = store.known(), store.folder / "work"
-        return next((t for t in self.grid.shorter(trial) if _finished(t, known) and _is_whole(work, t)), None)
+        return next((t for t in self.grid.shorter(trial) if finished(t, known) and is_whole(work, t)), None)
 
     def tell(self, trial: StudyTrial | str, loss: Any = None, *, failed: str | None = None) -> StudyTrial:
         """Store the loss of a trial that was asked for.
@@ -299,7 +281,7 @@ class Study:
         store, leases = self._open()
         with leases.alone():
             lease = leases.find(trial.id if isinstance(trial, StudyTrial) else str(trial))
-            store.append(*_rows(lease.trial, outcome, lease.purchase))
+            store.append(*rows_of(lease.trial, outcome, lease.purchase))
             # The loss is stored: a lease that stays is ignored from now on.
             with contextlib.suppress(OSError):
                 leases.forget(lease.trial.id)
@@ -382,187 +364,6 @@ class Study:
             write_file(store.folder, FILE, self._definition)
         self._opened = store, Leases(store, grid)
         return self._opened
-
-
-@dataclass(eq=False)
-class _Calls(Runner[StudyTrial]):
-    """Runner of a study's trials: calls of its function."""
-
-    grid: StudyGrid
-    leases: Leases
-    how: How
-    code: str | None  # fingerprint of the trainer
-    payload: bytes  # the pickled trainer
-    open_pool: Callable[[], Pool[Any]]  # once
-
-    def trial_id(self, trial: StudyTrial) -> str:
-        return trial.id
-
-    def size(self, trial: StudyTrial) -> str:
-        return " ".join(f"{name} {trial.values[name]:g}" for name in self.grid.points[0])
-
-    def work(self, trial: StudyTrial) -> float:
-        return float(trial.values[self.grid.measure])
-
-    def elsewhere(self) -> Collection[str]:
-        return {lease.trial.id for lease in self.leases.running()}
-
-    def parts(self, trials: Purchases[StudyTrial]) -> Sequence[Purchases[StudyTrial]]:
-        if (name := self.grid.continued) is None:
-            return [trials]
-        lengths = sorted({trial.values[name] for trial in trials})
-        return [{t: n for t, n in trials.items() if t.values[name] == length} for length in lengths]
-
-    def jobs(self, missing: list[StudyTrial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
-        missing = sorted(missing, key=self.work, reverse=True)
-        # Not what all trials share, nor the work by which a plan orders its sizes
-        point, compared, tuned = self.grid.points[0], self.grid.compared[0], self.grid.tuned
-        shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
-        known = self.store.known() if self.grid.continued else {}
-        # Many longer runs may go on from one shorter.
-        is_whole = functools.cache(functools.partial(_is_whole, Folder(self.how.folder) / "work"))
-        jobs = []
-        for trial in missing:
-            begun = [t.id for t in self.grid.shorter(trial) if _finished(t, known) and is_whole(t)]
-            jobs.append(FunctionJob(self.payload, trial, self.how, shown, begun))
-        return jobs, self.open_pool()
-
-    @functools.cached_property
-    def losses(self) -> dict[str, None]:
-        """Names of the loss in the outputs of all finished trials, stored ones first."""
-        stored = self.store.results()["versions"].str.extract(_LOSS_NAME)[0].dropna()
-        return {json.loads(name): None for name in stored}
-
-    def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
-        outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
-        if outcome.lacks_loss and not self.losses:  # no other trial will tell one
-            raise ConfigError(f"{job.trial}: {outcome.reason}")
-        if (logged := outcome.logged) is not None:
-            if not self.losses:
-                self.console.print(f"loss: `{logged.name}` of lines like `{logged.line}`: {logged.loss:g}")
-                self.losses[logged.name] = None
-                self._compare_rates(job.trial, outcome.learning_rate)
-            elif _without_numbers(logged.name) not in map(_without_numbers, self.losses):
-                expected = next(iter(self.losses))
-                why = f"its output tells `{logged.name}` and no `{expected}`, the loss of the other trials"
-                outcome = replace(outcome, status="failed", loss=math.nan, reason=why)
-        return _rows(job.trial, outcome, code=self.code)
-
-    def _compare_rates(self, trial: StudyTrial, logged: float | None) -> None:
-        rates = [name for name in self.grid.tuned if name_of(name).kind == "rate"]
-        if logged is None or len(rates) != 1:
-            return
-        if not math.isclose(logged, given := float(trial.values[rates[0]]), rel_tol=0.05):
-            self.console.print(
-                f"note: the output shows a learning rate of at most {logged:g}, and the trial has "
-                f"{rates[0]} {given:g}: does the program take it?"
-            )
-
-    def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a trial that no longer one needs."""
-        if not self._is_needed(job.trial, rows[0]["status"]):
-            (Folder(self.how.folder) / "work").remove(job.trial.id)
-
-    def tidy(self, trials: Collection[StudyTrial], stored: Callable[[], Collection[str]]) -> None:
-        # A driver that is killed after it has stored a row leaves checkpoints.
-        work = Folder(self.how.folder) / "work"
-        if names := work.names():
-            ended = {*names} & {*stored()}
-            if self.grid.continued:
-                known = self.store.known()
-                of = {trial.id: trial for trial in trials}
-                ended = {n for n in ended if n in of and not self._is_needed(of[n], known[n].status)}
-            work.remove(*ended)
-
-    def _is_needed(self, trial: StudyTrial, status: str) -> bool:
-        """Return whether checkpoints stay: to try again, or because a longer run may go on from them."""
-        name = self.grid.continued
-        goes_on = name and trial.values[name] < max(p[name] for p in self.grid.points)
-        return status == "failed" or (status == "finished" and bool(goes_on))
-
-
-def _finished(trial: StudyTrial, known: Mapping[str, Result]) -> bool:
-    return trial.id in known and known[trial.id].status == "finished"
-
-
-def _is_whole(work: Folder, shorter: StudyTrial) -> bool:
-    """Return whether longer runs may go on from a run's checkpoints; a file that was cut short is named."""
-    file = damaged(Path(work.path, shorter.id)) if work.is_local else None
-    if file is not None:
-        _log.warning("%s is damaged: longer runs do not go on from %s", file, shorter)
-    return file is None
-
-
-def _without_numbers(name: str) -> str:
-    return re.sub(r"\d+", "", name)  # w64/val_loss and w128/val_loss are one loss
-
-
-_LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'
-
-
-def _rows(trial: StudyTrial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
-    values = {name: value for name, value in trial.values.items() if name != "seed"}
-    row = {
-        **trial.values,
-        "trial_id": trial.id,
-        "loss": ended.loss,
-        "status": ended.status,
-        "reason": ended.reason,
-        "wall_time_s": ended.seconds,
-        "steps_done": ended.step,
-        "purchase": purchase,
-        "versions": json.dumps(
-            _versions()
-            | ({"trainer": code} if code else {})
-            | ({"loss": ended.logged.name} if ended.logged else {})
-        ),
-        "config": json.dumps(values, sort_keys=True),
-        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    curve = [
-        {"trial_id": trial.id, "step": step, "tokens": None, "split": "train", "loss": loss}
-        for step, loss in ended.points
-    ]
-    return [row], curve
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "mup_tpu": importlib.metadata.version("mup_tpu")}
-
-
-def _place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
-    """Return the CPU threads of a trial on this machine, and the opener of its workers' pool.
-
-    By default one worker per GPU, which sees no other GPU; without GPUs one per core.
-    """
-    if workers is not None:
-        require_count("workers", workers)
-    gpus = visible_gpus()
-    count = workers_that_fit(workers or len(gpus) or cores(), _SERVER_MB, _WORKER_MB, "a study")
-    parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
-    threads = max(1, cores() // count)
-    return threads, lambda: Forked(
-        count, folder, preload=("mup_tpu.jobs.pools", "mup_tpu.study.trainer"), parts=parts
-    )
-
-
-def _place_on_ray(
-    folder: str, address: str | None, resources: Mapping[str, float], console: Console
-) -> tuple[int, OpensPool]:
-    """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial."""
-    for name, amount in resources.items():
-        require_above_zero(f"resources {name}", amount)
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Pool[Any]]:
-        from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots_with
-
-        look = functools.partial(slots_with, resources)
-        with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
-            yield pool
-
-    return max(1, int(resources.get("CPU", 1))), opened
 
 
 def load_study(

@@ -34,7 +34,7 @@ from mup_tpu.study.report import StudyTrial
 from mup_tpu.training.process import handling
 
 if TYPE_CHECKING:
-    from mup_tpu.study.space import StudyGrid
+    from mup_tpu.study.grid import StudyGrid
 
 _NAME = r"[\w.]+:[\w.]+"
 

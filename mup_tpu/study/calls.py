@@ -1,0 +1,223 @@
+"""Runner of a study's trials: calls of its function or program, and the rows of their outcomes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import logging
+import math
+import platform
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mup_tpu.config import require_above_zero
+from mup_tpu.config.values import require_count
+from mup_tpu.errors import ConfigError
+from mup_tpu.files import Folder
+from mup_tpu.internals.processes import cores
+from mup_tpu.jobs.driver import Failed, Finished, Pool
+from mup_tpu.jobs.pools import Forked
+from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
+from mup_tpu.logs.lines import name_of
+from mup_tpu.store.runs import Result
+from mup_tpu.study.attempt import Outcome
+from mup_tpu.study.grid import Leases, StudyGrid
+from mup_tpu.study.report import StudyTrial, damaged
+from mup_tpu.study.trainer import FunctionJob, How
+from mup_tpu.tuning.runner import Purchases, Rows, Runner
+
+_log = logging.getLogger(__name__)
+
+# Measured, without what the function itself imports and needs, which nobody knows before it runs.
+_SERVER_MB, _WORKER_MB = 80, 60
+
+OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
+
+
+@dataclass(eq=False)
+class Calls(Runner[StudyTrial]):
+    """Runner of a study's trials: calls of its function."""
+
+    grid: StudyGrid
+    leases: Leases
+    how: How
+    code: str | None  # fingerprint of the trainer
+    payload: bytes  # the pickled trainer
+    open_pool: Callable[[], Pool[Any]]  # once
+
+    def trial_id(self, trial: StudyTrial) -> str:
+        return trial.id
+
+    def size(self, trial: StudyTrial) -> str:
+        return " ".join(f"{name} {trial.values[name]:g}" for name in self.grid.points[0])
+
+    def work(self, trial: StudyTrial) -> float:
+        return float(trial.values[self.grid.measure])
+
+    def elsewhere(self) -> Collection[str]:
+        return {lease.trial.id for lease in self.leases.running()}
+
+    def parts(self, trials: Purchases[StudyTrial]) -> Sequence[Purchases[StudyTrial]]:
+        if (name := self.grid.continued) is None:
+            return [trials]
+        lengths = sorted({trial.values[name] for trial in trials})
+        return [{t: n for t, n in trials.items() if t.values[name] == length} for length in lengths]
+
+    def jobs(self, missing: list[StudyTrial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
+        missing = sorted(missing, key=self.work, reverse=True)
+        # Not what all trials share, nor the work by which a plan orders its sizes
+        point, compared, tuned = self.grid.points[0], self.grid.compared[0], self.grid.tuned
+        shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
+        known = self.store.known() if self.grid.continued else {}
+        # Many longer runs may go on from one shorter.
+        holds_whole = functools.cache(functools.partial(is_whole, Folder(self.how.folder) / "work"))
+        jobs = []
+        for trial in missing:
+            begun = [t.id for t in self.grid.shorter(trial) if finished(t, known) and holds_whole(t)]
+            jobs.append(FunctionJob(self.payload, trial, self.how, shown, begun))
+        return jobs, self.open_pool()
+
+    @functools.cached_property
+    def losses(self) -> dict[str, None]:
+        """Names of the loss in the outputs of all finished trials, stored ones first."""
+        stored = self.store.results()["versions"].str.extract(_LOSS_NAME)[0].dropna()
+        return {json.loads(name): None for name in stored}
+
+    def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
+        outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
+        if outcome.lacks_loss and not self.losses:  # no other trial will tell one
+            raise ConfigError(f"{job.trial}: {outcome.reason}")
+        if (logged := outcome.logged) is not None:
+            if not self.losses:
+                self.console.print(f"loss: `{logged.name}` of lines like `{logged.line}`: {logged.loss:g}")
+                self.losses[logged.name] = None
+                self._compare_rates(job.trial, outcome.learning_rate)
+            elif _without_numbers(logged.name) not in map(_without_numbers, self.losses):
+                expected = next(iter(self.losses))
+                why = f"its output tells `{logged.name}` and no `{expected}`, the loss of the other trials"
+                outcome = replace(outcome, status="failed", loss=math.nan, reason=why)
+        return rows_of(job.trial, outcome, code=self.code)
+
+    def _compare_rates(self, trial: StudyTrial, logged: float | None) -> None:
+        rates = [name for name in self.grid.tuned if name_of(name).kind == "rate"]
+        if logged is None or len(rates) != 1:
+            return
+        if not math.isclose(logged, given := float(trial.values[rates[0]]), rel_tol=0.05):
+            self.console.print(
+                f"note: the output shows a learning rate of at most {logged:g}, and the trial has "
+                f"{rates[0]} {given:g}: does the program take it?"
+            )
+
+    def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remove checkpoints of a trial that no longer one needs."""
+        if not self._is_needed(job.trial, rows[0]["status"]):
+            (Folder(self.how.folder) / "work").remove(job.trial.id)
+
+    def tidy(self, trials: Collection[StudyTrial], stored: Callable[[], Collection[str]]) -> None:
+        # A driver that is killed after it has stored a row leaves checkpoints.
+        work = Folder(self.how.folder) / "work"
+        if names := work.names():
+            ended = {*names} & {*stored()}
+            if self.grid.continued:
+                known = self.store.known()
+                of = {trial.id: trial for trial in trials}
+                ended = {n for n in ended if n in of and not self._is_needed(of[n], known[n].status)}
+            work.remove(*ended)
+
+    def _is_needed(self, trial: StudyTrial, status: str) -> bool:
+        """Return whether checkpoints stay: to try again, or because a longer run may go on from them."""
+        name = self.grid.continued
+        goes_on = name and trial.values[name] < max(p[name] for p in self.grid.points)
+        return status == "failed" or (status == "finished" and bool(goes_on))
+
+
+def finished(trial: StudyTrial, known: Mapping[str, Result]) -> bool:
+    return trial.id in known and known[trial.id].status == "finished"
+
+
+def is_whole(work: Folder, shorter: StudyTrial) -> bool:
+    """Return whether longer runs may go on from a run's checkpoints; a file that was cut short is named."""
+    file = damaged(Path(work.path, shorter.id)) if work.is_local else None
+    if file is not None:
+        _log.warning("%s is damaged: longer runs do not go on from %s", file, shorter)
+    return file is None
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "", name)  # w64/val_loss and w128/val_loss are one loss
+
+
+_LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'
+
+
+def rows_of(trial: StudyTrial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
+    values = {name: value for name, value in trial.values.items() if name != "seed"}
+    row = {
+        **trial.values,
+        "trial_id": trial.id,
+        "loss": ended.loss,
+        "status": ended.status,
+        "reason": ended.reason,
+        "wall_time_s": ended.seconds,
+        "steps_done": ended.step,
+        "purchase": purchase,
+        "versions": json.dumps(
+            _versions()
+            | ({"trainer": code} if code else {})
+            | ({"loss": ended.logged.name} if ended.logged else {})
+        ),
+        "config": json.dumps(values, sort_keys=True),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    curve = [
+        {"trial_id": trial.id, "step": step, "tokens": None, "split": "train", "loss": loss}
+        for step, loss in ended.points
+    ]
+    return [row], curve
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "mup_tpu": importlib.metadata.version("mup_tpu")}
+
+
+def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
+    """Return the CPU threads of a trial on this machine, and the opener of its workers' pool.
+
+    By default one worker per GPU, which sees no other GPU; without GPUs one per core.
+    """
+    if workers is not None:
+        require_count("workers", workers)
+    gpus = visible_gpus()
+    count = workers_that_fit(workers or len(gpus) or cores(), _SERVER_MB, _WORKER_MB, "a study")
+    parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
+    threads = max(1, cores() // count)
+    return threads, lambda: Forked(
+        count, folder, preload=("mup_tpu.jobs.pools", "mup_tpu.study.trainer"), parts=parts
+    )
+
+
+def place_on_ray(
+    folder: str, address: str | None, resources: Mapping[str, float], console: Console
+) -> tuple[int, OpensPool]:
+    """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial."""
+    for name, amount in resources.items():
+        require_above_zero(f"resources {name}", amount)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Pool[Any]]:
+        from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots_with
+
+        look = functools.partial(slots_with, resources)
+        with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
+            yield pool
+
+    return max(1, int(resources.get("CPU", 1))), opened
