@@ -137,8 +137,8 @@ def _options(trial: Trial) -> list[str]:
 
 
 def test_precisions_are_compared_by_name_alone(tiny, tmp_path):
-    both = {"compare": {"precision": ("float32", "bf16")}, "parametrizations": None}
-    sweep = dataclasses.replace(sweep_of(tiny.replace(precision="auto"), 0.01), **both)
+    auto = sweep_of(tiny.replace(precision="auto"), 0.01)
+    sweep = dataclasses.replace(auto, compare={"precision": ("float32", "bf16")})
     assert run(sweep, tmp_path, Console(quiet=True)) == {"finished": 2}
     with pytest.raises(ConfigError, match="precision 'auto' cannot be on an axis: give 'float32', 'bf16'"):
         dataclasses.replace(sweep, compare={"precision": ("float32", "auto")})

@@ -167,7 +167,7 @@ def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"budget": "2h"}, "budget '2h' requires until_settled"),
+        ({"budget": "2h"}, "budget='2h' needs until_settled"),
         ({"until_settled": True, "budget": "soon"}, "budget 'soon' is not a time; write 90s, 30m or 2h"),
     ],
 )
@@ -199,7 +199,5 @@ def test_a_folder_with_more_scales_or_a_question_about_fewer_is_refused(sweep, t
     with pytest.raises(StoreError, match="plans width 256 too, which this grid lacks"):
         settle(sweep, tmp_path / "c")
     Store(tmp_path / "e", "seq").ask([Condition.parse("width>=64")])
-    with pytest.raises(
-        StoreError, match="asks about width from 64 on, and this sweep has width 32 too: give"
-    ):
+    with pytest.raises(StoreError, match="asks about width from 64 on, and this grid has width 32 too: give"):
         settle(sweep, tmp_path / "e")
