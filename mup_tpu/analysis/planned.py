@@ -117,6 +117,9 @@ class Planned:
     fix: dict[str, float] = field(default_factory=dict)  # Known exponents by size
     values: dict[str, Any] = field(default_factory=dict)  # Of the target's run, by names of whoever trains it
     derived: tuple[str, ...] = ()  # Laws behind values that were not given, a sentence each
+    promised: tuple[dict[str, Any], ...] = ()
+    """What the plan expected of each cell: runs, cost, octaves and regret at the target after it."""
+    unit: str = "FLOP"  # Of its costs: s or FLOP
 
     def claimed(self, tuned: str) -> tuple[str, ...]:
         return tuple(n for n in self.follows if n not in self.fix and claims(self.rule, kind_of(n), tuned))
@@ -189,6 +192,8 @@ class Planned:
                 {str(k): float(v) for k, v in values["fix"].items()},
                 dict(values["values"]),
                 tuple(map(str, values["derived"])),
+                tuple(map(dict, values.get("promised", ()))),
+                str(values.get("unit", "FLOP")),
             )
             if not planned.tuned or not planned.follows or not planned.cells:
                 raise ValueError("the plan has no hyperparameter, size or cell")
@@ -244,6 +249,18 @@ class PlannedOptimum:
 
 
 @dataclass(frozen=True)
+class PlannedSize:
+    """What came of a planned size, beside what the plan promised."""
+
+    values: dict[str, Any]
+    runs: int
+    seconds: float  # Of all of its runs
+    octaves: tuple[float, ...]
+    """Half-width of each 95 % interval at the target by this size and those before; nan if not known."""
+    promised: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All values of a plan's target: predicted, given and derived."""
 
@@ -257,6 +274,8 @@ class Recipe:
     derived: tuple[str, ...]
     pairs: tuple[Interaction, ...]
     cells: int
+    steps: tuple[PlannedSize, ...]
+    unit: str  # Of promised costs
     runs: int
     rows: str  # Fingerprint of the runs
 
@@ -349,9 +368,31 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         derived=planned.derived if at is None else (),
         pairs=tuple(pair for pair in estimates.pairs if pair.interacts),
         cells=len(planned.cells),
+        steps=_steps(planned, rows, estimates, target),
+        unit=planned.unit,
         runs=len(rows),
         rows=fingerprint(rows["trial_id"].tolist()),
     )
+
+
+def _steps(
+    planned: Planned, rows: pd.DataFrame, estimates: Estimates, target: Mapping[str, float]
+) -> tuple[PlannedSize, ...]:
+    made = []
+    for cell, (values, _) in enumerate(planned.cells):
+        octaves = []
+        for tuned in planned.tuned:
+            known = {c: e for c, e in estimates.known(tuned).items() if c <= cell}
+            if cell in known:
+                optimum = planned.trend(tuned, known).optimum(planned.sizes(target))
+                octaves.append((optimum.quantile(0.975) - optimum.quantile(0.025)) / 2)
+            else:
+                octaves.append(math.nan)
+        runs = rows[planned.rows_of(rows, cell)]
+        promised = planned.promised[cell] if cell < len(planned.promised) else {}
+        seconds = float(runs["wall_time_s"].sum())
+        made.append(PlannedSize(values, len(runs), seconds, tuple(octaves), promised))
+    return tuple(made)
 
 
 def _values(planned: Planned, at: Mapping[str, float]) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def _keep_planned(path: str, made: Recipe) -> None:
 
 def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = False) -> None:
     """Print the recipe of a plan's target."""
-    from mup_tpu.words.plans import recipe_lines
+    from mup_tpu.words.plans import recipe_lines, recipe_table
 
     if json:
         Console().write(to_json(made.to_dict()))
@@ -265,6 +265,7 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
         _print_for(format, path, tuned, made.values, made.rule)
     else:
+        Console().print(recipe_table(made))
         for line in recipe_lines(made):
             Console().print(line)
         for one in made.optima:

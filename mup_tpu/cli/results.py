@@ -15,6 +15,7 @@ import pandas as pd
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.readers import TRACKERS
 from mup_tpu.analysis.ingest.tables import without_suffix
+from mup_tpu.analysis.planned import Planned, Recipe, predict_planned
 from mup_tpu.analysis.prediction import Score, answered, score, to_keep
 from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.analysis.run_table import ranked, varied
@@ -27,6 +28,7 @@ from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import STORE_FILE, keep_predictions, load_predictions
 from mup_tpu.words import tables, verdicts
 from mup_tpu.words.names import power, rule_name
+from mup_tpu.words.plans import recipe_lines, recipe_table
 from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
         return SeveralSweeps(path, options, sweeps)
     if is_search(path):
         return SearchResults(path, options)
+    planned = Planned.load(path) if is_store and options == type(options)() else None
+    if planned is not None and len(planned.follows) > 1:
+        return PlannedResults(path, options)
     return CheckResults(path, options) if (folder / CHECK_FILE).exists() else Results(path, options)
 
 
@@ -275,6 +280,27 @@ class SeveralSweeps(Results):
         from mup_tpu.report import sweeps_page
 
         return sweeps_page(self.name, self.comparison, predictions_inside(Path(self.path)))
+
+
+class PlannedResults(Results):
+    """Runs of a plan whose sizes grow together: its recipe, since a drift along one of them means nothing."""
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        made = predict_planned(self.path)
+        assert made is not None
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.recipe.to_dict()
+
+    def show(self, console: Console) -> None:
+        console.print(recipe_table(self.recipe))
+        for line in recipe_lines(self.recipe):
+            console.print(line)
+
+    def show_next(self, console: Console) -> None:
+        self.show(console)
 
 
 class SearchResults(Results):

@@ -196,6 +196,8 @@ def plan(
     table: Annotated[str | None, tyro.conf.arg(name="from")] = None,
     on: str | None = None,
     mfu: float = 0.3,
+    peak: str | None = None,
+    price: str | None = None,
     out: File | None = None,
     json: bool = False,
 ) -> None:
@@ -220,13 +222,19 @@ def plan(
         table: Results folder or table of runs, whose drift, scatter, valleys and optimum are assumed in place
             of typical ones.
         on: Machine of the budget and the costs: a TPU type (v4-8), or GPUs (8xH100). By default this one.
-        mfu: Share of the machine's peak that training is assumed to reach, between 0 and 1.
+        mfu: Share of the machine's peak that training is assumed to reach at most, between 0 and 1.
+        peak: FLOP/s of each device of --on, where it is not known: 312T.
+        price: Price of each device, as 2.5/h; costs are then money too.
         out: File for the plan; by default plan.toml. An existing file is never overwritten.
         json: Print JSON only, for machines; --out alone writes the file.
     """
     import mup_tpu
     from mup_tpu.tuning.plan import Speed
+    from mup_tpu.tuning.target import number
+    from mup_tpu.words.plans import plan_lines, plan_table, plan_target
 
+    if peak is not None and on is None:
+        raise ConfigError(f"peak {peak} is of a machine: name it with --on, as --on 8xNAME")
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
     if budget is None:
@@ -256,8 +264,10 @@ def plan(
         machine = None
         if is_time or on:
             trial = base.base if isinstance(base, Sweep) else Trial().replace(precision="auto")
-            count = re.match(r"(\d+)x", on or "")
-            machine = Speed(mfu * _peak(on, trial), int(count[1]) if count else 1)
+            count = int(match[1]) if (match := re.match(r"(\d+)x", on or "")) else 1
+            each = number(peak, "peak", "") if peak else None
+            whole = _peak(on, trial) if each is None else count * each
+            machine = Speed(mfu * whole, count, peak=whole, price=_price(price))
         planned = mup_tpu.plan(budget=budget, flops_per_second=machine, **arguments)
     if trainer is not None:
         of_file = {} if base is None else {"loss": base.loss, "config": base.config}
@@ -269,7 +279,9 @@ def plan(
     if json:
         Console().write(to_json(planned.to_dict()))
         return
-    for line in planned.lines():
+    console.print(plan_target(planned))
+    console.print(plan_table(planned))
+    for line in plan_lines(planned):
         console.print(line)
     results, options = f"results/{planned.experiment}", ""
     if is_time and on is None:
@@ -281,6 +293,16 @@ def plan(
     console.print(f"wrote {written}; next:", wrap=False)
     console.print(f"  mup-tpu sweep {written}{options}", wrap=False)
     console.print(f"  mup-tpu predict {results}", wrap=False)
+
+
+def _price(text: str | None) -> float:
+    """Read the price of a device for an hour."""
+    if text is None:
+        return math.nan
+    value = as_number(text.strip().removesuffix("/h"))
+    if value is None or not 0 < value < math.inf:
+        raise ConfigError(f"price {text!r} is not that of a device for an hour: write 2.5/h")
+    return value
 
 
 def _peak(on: str | None, base: Trial) -> float:
@@ -306,7 +328,7 @@ def _peak(on: str | None, base: Trial) -> float:
         if peak is not None:
             return int(count or 1) * peak
     if not re.match(r"v\d", on):
-        raise ConfigError(f"on {on!r} is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8")
+        raise ConfigError(f"on {on!r} is not a known machine: add its peak, as --peak 312T")
     from mup_tpu.tuning.sweep import tpu
 
     return tpu(tpu_type(on)).flops

@@ -95,7 +95,7 @@ def label(name: str) -> str:
 def write_scale(name: str, value: float) -> str:
     """Write a point of a scale: 512, 1.3B parameters, 2 GFLOP."""
     unit = _column(name).unit
-    for power, prefix in ((15, "P"), (12, "T"), (9, "G" if unit else "B"), (6, "M")):
+    for power, prefix in ((21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G" if unit else "B"), (6, "M")):
         if value >= 10**power:
             return f"{value / 10**power:.3g}{' ' * bool(unit)}{prefix}{unit}"
     return f"{value:g}"

@@ -19,21 +19,43 @@ from mup_tpu.config.values import require_one_of
 if TYPE_CHECKING:
     from mup_tpu.devices.base import Device
 
-# TFLOP/s of dense matrix products in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's data
-# sheets; by words of torch's name of the device, the first that fits.
+# TFLOP/s of dense matrix products in bfloat16 and in float32 (torch's default, not TF32), by words of torch's
+# name of the device; the first that fits. From NVIDIA's and AMD's data sheets, without sparsity, of one GPU:
+# the SXM module where nothing else is named. V100 and T4 have no bfloat16; theirs are float16's.
 _GPUS: dict[str, tuple[float, float]] = {
+    "GB300": (2500.0, 80.0),  # NVL72: 72 GPUs have 180 PFLOP/s in bf16
+    "GB200": (2500.0, 80.0),
+    "B300": (2250.0, 75.0),  # HGX: 8 GPUs have 18 PFLOP/s in bf16
     "B200": (2250.0, 75.0),
+    "H200 NVL": (835.5, 60.0),
     "H200": (989.0, 67.0),
+    "H800 PCIe": (756.0, 51.0),
+    "H800": (989.0, 67.0),
+    "H20": (148.0, 44.0),
     "H100 NVL": (835.0, 60.0),
     "H100 PCIe": (756.0, 51.0),
     "H100": (989.0, 67.0),
-    "A100": (312.0, 19.5),
+    "A100": (312.0, 19.5),  # PCIe and SXM alike
+    "A800": (312.0, 19.5),
     "L40S": (362.0, 91.6),
+    "L40": (181.0, 90.5),
+    "L20": (119.5, 59.8),
     "L4": (121.0, 30.3),
+    "A40": (149.7, 37.4),
+    "A30": (165.0, 10.3),
     "A10": (125.0, 31.2),
+    "V100 PCIe": (112.0, 14.0),
+    "V100": (125.0, 15.7),
+    "T4": (65.0, 8.1),
+    "RTX 6000 Ada": (364.2, 91.1),
+    "A6000": (154.8, 38.7),
     "RTX 5090": (209.5, 104.8),  # GeForce: bfloat16 accumulated in float32, as torch does
     "RTX 4090": (165.2, 82.6),
     "RTX 3090": (71.0, 35.6),
+    "MI355X": (2516.6, 157.3),
+    "MI325X": (1307.4, 163.4),
+    "MI300X": (1307.4, 163.4),
+    "MI250X": (383.0, 95.7),
 }
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -142,10 +164,16 @@ def peak_flops(device: Device, precision: str) -> float:
 
 
 def gpu_peak_flops(name: str, precision: str) -> float | None:
-    words = re.compile(r"\b(" + "|".join(_GPUS) + r")\b").search(name)
-    if words is None or precision == "float64":
+    """Return the peak of a GPU by torch's name of it, or as people write it: RTX4090, h100-pcie."""
+    written = f" {_words(name)} "
+    known = next((known for known in _GPUS if f" {_words(known)} " in written), None)
+    if known is None or precision == "float64" or " laptop " in written:
         return None
-    return 1e12 * _GPUS[words[1]][precision != "bf16"]
+    return 1e12 * _GPUS[known][precision != "bf16"]
+
+
+def _words(name: str) -> str:
+    return " ".join(re.findall(r"[a-z]+|\d+", name.lower()))
 
 
 def tpu_peak_flops(accelerator_type: str) -> float:

@@ -11,8 +11,8 @@ from typing import Any
 
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, raised_as
+from mup_tpu.words.plans import VOCABULARY
 
-VOCABULARY = 50_304  # tokens, where it is not given: GPT-2's, to a multiple of 64
 # Fields of transformers' configurations with the experts that a token takes
 _TAKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

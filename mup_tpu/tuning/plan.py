@@ -32,7 +32,17 @@ from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.counts import ParameterCounts, params_of
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, rate_by_law, read_target
-from mup_tpu.words.plans import CHECKPOINT_S, WORTH, at_words, cost_words, plan_lines
+from mup_tpu.words.plans import (
+    CHECKPOINT_S,
+    LOOP_S,
+    WORTH,
+    as_text,
+    at_words,
+    cost_words,
+    plan_lines,
+    plan_table,
+    plan_target,
+)  # fmt: skip
 
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
 # H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
@@ -53,11 +63,12 @@ class Measured:
     start_s: float  # time before the first step
 
     def seconds(self, goal: Goal, values: Values) -> float:
-        """Return the time of a run; beyond the sizes that were timed it grows as the work."""
+        """Return the time of a run; beyond the sizes that were timed it grows as between the last two."""
         steps = max(1, goal.steps(values)[0])
         work = math.log2(goal.work(values) / steps)
         at, log_s = zip(*self.points, strict=True)
-        beyond = max(0.0, work - at[-1])
+        slope = (log_s[-1] - log_s[-2]) / (at[-1] - at[-2]) if len(at) > 1 else 1.0
+        beyond = max(0.0, work - at[-1]) * min(max(slope, 0.0), 1.0)
         return self.start_s + steps * 2.0 ** (float(np.interp(work, at, log_s)) + beyond)
 
 
@@ -68,6 +79,8 @@ class Speed:
     flops_per_second: float = math.nan  # that training reaches, all devices together
     devices: int = 1
     measured: Measured | None = None  # times of a trainer of one's own, in place of FLOPs
+    peak: float = math.nan  # FLOP/s of all devices together
+    price: float = math.nan  # of one device for an hour
 
     def seconds(self, goal: Goal, values: Values, runs: int) -> float:
         """Return the time of some runs of a size, several at once on several devices."""
@@ -75,7 +88,8 @@ class Speed:
             return runs * self.measured.seconds(goal, values) / min(self.devices, runs)
         steps, depth = goal.steps(values)
         together = min(runs, _PACK) if goal.base is not None else 1
-        launches = steps * depth * LAUNCH_S * math.ceil(runs / together) / min(self.devices, runs)
+        launch_s = LOOP_S if goal.base is None else LAUNCH_S
+        launches = steps * depth * launch_s * math.ceil(runs / together) / min(self.devices, runs)
         return max(runs * goal.flops(values) / self.flops_per_second, launches)
 
 
@@ -107,8 +121,7 @@ class Plan:
     steps: tuple[Step, ...]
     budget: float  # in the unit of costs
     target_cost: float  # of one run of the target
-    is_time: bool  # whether costs are seconds; else FLOP
-    is_measured: bool  # whether they were timed
+    speed: Speed | None  # of the machine, whose costs are seconds; without one they are FLOP
     shortened: Mapping[str, float]
     """Half-width if the cells had the target's value of a size, octaves, by size."""
     copied: float  # expected regret of the smallest proxy's optimum, copied, nat
@@ -120,9 +133,14 @@ class Plan:
     rates: tuple[float, ...]  # learning rates, or other values of the hyperparameter, to start with
     tuned: str
     beside: Mapping[str, tuple[float, ...]]  # further hyperparameters, with the values to start with
-    largest: str  # why no larger proxy is run
+    larger: Step | None  # the next larger proxy
+    saved: float  # regret that it would save; nan if the budget does not pay it
     program: Mapping[str, str] = field(default_factory=dict)
     """Trainer, loss and configuration file of somebody's own training, by key of a study's file."""
+
+    @property
+    def is_time(self) -> bool:
+        return self.speed is not None
 
     @property
     def cost(self) -> float:
@@ -149,19 +167,19 @@ class Plan:
         parts = max(step.cost for step in self.steps) / CHECKPOINT_S
         return 0 if parts <= 1 else max(1, int(min(self.goal.steps(s.values)[0] for s in self.steps) / parts))
 
-    def lines(self) -> list[str]:
-        return plan_lines(self)
-
     def __repr__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join([plan_target(self), as_text(plan_table(self)), *plan_lines(self)])
 
     def toml(self) -> str:
-        """Return TOML for `mup-tpu sweep`; the lines are its comments."""
-        comments = "".join(f"# {line}\n" for line in self.lines())
+        """Return TOML for `mup-tpu sweep`."""
+        comments = f"# {plan_target(self)}\n"
+        target: dict[str, Any]
         target = {"values": dict(self.goal.values), "follows": list(self.goal.shrinks), "rule": self.rule}
         target |= {"fix": dict(self.fixes)} if self.fixes else {}
         target |= {"laws": list(self.goal.derived)} if self.goal.derived else {}
         target |= {"counts": asdict(self.goal.counts)} if self.goal.counts else {}
+        promised = [_promised(step) for step in self.steps]
+        target |= {"unit": "s" if self.is_time else "FLOP", "promised": promised}
         if self.sweep is not None:
             return f"{comments}{write_sweep(self.sweep)}\n[target]\n{write_values(target)}"
         top: dict[str, Any] = {"experiment": self.experiment, **self.program}
@@ -229,7 +247,7 @@ class Plan:
             "shortened": dict(self.shortened),
             "others": dict(self.others),
             "steps": steps,
-            "lines": self.lines(),
+            "lines": [plan_target(self), *plan_lines(self)],
             "toml": self.toml(),
         }
 
@@ -307,7 +325,7 @@ def plan(
     rates, seeds = given_values[tuned[0]], 1
     if base is not None and len(tuned) > 1:
         seeds = (sweep or grid).num_seeds
-    designs: list[tuple[float, int, tuple[Step, ...], str, str, _Belief, tuple[float, ...]]] = []
+    designs: list[tuple[float, int, _Designed, str, _Belief, tuple[float, ...]]] = []
     for name in _rules(sweep, goal, rule):
         belief = _belief(goal, name, fixes, analysis, tuned)
         start = rates or (_guess(goal, name, analysis),)
@@ -319,14 +337,14 @@ def plan(
         looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
         made = _design(belief, rungs, looks, around, cost, paid, whole)
         if made is not None:
-            steps, largest = made
+            steps = made[0]
             score = steps[-1].regret + WORTH * sum(step.cost for step in steps) / whole
             values = rates or tuple(2.0**look.x for look in first)
-            designs.append((score, len(designs), steps, largest, name, belief, values))
+            designs.append((score, len(designs), made, name, belief, values))
     if not designs:
         at = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ConfigError(_too_little(goal, rungs, looks, around, cost, paid, machine is not None, at))
-    _, _, steps, largest, name, belief, rates = min(designs)
+    _, _, (steps, larger, saved), name, belief, rates = min(designs)
     sp = _belief(goal, "sp", fixes, None, tuned)
     is_other = name not in ("", "sp") and analysis is None and sp.priors != belief.priors
     return Plan(
@@ -335,8 +353,7 @@ def plan(
         steps=steps,
         budget=paid,
         target_cost=whole,
-        is_time=machine is not None,
-        is_measured=is_timed,
+        speed=machine,
         shortened={n: 1.96 * math.sqrt(belief.variances(steps, n)[0]) for n in goal.shrinks},
         copied=belief.copied(steps[0]),
         others={"sp": sp.regret(steps)} if is_other else {},
@@ -347,7 +364,8 @@ def plan(
         rates=rates,
         tuned=tuned[0],
         beside={n: values for n, values in given_values.items() if n != tuned[0]},
-        largest=largest,
+        larger=larger,
+        saved=saved,
     )
 
 
@@ -371,9 +389,16 @@ def planned_of(table: Any, grid: Grid[Any]) -> Planned:
         if base is not None:  # fields that are not at their defaults
             default = Trial().flat()
             known = {n: v for n, v in (base.flat() | values).items() if v != default[n] or n in values}
-        return Planned(
-            grid.axes.tuned, grid.axes.compared, goal.shrinks, sizes, tuple(cells), rule, fix, known, laws
-        )
+        promised, unit = tuple(map(dict, table.get("promised", ()))), str(table.get("unit", "FLOP"))
+        axes = grid.axes.tuned, grid.axes.compared, goal.shrinks
+        return Planned(*axes, sizes, tuple(cells), rule, fix, known, laws, promised, unit)
+
+
+def _promised(step: Step) -> dict[str, Any]:
+    """Return what a plan expects of a step, as its file and results folder keep it."""
+    octaves = [round(width, 3) for width in (step.half_width, *step.beside) if math.isfinite(width)]
+    known = {"octaves": octaves, "regret": float(f"{step.regret:.3g}")} if octaves else {}
+    return {"runs": step.runs, "cost": float(f"{step.cost:.4g}")} | known
 
 
 def _budget(budget: str | float, machine: Speed | None) -> float:
@@ -537,6 +562,10 @@ def _rungs(goal: Goal) -> list[dict[str, float]]:
     ]
 
 
+_Designed = tuple[tuple[Step, ...], Step | None, float]
+"""Chosen cells, the next larger one, and the regret that it would save (nan if it is not paid)."""
+
+
 def _design(
     belief: _Belief,
     rungs: Sequence[Mapping[str, float]],
@@ -545,8 +574,8 @@ def _design(
     cost: Callable[[Values, int], float],
     budget: float,
     whole: float,
-) -> tuple[tuple[Step, ...], str] | None:
-    """Choose cells one by one, the cheapest first, and say why no larger one; None if three cost too much."""
+) -> _Designed | None:
+    """Choose cells one by one, the cheapest first; None if three cost too much."""
     goal = belief.goal
     apart = [
         {**rungs[i], name: rungs[j][name]}
@@ -608,15 +637,10 @@ def _design(
         steps.append(replace(step, cost=costs[i], is_continued=costs[i] < step.cost, **known))
     larger = [step for step in pool if step.cost / step.runs > chosen[-1].cost / chosen[-1].runs]
     if not larger:
-        return tuple(steps), "the next one is the target itself"
-    step = larger[0]
-    why = "cost more than is left of the budget"
-    if step.cost <= budget - spent(chosen):
-        saved = steps[-1].regret - belief.regret([*chosen, step])
-        price = WORTH * step.cost / whole
-        why = f"save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
-    smaller = [name for name, value in step.values.items() if value != goal.values[name]]
-    return tuple(steps), f"{at_words(step.values, smaller, goal.is_in_tokens)} would {why}"
+        return tuple(steps), None, math.nan
+    is_paid = larger[0].cost <= budget - spent(chosen)
+    saved = max(steps[-1].regret - belief.regret([*chosen, larger[0]]), 0.0) if is_paid else math.nan
+    return tuple(steps), larger[0], saved
 
 
 def _shared(goal: Goal, shorter: Values, values: Values) -> float:

@@ -32,7 +32,7 @@ _LEAST_OF_OURS = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
 _LEAST_STEPS = 500  # fewer are mostly warm-up, and their optimum says little about longer training
 _SHORTEST = 16  # factor by which a size of unknown meaning is shortened at most
 _MOST, _FEWEST = 1e18, 10_000  # of any size; of parameters
-_PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 SIZES = ("width", "depth", "params", "tokens", "batch", "steps", "vocab")  # of a transformer, by their names
 # Least and most of each size of a transformer that is planned
 _POSSIBLE = {"width": (1, 10**6), "depth": (1, 10**4), "tokens": (10**3, 10**17), "batch": (1, 10**10)}
@@ -51,7 +51,7 @@ def rate_by_law(params: float, tokens: float) -> float:
     return 1.79 * params**-0.713 * tokens**0.307
 
 
-def number(text: str, name: str) -> float:
+def number(text: str, name: str, of: str = "target: ") -> float:
     """Read a number above 0: 1.3B, 0.5M, 26e9, 2^19."""
     digits, prefix = (text[:-1], text[-1]) if text[-1:] in _PREFIXES else (text, "")
     try:
@@ -61,7 +61,7 @@ def number(text: str, name: str) -> float:
         value = math.nan
     if not (isinstance(value, float) and 0 < value <= _MOST):
         known = f"a number above 0, at most {_MOST:g}"
-        raise ConfigError(f"target: {name} {shown(text)} is not {known}; write 4096, 1.3B or 26e9")
+        raise ConfigError(f"{of}{name} {shown(text)} is not {known}; write 4096, 1.3B or 26e9")
     return value
 
 

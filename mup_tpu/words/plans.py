@@ -6,16 +6,18 @@ for the programs that train it.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
+
+from rich.console import Console
 
 from mup_tpu.analysis.design import Cell
 from mup_tpu.analysis.planned import PlannedOptimum, Recipe
 from mup_tpu.analysis.trend import KEPT
 from mup_tpu.config import columns
-from mup_tpu.config.columns import write
+from mup_tpu.config.columns import Table, write
 from mup_tpu.config.values import as_number, write_time
 from mup_tpu.words.names import listed, plain, power, rule_name
 from mup_tpu.words.reasons import because
@@ -24,6 +26,10 @@ from mup_tpu.words.verdicts import interaction
 # Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
 WORTH = 0.1
 CHECKPOINT_S = 300.0  # longest training without a checkpoint
+VOCABULARY = 50_304  # tokens of a transformer's, where it is not given: GPT-2's, to a multiple of 64
+# Seconds of a layer in a step of a compiled loop of one training, at the least: nanoGPT's takes 6.9 ms for 2
+# layers on an H100 (benchmarks/gpu_peers.csv)
+LOOP_S = 3.4e-3
 
 
 def label(name: str) -> str:
@@ -74,22 +80,90 @@ def looks_words(looks: Sequence[Cell], is_first: bool, tuned: str, others: int =
     return f"within {(looks[-1].x - looks[0].x) / 2:g} octaves of the expected optimum, {seeds}"
 
 
-def within(plan: Any, step: Any, where: str = "") -> str:
-    """Name the half-width of each hyperparameter's interval after a step of a plan."""
-    widths = zip((plan.tuned, *plan.beside), (step.half_width, *step.beside), strict=True)
-    return ", ".join(f"{label(name)}{where} within ×{2**width:.2g}" for name, width in widths)
+def as_text(table: Table) -> str:
+    shown = io.StringIO()
+    Console(file=shown, width=110, color_system=None).print(table)
+    return shown.getvalue().rstrip()
+
+
+def _size(name: str, value: Any, in_tokens: bool = False) -> str:
+    is_large = name == "tokens" or (name == "batch" and in_tokens) or value >= 1e5
+    return short(value) if is_large else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def plan_target(plan: Any) -> str:
+    """Return the target and the budget of a `tuning.plan.Plan`."""
+    goal, is_time = plan.goal, plan.is_time
+    names = [name for name in goal.values if name not in ("params", "tokens")]
+    return (
+        f"target: {at_words(goal.values, names, goal.is_in_tokens)}; one run costs "
+        f"{cost_words(plan.target_cost, is_time)}; budget {cost_words(plan.budget, is_time)}"
+    )
+
+
+def plan_table(plan: Any) -> Table:
+    """Return the sizes of a plan with their runs, costs and what is then known of the target, and the sum."""
+    goal, speed, names = plan.goal, plan.speed, plan.changing
+    has_tokens = goal.is_in_tokens and "steps" in names
+    names = [name for name in names if not (has_tokens and name == "steps")]
+    has_mfu = speed is not None and speed.measured is None and math.isfinite(speed.peak)
+    is_priced = speed is not None and math.isfinite(speed.price)
+    tuned = [label(name) for name in (plan.tuned, *plan.beside)]
+
+    def sizes(values: Mapping[str, Any], of: Mapping[str, float]) -> list[str]:
+        cells = [_size(name, values[name], goal.is_in_tokens) for name in names]
+        return cells + ([short(of["tokens"])] if has_tokens else [])
+
+    def costs(cost: float, flops: float) -> list[str]:
+        mfu = [f"{100 * flops / cost / speed.peak:.2g}"] if has_mfu else []
+        price = [f"{cost / 3600 * speed.devices * speed.price:,.0f}"] if is_priced else []
+        words = cost_words(cost, plan.is_time).removesuffix(" FLOP")
+        return [words.replace(" ", "\N{NO-BREAK SPACE}"), *mfu, *price]
+
+    rows, flops = list[list[str]](), [step.runs * goal.flops(step.values) for step in plan.steps]
+    for step, of_step in zip(plan.steps, flops, strict=True):
+        counts = sorted({look.seeds for look in step.looks})
+        seeds = "–".join(map(str, sorted({counts[0], counts[-1]})))
+        known = [_factor(width) for width in (step.half_width, *step.beside)]
+        regret = f"{step.regret:.4f}" if math.isfinite(step.regret) else "–"
+        cost = costs(step.cost, of_step)
+        rows.append([*sizes(step.values, step.sizes), f"{step.runs}", seeds, *cost, *known, regret])
+    nothing, blank = [""] * (len(tuned) + 1), [""] * (len(names) + has_tokens - 1)
+    runs = f"{sum(step.runs for step in plan.steps)}"
+    rows.append(["sum", *blank, runs, "", *costs(plan.cost, sum(flops)), *nothing])
+    whole = sizes(goal.values, goal.sizes(goal.values))
+    rows.append(["target", *whole[1:], "1", "", *costs(plan.target_cost, goal.flops({})), *nothing])
+    share = f"{100 * plan.cost / plan.target_cost:.2g} %"
+    rows.append(["share", *blank, "", "", share, *[""] * (has_mfu + is_priced), *nothing])
+    headings = [*map(label, names), *["tokens"] * has_tokens, "runs", "seeds"]
+    headings += ["time" if plan.is_time else "FLOP", *["MFU, %"] * has_mfu, *["price"] * is_priced]
+    rule = f", {rule_name(plan.rule)}" if plan.rule else ""
+    title = f"what is run{rule}, and what is then known of the target"
+    return Table([*headings, *_within(tuned)], rows, title)
+
+
+def _within(tuned: Sequence[str]) -> list[str]:
+    names = [name.replace("learning ", "") for name in tuned]
+    return [*(f"{name}\nknown\nwithin" for name in names), "expected\nregret"]
+
+
+def _factor(octaves: float) -> str:
+    factor = 2.0**octaves
+    return "–" if octaves > 10 else f"×{factor:.0f}" if factor >= 100 else f"×{factor:.2g}"
 
 
 def plan_lines(plan: Any) -> list[str]:
-    """Return steps, costs and expectations of a `tuning.plan.Plan`, a line each."""
-    goal, is_time, steps = plan.goal, plan.is_time, plan.steps
-    at = partial(at_words, in_tokens=goal.is_in_tokens)
-    rule = rule_name(plan.rule)
-    names = [name for name in goal.values if name not in ("params", "tokens")]
-    lines = [
-        f"target: {at(goal.values, names)}; one run costs {cost_words(plan.target_cost, is_time)}; "
-        f"budget {cost_words(plan.budget, is_time)}"
+    """Return what a plan gains, what it derived and assumed, and at most five remarks, a sentence each."""
+    goal, steps = plan.goal, plan.steps
+    gains = [
+        f"expected regret at the target: {plan.regret:.4f} nat with this plan",
+        f"{plan.copied:.4f} nat with the smallest size's best value",
+        *(f"{value:.4f} nat with the same runs under {rule_name(n)}" for n, value in plan.others.items()),
     ]
+    lines, beside = ["; ".join(gains)], len(plan.beside)
+    first, then = (looks_words(s.looks, i == 0, plan.tuned, beside) for i, s in enumerate(steps[:2]))
+    tuned = listed([*map(label, (plan.tuned, *plan.beside))])
+    lines.append(f"values of {tuned}: at the first size {first}; then {then}")
     lines += [f"derived: {sentence}" for sentence in goal.derived]
     if goal.base is not None:
         model, data = goal.base.model, goal.base.data
@@ -98,59 +172,108 @@ def plan_lines(plan: Any) -> list[str]:
             f"each step of the target trains {model.architecture} on {batch} × {data.sequence_length} = "
             f"{batch * data.sequence_length:,} tokens of {data.corpus}"
         )
-    changing = plan.changing
-    for i, step in enumerate(steps, start=1):
-        known = f"{within(plan, step, ' at the target')} (95 %), expected regret {step.regret:.4f} nat"
-        lines.append(
-            f"{i}. {at(step.values, changing)}{f', {rule}' if rule else ''}: {step.runs} runs, "
-            f"{'which go on from shorter ones, ' if step.is_continued else ''}"
-            f"{looks_words(step.looks, i == 1, plan.tuned, len(plan.beside))}; "
-            f"{cost_words(step.cost, is_time)}; then "
-            f"{known if math.isfinite(step.half_width) else 'nothing is known yet'}"
+    lines += [f"fixed: {label(plan.tuned)} ∝ {label(name)}^{value:g}" for name, value in plan.fixes.items()]
+    return [*lines, f"assumed: drift, scatter and valleys as in {because(plan.source)}", *_remarks(plan)]
+
+
+def _remarks(plan: Any) -> list[str]:
+    """Return at most five sentences that say what to do, the most useful first."""
+    goal, speed, steps, remarks = plan.goal, plan.speed, plan.steps, list[str]()
+    if speed is not None and speed.measured is not None:
+        remarks.append("Times are those of --probe; beyond the last two sizes they grow as between these.")
+    elif speed is not None and goal.base is None:
+        of = ""
+        if math.isfinite(speed.peak):
+            share, peak = speed.flops_per_second / speed.peak, speed.peak / 1e12 / speed.devices
+            of = f", at {share:.0%} (--mfu) of {speed.devices} × {peak:.4g} TFLOP/s at most"
+        remarks.append(
+            f"Times are of training steps alone{of}, and {1e3 * LOOP_S:g} ms a layer and step at least: time "
+            "your trainer with --probe 60s."
         )
-    share = f"{100 * plan.cost / plan.target_cost:.3g} % of the target's own run"
-    whole = goal.sizes(goal.values)
-    lines.append(
-        f"with the plan: {within(plan, steps[-1])} (95 %), expected regret {plan.regret:.4f} nat, "
-        f"for {cost_words(plan.cost, is_time)} ({share})"
-    )
-    for name, half_width in plan.shortened.items():
-        largest = max(step.sizes[name] for step in steps)
-        lines.append(
-            f"proxies have {label(name)} {short(largest)} at most; with the target's {short(whole[name])} "
-            f"the interval would be ×{2**half_width:.2g}"
-            + (f" (exponent fixed at {plan.fixes[name]:g})" if name in plan.fixes else "")
-        )
-    lines.append(f"without: the smallest proxy's best, copied, expected regret {plan.copied:.4f} nat")
-    lines += [
-        f"under {rule_name(name)} the same runs would leave {value:.4f} nat: its optimum moves more"
-        for name, value in plan.others.items()
-    ]
-    lines.append(f"the largest proxy that pays: {at(steps[-1].values, changing)}; {plan.largest}")
-    target_bytes, proxy_bytes = goal.memory_bytes({}), goal.memory_bytes(steps[-1].values)
-    if math.isfinite(target_bytes):
-        lines.append(
-            "memory of weights, gradients and AdamW's moments, 16 bytes a parameter: "
-            f"{target_bytes / 1e9:.2g} GB at the target, {proxy_bytes / 1e9:.2g} GB for the largest proxy; "
-            f"activations {goal.activation_bytes({}) / 1e6:.2g} MB a token at once at the target, "
-            f"{goal.activation_bytes(steps[-1].values) / 1e6:.2g} MB for the proxy, without recomputation"
-        )
-    left = plan.budget - plan.cost
-    if left < plan.target_cost:
-        lines.append(f"left of the budget: {cost_words(left, is_time)}; the target's own run costs more")
-    else:
-        lines.append(
-            f"left of the budget: {cost_words(left, is_time)}, {left / plan.target_cost:.3g} times the "
-            f"target's own run; a longer or larger run of the target saves {WORTH:g} nat for each e times "
-            "the compute"
-        )
-    if is_time and not plan.is_measured:
-        lines.append("times are of training steps alone; --probe 60s measures your trainer with its start-up")
     longest = max(step.cost / step.runs for step in steps)
-    if is_time and goal.base is None and longest > CHECKPOINT_S:
-        lines.append(f"the longest run takes {write_time(longest)}: have the trainer save to its folder")
-    lines.append(f"drift, scatter and valleys as in {because(plan.source)}")
-    return lines
+    if plan.is_time and goal.base is None and longest > CHECKPOINT_S:
+        how = "have the trainer save to its folder, so that a kill loses little"
+        remarks.append(f"The longest run takes {write_time(longest)}: {how}.")
+    elif any(step.is_continued for step in steps):
+        remarks.append("Longer runs go on from shorter ones, whose checkpoints are kept.")
+    name, narrowest = min(plan.shortened.items(), key=lambda pair: pair[1], default=("", math.inf))
+    if plan.half_width - narrowest > 0.07:
+        reach, whole = max(step.sizes[name] for step in steps), goal.sizes(goal.values)[name]
+        remarks.append(
+            f"Proxies reach {label(name)} {short(reach)}; at the target's {short(whole)} they would narrow "
+            f"{_factor(plan.half_width)} to {_factor(narrowest)}: shrink other sizes if you can."
+        )
+    remarks.append(_budget_left(plan))
+    target_bytes, proxy_bytes = goal.memory_bytes({}), goal.memory_bytes(steps[-1].values)
+    if goal.base is None and math.isfinite(target_bytes):
+        tables = "" if goal.counts else f", with {VOCABULARY:,} embeddings: give vocab="
+        token_mb = goal.activation_bytes({}) / 1e6
+        remarks.append(
+            f"The target needs {target_bytes / 1e9:.3g} GB for weights, gradients and AdamW's moments (16 "
+            f"bytes a parameter{tables}) and {token_mb:.2g} MB for each token of a micro-batch, the largest "
+            f"proxy {proxy_bytes / 1e9:.2g} GB: shard what does not fit a device."
+        )
+    return remarks[:5]
+
+
+def _budget_left(plan: Any) -> str:
+    """Say what is left, and what it would buy: a larger proxy, or more of the target."""
+    left, is_time, larger = plan.budget - plan.cost, plan.is_time, plan.larger
+    words = f"{cost_words(left, is_time)} of the budget are left"
+    if left < plan.target_cost:
+        words += "; the target's own run costs more"
+    else:
+        words += (
+            f", {left / plan.target_cost:.3g} times the target's own run: a longer or larger target saves "
+            f"{WORTH:g} nat for each e times the compute"
+        )
+    if larger is None:
+        return f"{words}; no size lies between the largest here and the target."
+    names = [name for name, value in larger.values.items() if value != plan.goal.values[name]]
+    at, cost = at_words(larger.values, names, plan.goal.is_in_tokens), cost_words(larger.cost, is_time)
+    if math.isnan(plan.saved):
+        return f"{words}. The next larger size ({at}) costs {cost}."
+    price = WORTH * larger.cost / plan.target_cost
+    return (
+        f"{words}. The next larger size ({at}) would save {plan.saved:.4f} nat for {cost}; a target that "
+        f"trains as much longer saves {price:.4f} nat."
+    )
+
+
+def recipe_table(made: Recipe) -> Table:
+    """Return what came of each planned size, with what the plan promised in brackets."""
+    names = [n for n in made.steps[0].values if len({str(step.values[n]) for step in made.steps}) > 1]
+    tuned = [label(one.hyperparameter) for one in made.optima]
+
+    def both(came: str, promised: str | None) -> str:
+        return f"{came} ({promised})".strip() if promised else came
+
+    def time(seconds: float, promised: Sequence[Mapping[str, Any]]) -> str:
+        costs = [one["cost"] for one in promised if made.unit == "s" and one]
+        return both(cost_words(seconds, True), cost_words(sum(costs), True) if costs else None)
+
+    def regret(of: Mapping[str, Any]) -> str | None:
+        return f"{of['regret']:.4f}" if "regret" in of else None
+
+    rows, every = list[list[str]](), [step.promised for step in made.steps]
+    for step, of in zip(made.steps, every, strict=True):
+        wanted = of.get("octaves") or [None] * len(tuned)
+        known = [
+            both("–" if math.isnan(came) else _factor(came), None if octaves is None else _factor(octaves))
+            for came, octaves in zip(step.octaves, wanted, strict=True)
+        ]
+        sizes = [_size(name, step.values[name]) for name in names]
+        runs = both(f"{step.runs}", f"{of['runs']}" if of else None)
+        rows.append([*sizes, runs, time(step.seconds, [of]), *known, both("", regret(of))])
+    wanted_runs = sum(int(of["runs"]) for of in every if of)
+    runs = both(f"{sum(step.runs for step in made.steps)}", f"{wanted_runs}" if wanted_runs else None)
+    total = [_factor((one.interval[1] - one.interval[0]) / 2) for one in made.optima]
+    regrets = sum(one.expected_cost for one in made.optima)
+    seconds = time(sum(step.seconds for step in made.steps), every)
+    blank = [""] * (len(names) - 1)
+    rows.append(["all", *blank, runs, seconds, *total, both(f"{regrets:.4f}", regret(every[-1]))])
+    headings = [*map(label, names), "runs", "time", *_within(tuned)]
+    return Table(headings, rows, "what came (in brackets: as planned)")
 
 
 def recipe_lines(made: Recipe) -> list[str]:

@@ -50,7 +50,7 @@ def test_a_plan_is_swept_and_answers_for_its_target_as_it_is(tmp_path, outcome, 
     (tmp_path / "model.toml").write_text(MODEL)
     code, out, err = outcome("plan", "model.toml", "--at", "width=64", "--budget", "5e11")
     assert code == 0, err
-    first = re.search(r"1\. width 8, μP: (\d+) runs", out)
+    first = re.search(r"─\n +8 +(\d+) +\d", out)
     assert first is not None and "wrote plan.toml; next:" in out
     commands = [line.split()[1:] for line in out.splitlines() if line.startswith("  mup-tpu")]
     assert commands == [["sweep", "plan.toml"], ["predict", "results/tiny"]]
@@ -60,6 +60,8 @@ def test_a_plan_is_swept_and_answers_for_its_target_as_it_is(tmp_path, outcome, 
     assert (rows["purchase"] == 1).sum() == int(first[1])
     code, out, err = outcome(*commands[1])
     assert code == 0 and "at the target (width 64)" in out, err
+    assert "what came (in brackets: as planned)" in out
+    assert f"({first[1]})" in out, "the runs that were planned stand beside those that were made"
     assert outcome("predict", "plan.toml")[1] == out, "its file stands for its folder"
     code, _, err = outcome("predict", "model.toml")
     assert code == 2 and "model.toml is no plan with a [target]" in err
@@ -106,6 +108,14 @@ def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monk
     flops = 6 * 12 * 24 * 2112**2 * 49005 * 524288
     assert found["target_cost"] == pytest.approx(flops / (8 * 312e12 * 0.5))  # in bf16
     assert found["cost"] <= found["budget"] and not (tmp_path / "plan.toml").exists()
+    code, out, err = outcome(
+        *arguments, "8xFOO", "--peak", "312T", "--mfu", "0.5", "--json", "--price", "2/h"
+    )
+    assert code == 0 and json.loads(out)["target_cost"] == found["target_cost"], err
+    code, _, err = outcome(*arguments, "8xFOO")
+    assert code == 2 and "on '8xFOO' is not a known machine: add its peak, as --peak 312T" in err
+    code, _, err = outcome(*arguments, "8xA100", "--price", "cheap")
+    assert code == 2 and "price 'cheap' is not that of a device for an hour: write 2.5/h" in err
     (tmp_path / "plan.toml").write_text("mine")
     code, _, err = outcome(*arguments, "8xA100")
     assert code == 2 and "out 'plan.toml' exists already" in err

@@ -56,13 +56,33 @@ def test_a_gpu_has_units_by_its_capability():
         ("NVIDIA B200", 2250, 75),
         ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
         ("NVIDIA GeForce RTX 3090", 71, 35.6),
+        ("RTX4090", 165.2, 82.6),
+        ("NVIDIA RTX A6000", 154.8, 38.7),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2, 91.1),
+        ("Tesla V100-SXM2-16GB", 125, 15.7),
+        ("Tesla V100-PCIE-16GB", 112, 14),
+        ("AMD Instinct MI300X", 1307.4, 163.4),
+        ("h100-pcie", 756, 51),
+        ("H800", 989, 67),
+        ("NVIDIA H20", 148, 44),
+        ("NVIDIA GB200", 2500, 80),
+        ("NVIDIA B300", 2250, 75),
+        ("NVIDIA A10G", 125, 31.2),
+        ("Tesla T4", 65, 8.1),
     ],
 )
-def test_peaks_of_gpus_are_those_of_nvidia_s_data_sheets(name, bf16, float32):
+def test_peaks_of_gpus_are_those_of_their_makers_data_sheets(name, bf16, float32):
     """Dense, in TFLOP/s, float32 without TF32."""
     assert peak.gpu_peak_flops(name, "bf16") == bf16 * 1e12
     assert peak.gpu_peak_flops(name, "float32") == float32 * 1e12
     assert peak.gpu_peak_flops(name, "float64") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GeForce RTX 4090 Laptop GPU", "GTX 1080", "Z100", "H2000", "A1000", ""]
+)
+def test_a_gpu_that_is_not_known_has_no_peak(name):
+    assert peak.gpu_peak_flops(name, "bf16") is None
 
 
 @pytest.mark.parametrize(
