@@ -155,3 +155,44 @@ def test_your_own_model_runs_top_to_bottom(tmp_path):
     assert "mup: no layer grows with width" in said(outputs)
     assert "sp: model.layers.0.self_attn.q_proj.weight (hidden) grows" in said(outputs)
     assert "SP: DRIFTS" in said(outputs)
+
+
+DISPLAYED = {
+    "run": """
+import tempfile
+from mup_tpu import Study
+study = Study(tempfile.mkdtemp(), scale={"width": [1, 2, 4]}, tune={"rate": [2.0**x for x in range(-3, 4)]})
+def train(trial, report):
+    import math
+    return 2 + 0.1 * (math.log2(trial.rate) + 0.5 * math.log2(trial.width)) ** 2
+study.run(train, workers=2)
+""",
+    "study": "study",
+    "verdict": "study.verdict()",
+    "plot": "study.plot('transfer')",
+    "predict": "study.predict(width=16)",
+}
+"""Cells of a study in a notebook, by what they show."""
+
+
+def test_a_study_in_a_notebook_shows_one_bar_tables_and_a_picture(tmp_path):
+    cells = [
+        {
+            "cell_type": "code",
+            "source": code,
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "id": f"c{i}",
+        }
+        for i, code in enumerate(DISPLAYED.values())
+    ]
+    notebook = tmp_path / "study.ipynb"
+    notebook.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    outputs = dict(zip(DISPLAYED, executed(sys.executable, "", notebook), strict=True))
+    bars = [o["data"]["text/plain"] for o in outputs["run"] if o["output_type"] == "display_data"]
+    assert sum("21 of 21 trials stored" in bar for bar in bars) == 1 and len(outputs["run"]) <= 4
+    for name in ("study", "verdict", "predict"):
+        assert "<tr" in outputs[name][-1]["data"]["text/html"], name
+    assert "DRIFTS" in outputs["verdict"][-1]["data"]["text/plain"]
+    assert "image/png" in outputs["plot"][-1]["data"]

@@ -19,6 +19,7 @@ from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate, Optimum
 from mup_tpu.analysis.prediction import ExpectedCost, Surroundings
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.result import Shown
 from mup_tpu.analysis.scaling_law import LEAST, ExpectedLoss, expected_loss
 from mup_tpu.analysis.surface import Interaction
 from mup_tpu.analysis.transfer import TransferAnalysis, analyze
@@ -260,8 +261,8 @@ class PlannedSize:
     promised: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, repr=False)
+class Recipe(Shown):
     """All values of a plan's target: predicted, given and derived."""
 
     rule: str
@@ -278,6 +279,19 @@ class Recipe:
     unit: str  # Of promised costs
     runs: int
     rows: str  # Fingerprint of the runs
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each hyperparameter: its best value (log2), intervals, and expected cost."""
+        return pd.DataFrame(
+            [
+                {
+                    "hyperparameter": one.hyperparameter, "x": one.x, "low_50": one.half[0],
+                    "high_50": one.half[1], "low_95": one.interval[0], "high_95": one.interval[1],
+                    "expected_cost": one.expected_cost,
+                }
+                for one in self.optima
+            ]
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; of a single hyperparameter its own are beside them."""

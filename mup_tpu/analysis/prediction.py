@@ -21,7 +21,7 @@ from mup_tpu.analysis.ingest.table_values import plain_size
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.result import TransferResult
+from mup_tpu.analysis.result import Shown, TransferResult
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ExpectedLoss, expected_loss
 from mup_tpu.analysis.transfer import TransferAnalysis, analyze
@@ -225,7 +225,7 @@ class RulePrediction:
 
 
 @dataclass(frozen=True, repr=False)
-class Predictions:
+class Predictions(Shown):
     """Predictions of a table, by rule, hyperparameter and target."""
 
     analysis: TransferAnalysis
@@ -259,9 +259,6 @@ class Predictions:
                 for one in self.predictions
             ]
         )  # fmt: skip
-
-    def _repr_html_(self) -> str:
-        return str(self.to_frame().to_html(index=False, float_format="{:.4g}".format))
 
     @property
     def scale(self) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
+import importlib
 import math
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from mup_tpu.analysis.design import Batch
 from mup_tpu.analysis.drift import Drift, WiderIsBetter
@@ -22,6 +26,21 @@ from mup_tpu.errors import TableError
 if TYPE_CHECKING:
     from mup_tpu.analysis.power_law import PowerLaw
     from mup_tpu.analysis.surface import Interaction, Surface
+
+
+class Shown(ABC):
+    """Result that shows itself by its sentences, and in a notebook by its table too."""
+
+    @abstractmethod
+    def to_frame(self) -> pd.DataFrame: ...
+
+    def __repr__(self) -> str:
+        # By its name, since words stand above the analysis.
+        return str(importlib.import_module("mup_tpu.words").summary(self))
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame().to_html(index=False, max_rows=60, float_format="{:.4g}".format)
+        return f"<pre style='white-space: pre-wrap'>{html.escape(repr(self))}</pre>{table}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,20 +17,17 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import EPSILON, Noise, Optimum, Status
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.result import FittedLaw, LearningCurve, Sequenced, TransferResult
+from mup_tpu.analysis.result import FittedLaw, LearningCurve, Sequenced, Shown, TransferResult
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
 from mup_tpu.analysis.verdict import DELTA, Decision, Question, Verdict, regret, take_looks, weigh
 from mup_tpu.errors import TableError
-
-if TYPE_CHECKING:
-    pass
 
 # Share of the scales' range of best values that is ε of a metric in no nat: 0.01 nat has about such a share
 _SHARE = 0.02
 
 
 @dataclass(frozen=True, repr=False)
-class TransferAnalysis:
+class TransferAnalysis(Shown):
     """The analysis of a run table, one result a parametrization."""
 
     table: RunTable
@@ -69,9 +66,6 @@ class TransferAnalysis:
     def compares(self) -> str:
         return self.columns.parametrization
 
-    def __repr__(self) -> str:
-        return f"TransferAnalysis({self.name!r}, {list(self.results)})"
-
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each rule and scale: the optimum (log2), with the rule's exponent and verdict."""
         return pd.DataFrame(
@@ -90,9 +84,6 @@ class TransferAnalysis:
                 for optimum in result.optima
             ]
         )  # fmt: skip
-
-    def _repr_html_(self) -> str:
-        return str(self.to_frame().to_html(index=False, max_rows=60, float_format="{:.4g}".format))
 
     def to_dict(self) -> dict[str, Any]:
         return {

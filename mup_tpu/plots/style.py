@@ -160,11 +160,23 @@ VERDICTS = {
 }
 
 
+_NOTEBOOK_DPI = 96
+
+
+class Picture(Figure):
+    """Figure that a notebook shows without matplotlib's own mode for notebooks."""
+
+    def _repr_png_(self) -> bytes:
+        with io.BytesIO() as content:
+            self.savefig(content, format="png", dpi=_NOTEBOOK_DPI)
+            return content.getvalue()
+
+
 def panels(count: int, width: float, height: float, share_x: bool = True, share_y: bool = True) -> list[Axes]:
     """Return panels of a new figure, each of a width and height in inches."""
     across = min(count, 2 if count == 4 else _ACROSS)
     rows = -(-count // across)
-    figure = Figure(figsize=(width * across, height * rows), layout="constrained")
+    figure = Picture(figsize=(width * across, height * rows), layout="constrained")
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.remove()

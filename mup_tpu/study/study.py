@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from mup_tpu import words
 from mup_tpu.analysis import analyze, load_table, predict
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
@@ -44,22 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FILE = "study.json"
-
-
-class _Printed:
-    """Result that is printed as its sentences."""
-
-    def __str__(self) -> str:
-        return words.summary(self)  # type: ignore[arg-type]
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-
-def _printed(result: T) -> T:
-    kind = type(result)
-    made: T = type(f"Printed{kind.__name__}", (kind, _Printed), {})(**vars(result))
-    return made
 
 
 class Study:
@@ -298,7 +281,7 @@ class Study:
             unit: unit of the losses, as people read it: "nat" per token, "MSE"; by default "bpb" where the
                 output of a program names its loss so, else "nat".
         """
-        return _printed(analyze(self._table(unit), epsilon))
+        return analyze(self._table(unit), epsilon)
 
     def predict(self, epsilon: float | None = None, unit: str | None = None, **target: float) -> Predictions:
         """Predict optimum, cost and loss at a scale that was not run: `predict(width=8192)`.
@@ -309,7 +292,7 @@ class Study:
             target: value of the scale.
         """
         at = [f"{name}={value}" for name, value in target.items()]
-        return _printed(predict(self._table(unit), at, epsilon))
+        return predict(self._table(unit), at, epsilon)
 
     def _table(self, unit: str | None) -> RunTable:
         table = load_table(self.folder)

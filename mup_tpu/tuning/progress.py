@@ -37,6 +37,7 @@ class TrialProgress(Generic[T]):
     ) -> None:
         self.console, self._size, self._work = console, size, work
         self._trials, self._stored = len(trials), 0
+        self._cell: Any = None  # output of a notebook's cell that is updated
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -96,7 +97,21 @@ class TrialProgress(Generic[T]):
             left = everything.time_remaining
             ends = f", {write_time(left)} left" if left else ""
             line = f"{at}: {result}; {self._stored} of {self._trials} trials stored{ends}"
-            self.console.print(line, soft_wrap=True)  # wrapping takes Rich seven times as long
+            if self.console.is_jupyter:
+                self._show_in_cell(line)
+            else:
+                self.console.print(line, soft_wrap=True)  # wrapping takes Rich seven times as long
+
+    def _show_in_cell(self, line: str) -> None:
+        """Show a bar with the last line below a cell of a notebook, in place of the one before."""
+        from IPython.display import display
+
+        full = 24 * self._stored // max(self._trials, 1)
+        bar = {"text/plain": f"{'━' * full}{'╌' * (24 - full)} {line}"}
+        if self._cell is None:
+            self._cell = display(bar, raw=True, display_id=True)
+        else:
+            self._cell.update(bar, raw=True)
 
     def _advance(self, job: Any, share: float, note: str) -> None:
         more = len(job.trials) * (share - self._shares.get(job, 0.0))

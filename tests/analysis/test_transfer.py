@@ -50,8 +50,10 @@ def test_runs_in_memory_say_what_they_say_from_a_file(tmp_path):
 def test_a_table_and_its_analysis_print_as_their_content():
     table = load_table(Path(__file__).parents[2] / "results" / "quickstart")
     assert repr(table) == "quickstart: 80 runs of mup, sp at width 64, 128, 256, 384"
-    results = "[TransferResult('mup', OPEN), TransferResult('sp', DRIFTS)]"
-    assert repr(analyze(table)) == f"TransferAnalysis('quickstart', {results})"
+    analysis = analyze(table)
+    assert "μP: OPEN" in repr(analysis) and "SP: DRIFTS" in repr(analysis)
+    page = analysis._repr_html_()
+    assert "SP: DRIFTS" in page and page.count("<tr") == 1 + 8
 
 
 def test_a_fixed_optimum_transfers():
