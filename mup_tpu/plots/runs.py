@@ -17,7 +17,7 @@ from mup_tpu.analysis.run_table import of_status
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.plots import style
-from mup_tpu.plots.style import INK, LOSS, Picture, figure_type
+from mup_tpu.plots.style import INK, LOSS, ShownFigure, figure_type
 from mup_tpu.words import names
 from mup_tpu.words.names import bound
 
@@ -163,7 +163,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     points = sorted(last[scale].unique())
     measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
     rows, across = len(measured), len(parametrizations)
-    figure = Picture(figsize=(_WIDTH * across, _HEIGHT * rows), layout="constrained")
+    figure = ShownFigure(figsize=(_WIDTH * across, _HEIGHT * rows), layout="constrained")
     grid = figure.subplots(rows, across, sharex=True, sharey="row", squeeze=False)
     for row, quantity in zip(grid, measured, strict=True):
         title, size = CHECKED[quantity]

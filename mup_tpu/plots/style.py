@@ -163,7 +163,7 @@ VERDICTS = {
 _NOTEBOOK_DPI = 96
 
 
-class Picture(Figure):
+class ShownFigure(Figure):
     """Figure that a notebook shows without matplotlib's own mode for notebooks."""
 
     def _repr_png_(self) -> bytes:
@@ -176,7 +176,7 @@ def panels(count: int, width: float, height: float, share_x: bool = True, share_
     """Return panels of a new figure, each of a width and height in inches."""
     across = min(count, 2 if count == 4 else _ACROSS)
     rows = -(-count // across)
-    figure = Picture(figsize=(width * across, height * rows), layout="constrained")
+    figure = ShownFigure(figsize=(width * across, height * rows), layout="constrained")
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.remove()

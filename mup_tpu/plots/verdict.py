@@ -21,7 +21,7 @@ from mup_tpu.analysis.verdict import AT_LEAST, DELTA, LookTaken, Regret
 from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.optima import is_tuned_at_scales
-from mup_tpu.plots.style import INK, Picture, figure_type
+from mup_tpu.plots.style import INK, ShownFigure, figure_type
 from mup_tpu.words import names
 from mup_tpu.words.tables import span
 
@@ -189,7 +189,7 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     lines = [text.count("\n") + 1 for text in written]
     rows = np.cumsum(lines[::-1])[::-1] - np.array(lines) / 2 - 0.5
     longest = 0.072 * max(len(line) for text in written for line in text.split("\n"))
-    figure = Picture(figsize=(longest + 6.2, 0.2 * sum(lines) + 1.3), layout="constrained")
+    figure = ShownFigure(figsize=(longest + 6.2, 0.2 * sum(lines) + 1.3), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for row, entry, height in zip(rows, entries, lines, strict=True):
         for ax in axes:
