@@ -219,24 +219,22 @@ def _draw_optimum(
 def optimum_figure(analysis: TransferAnalysis) -> Figure:
     """Draw the optimum against scale, both logarithmic, with the fitted drift.
 
-    The shade is drift that does not matter; optima at the edge of their grid are arrows.
+    The shade of each rule is drift that does not matter, from its line's start; optima at the edge of their
+    grid are arrows.
     """
     results = names.results_of(analysis)
     (panel,) = style.panels(1, 5.2, 3.8)
     handles: list[Artist] = []
-    lines = [result.drift for result in results if result.drift.is_told]
-    if lines:  # shade the slopes within ±delta, from the mean of all lines at the smallest scale
-        first, last = min(min(d.scales) for d in lines), max(max(d.scales) for d in lines)
-        middle = float(np.mean([d.intercept + d.alpha * np.log2(first) for d in lines]))
-        reach = analysis.delta * np.log2(np.array([first, last]) / first)
-        panel.fill_between([first, last], middle - reach, middle + reach, color=INK, alpha=0.1, lw=0)
     for i, result in enumerate(results):
         color, marker, drift = style.categorical(i), style.marker(i), result.drift
         dashes = ""
         if drift.is_told:
             dashes = "--" if bends(result.optima) else "-"
             ends = np.array([min(drift.scales), max(drift.scales)])
-            panel.plot(ends, drift.intercept + drift.alpha * np.log2(ends), dashes, color=color, lw=1.3)
+            line = drift.intercept + drift.alpha * np.log2(ends)
+            panel.plot(ends, line, dashes, color=color, lw=1.3)
+            reach = analysis.delta * np.log2(ends / ends[0])
+            panel.fill_between(ends, line[0] - reach, line[0] + reach, color=color, alpha=0.12, lw=0)
         shift = 2 ** (0.03 * (i - (len(results) - 1) / 2))
         for o in result.optima:
             style.at_edge(panel, o, o.scale * shift, color=color, ms=9)
@@ -256,7 +254,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
     room = max(0.0, 1 - (high - low)) / 2  # on an axis below an octave, noise looks like a drift
     panel.set_ylim(low - room, high + room, auto=None)
     panel.yaxis.set_major_formatter(lambda x, _: style.power(x))
-    if lines:
+    if any(result.drift.is_told for result in results):
         handles.append(style.shade(f"slopes that do not matter, |α| < {analysis.delta:g}"))
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
         handles.append(style.mark("^", "best of the grid, at its edge", mfc="none", ms=8))

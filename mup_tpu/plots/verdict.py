@@ -148,8 +148,8 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.margins(y=0.15)
         ax.set_title(f"{style.label(result.compared, analysis.compares)}: {result.verdict.decision}")
-    for ax in axes:
-        ax.set_xlim(left=0)
+    for ax in axes:  # room for the last mark, its caps and its number
+        ax.set_xlim(0, 1.08 * max(spent for result in shown for _, spent in known_looks(result)))
     style.label_rows(axes, f"α, exponent of {style.column_label(analysis.scale)} (95 %)")
     settled = {look.verdict.is_settled for result in shown for look, _ in known_looks(result)}
     marks = ((False, "o", "OPEN, bought on", "white"), (True, "s", "settled", color))

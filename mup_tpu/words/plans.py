@@ -117,8 +117,7 @@ def plan_table(plan: Any) -> Table:
     def costs(cost: float, flops: float) -> list[str]:
         mfu = [f"{100 * flops / cost / speed.peak:.2g}"] if has_mfu else []
         price = [f"{cost / 3600 * speed.devices * speed.price:,.0f}"] if is_priced else []
-        words = cost_words(cost, plan.is_time).removesuffix(" FLOP")
-        return [words.replace(" ", "\N{NO-BREAK SPACE}"), *mfu, *price]
+        return [_whole(cost_words(cost, plan.is_time).removesuffix(" FLOP")), *mfu, *price]
 
     rows, flops = list[list[str]](), [step.runs * goal.flops(step.values) for step in plan.steps]
     for step, of_step in zip(plan.steps, flops, strict=True):
@@ -140,6 +139,10 @@ def plan_table(plan: Any) -> Table:
     rule = f", {rule_name(plan.rule)}" if plan.rule else ""
     title = f"what is run{rule}, and what is then known of the target"
     return Table([*headings, *_within(tuned)], rows, title)
+
+
+def _whole(words: str) -> str:
+    return words.replace(" ", "\N{NO-BREAK SPACE}")  # a cell of a table breaks elsewhere
 
 
 def _within(tuned: Sequence[str]) -> list[str]:
@@ -250,7 +253,8 @@ def recipe_table(made: Recipe) -> Table:
 
     def time(seconds: float, promised: Sequence[Mapping[str, Any]]) -> str:
         costs = [one["cost"] for one in promised if made.unit == "s" and one]
-        return both(cost_words(seconds, True), cost_words(sum(costs), True) if costs else None)
+        planned = _whole(cost_words(sum(costs), True)) if costs else None
+        return both(_whole(cost_words(seconds, True)), planned)
 
     def regret(of: Mapping[str, Any]) -> str | None:
         return f"{of['regret']:.4f}" if "regret" in of else None
@@ -276,6 +280,23 @@ def recipe_table(made: Recipe) -> Table:
     return Table(headings, rows, "what came (in brackets: as planned)")
 
 
+def _next_size(made: Recipe) -> str:
+    """Say what the next runs buy."""
+    step = next((s for s in made.steps if any(math.isnan(o) for o in s.octaves)), made.steps[-1])
+    at, promised = at_words(step.values, [*step.values]), step.promised
+    words = f"next: {at}; the same sweep command runs it"
+    if "octaves" not in promised:
+        return words
+    cost = cost_words(promised["cost"], made.unit == "s")
+    known = listed(
+        [
+            f"{label(one.hyperparameter)} within {_factor(octaves)}"
+            for one, octaves in zip(made.optima, promised["octaves"], strict=True)
+        ]
+    )
+    return f"{words}, and is planned to leave {known}, for {promised['runs']} runs and {cost}"
+
+
 def recipe_lines(made: Recipe) -> list[str]:
     """Return each value at a plan's target with its intervals, what an error costs, and what was fixed."""
     at = ", ".join(f"{label(name)} {short(size)}" for name, size in made.sizes.items())
@@ -285,7 +306,7 @@ def recipe_lines(made: Recipe) -> list[str]:
     known = min(one.known for one in made.optima)
     lines.append(f"from {known} of {made.cells} planned sizes with a known optimum, {made.runs} runs")
     if known < made.cells:
-        lines.append("sizes are missing: run the same sweep again for a narrower interval")
+        lines.append(_next_size(made))
     if made.loss is not None:
         low, high = made.loss.low, made.loss.high
         lines.append(f"expected loss {made.loss.loss:.3f} nat (95 % {low:.3f} to {high:.3f})")

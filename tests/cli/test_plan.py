@@ -85,6 +85,9 @@ def test_a_trainer_of_one_s_own_is_timed_planned_swept_and_predicted(tmp_path, o
     assert code == 0 and "the plan's sizes are run" in out, err
     predicted = json.loads(outcome("predict", "results/mine", "--json")[1])
     assert predicted["interval"][0] < -5 < predicted["interval"][1] and predicted["known"] >= 3
+    for command in (("analyze", "results/mine"), ("watch", "results/mine", "--once")):
+        code, out, err = outcome(*command)
+        assert code == 0 and "what came (in brackets: as planned)" in out and "DRIFTS" not in out, err
     code, out, err = outcome("ask", "plan.toml", "2", "--until-settled")
     assert code == 0 and "no trial" in err
     (tmp_path / "study.toml").write_text(STUDY.replace("[settings]", "[settings]\nbroken = 1"))

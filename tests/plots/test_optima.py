@@ -140,7 +140,7 @@ def test_an_interval_lies_clear_of_its_star_and_the_line_at_the_top_is_explained
     assert "off the axis, on this line" not in said
 
 
-def test_a_line_through_optima_that_bend_says_that_it_is_no_law_and_one_band_is_drawn():
+def test_a_line_through_optima_that_bend_says_that_it_is_no_law_and_each_has_its_band():
     scales = (100, 200, 400, 800, 1600)
     hump = dict(zip(scales, (-8.0, -7.0, -6.5, -7.0, -8.0), strict=True))
     straight = {scale: -7.5 + 0.3 * i for i, scale in enumerate(scales)}
@@ -150,8 +150,13 @@ def test_a_line_through_optima_that_bend_says_that_it_is_no_law_and_one_band_is_
     assert "bends: no power law" in said[0] and "bends" not in said[1]
     lines = [line.get_linestyle() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
     assert lines == ["--", "-"]
-    bands = [c for c in figure.axes[0].collections if len(c.get_paths()) == 1 and c.get_alpha() == 0.1]
-    assert len(bands) == 1
+    bands = [c for c in figure.axes[0].collections if len(c.get_paths()) == 1 and c.get_alpha() == 0.12]
+    drawn = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    for band, line in zip(bands, drawn, strict=True):  # from the start of its line on
+        (x, y), reach = band.get_paths()[0].vertices.T, 0.2 * 4
+        start = line.get_ydata()[0]
+        assert (x.min(), x.max()) == (100, 1600)
+        assert (y.min(), y.max()) == pytest.approx((start - reach, start + reach))
 
 
 def test_the_exponent_of_a_flat_valley_is_not_known():
