@@ -20,9 +20,11 @@ from mup_tpu.analysis.optimum import Estimate, Optimum
 from mup_tpu.analysis.prediction import ExpectedCost, Surroundings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.result import Shown
+from mup_tpu.analysis.run_table import run_cost
 from mup_tpu.analysis.scaling_law import LEAST, ExpectedLoss, expected_loss
 from mup_tpu.analysis.surface import Interaction
-from mup_tpu.analysis.transfer import TransferAnalysis, analyze
+from mup_tpu.analysis.together import analyze_together
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
 from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import Question, weigh
@@ -97,7 +99,6 @@ class Assumed:
         return self.curvature / 2 * variance
 
 
-_CELL = "cell"
 # An exponent whose error is this share of the prior's is known by the prior alone
 _PRIOR_SHARE = 0.8
 
@@ -149,29 +150,35 @@ class Planned:
 
     def estimates(self, rows: pd.DataFrame) -> Estimates:
         """Return the optimum of each cell that has been run, by its number, for each hyperparameter."""
-        number = pd.Series(np.nan, rows.index)
-        for cell in range(len(self.cells)):
-            number[self.rows_of(rows, cell)] = cell + 1.0
-        known = rows.assign(**{_CELL: number})[number.notna()]
+        of_cells = (
+            rows[self.rows_of(rows, cell)].assign(**sizes) for cell, (_, sizes) in enumerate(self.cells)
+        )
+        known = pd.concat(of_cells) if len(rows) else rows
         if known.empty or not np.isfinite(known["loss"].astype(float)).any():
             return Estimates({name: {} for name in self.tuned})
-        taken = [c for c in (_CELL, *self.tuned, self.compared) if c in known]
-        columns = Columns(_CELL, self.tuned[0], parametrization=self.compared, tuned_beside=self.tuned[1:])
-        table = known[[*taken, "loss", "status", "seed"]]
-        if len(self.tuned) == 1:
-            checked = check_table(table, Reading(columns))
-            evidence = weigh(checked.runs, Question.of(checked))
-            return Estimates({self.tuned[0]: {int(e.optimum.scale) - 1: e for e in evidence.estimates}})
-        (result,) = analyze(check_table(table, Reading(columns)), whole=False).results
-        return Estimates(
-            {
-                name: {
-                    int(o.scale) - 1: Profile(o, v) for o, v in zip(part.optima, part.valleys, strict=True)
-                }
-                for name, part in zip(self.tuned, result.parts, strict=True)
-            },
-            result.pairs,
-        )
+        (scale, *scales), (first, *tuned) = self.follows, self.tuned
+        columns = Columns(scale, first, "loss", parametrization=self.compared)
+        columns = replace(columns, scales_beside=tuple(scales), tuned_beside=tuple(tuned))
+        taken = [*self.follows, *self.tuned, *([self.compared] if self.compared in known else [])]
+        checked = check_table(known[[*taken, "loss", "status", "seed"]], Reading(columns))
+        question = Question.of(checked)
+        optima: dict[str, list[Profile | Estimate]] = {}
+        if tuned:
+            result = analyze_together(self.rule, checked.runs, question, run_cost(checked), whole=False)
+            for name, part in zip(self.tuned, result.parts, strict=True):
+                optima[name] = [Profile(o, v) for o, v in zip(part.optima, part.valleys, strict=True)]
+        else:
+            optima[first] = [*weigh(checked.runs, question).estimates]
+        by_cell = {
+            name: {
+                cell: e
+                for e in each
+                for cell, (_, sizes) in enumerate(self.cells)
+                if tuple(self.sizes(sizes)) == e.optimum.sizes
+            }
+            for name, each in optima.items()
+        }
+        return Estimates(by_cell, result.pairs if tuned else ())
 
     @classmethod
     def load(cls, folder: str) -> Planned | None:

@@ -34,6 +34,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.optimum import LossCurve, loss_curve
+from mup_tpu.analysis.run_table import each_of
 from mup_tpu.errors import TableError
 
 _MISSED = 0.1  # Standard error of the surface at a point by itself, as a share of its rise
@@ -72,6 +73,10 @@ class Surface:
     @property
     def scales(self) -> tuple[float, ...]:
         return self.points.scales
+
+    @property
+    def sizes(self) -> tuple[tuple[float, ...], ...]:
+        return self.points.sizes
 
     def rise_RN(self, u_NH: np.ndarray, number_N: np.ndarray) -> np.ndarray:
         """Return how far the loss at some values lies above the optimum of their scale."""
@@ -130,7 +135,8 @@ class Surface:
             x_N = np.round(2 * x_N) / 2
         runs = pd.DataFrame({"x": x_N, "loss": points.y_N - beside_N, "seed": 0, "loss_error": np.nan})
         runs = runs.assign(stopped=False, refused=False, scale=np.array(self.scales)[points.number_N])
-        return tuple(loss_curve(of_scale) for _, of_scale in runs.groupby("scale"))
+        curves = (loss_curve(of_size) for _, of_size in runs.groupby(points.number_N))
+        return tuple(replace(c, beside=size[1:]) for c, size in zip(curves, points.sizes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ class Interaction:
 def fit_surface(runs: pd.DataFrame, tuned: Sequence[str], generator: np.random.Generator) -> Surface:
     """Draw the surfaces of one rule's runs.
 
-    They have scale, loss (+inf where lost), and log2 values in the columns `tuned`.
+    They have scales, loss (+inf where lost), and log2 values in the columns `tuned`.
     """
     points = _points(runs, tuned)
     scales, h = len(points.scales), len(tuned)
@@ -284,12 +290,16 @@ class _Regression(NamedTuple):
 class _Points:
     """Mean losses of a rule's points."""
 
-    scales: tuple[float, ...]
-    number_N: np.ndarray  # Number of each point's scale
+    sizes: tuple[tuple[float, ...], ...]  # Of each scale, or of each size of several scales
+    number_N: np.ndarray  # Number of each point's size
     u_NH: np.ndarray  # log2 of the hyperparameters
     y_N: np.ndarray  # Mean loss
     count_N: np.ndarray
     squares_N: np.ndarray  # Squared deviations of its runs from the mean
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return tuple(size[0] for size in self.sizes)
 
     def count_at(self, number: int, u_H: Sequence[float] | np.ndarray) -> int:
         is_it_N = (self.number_N == number) & np.isclose(self.u_NH, np.asarray(u_H)).all(axis=1)
@@ -337,11 +347,14 @@ class _Points:
 
 def _points(runs: pd.DataFrame, tuned: Sequence[str]) -> _Points:
     finite = runs[np.isfinite(runs["loss"])]
-    means = finite.groupby(["scale", *tuned])["loss"].agg(["mean", "size", "var"]).reset_index()
-    scales = tuple(sorted(means["scale"].unique().tolist()))
-    number_N, h = np.searchsorted(scales, means["scale"]), len(tuned)
+    means = (
+        finite.groupby([*each_of("scale", runs), *tuned])["loss"].agg(["mean", "size", "var"]).reset_index()
+    )
+    sizes_NA, h = means[each_of("scale", runs)].to_numpy(float), len(tuned)
+    sizes_SA, number_N = np.unique(sizes_NA, axis=0, return_inverse=True)
+    number_N = number_N.ravel()
     least = min(np.bincount(number_N), default=0)
-    coefficients = len(scales) * (h + 1) + len(_pairs(h))
+    coefficients = len(sizes_SA) * (h + 1) + len(_pairs(h))
     if least < h + 2 or len(means) < coefficients + 2:
         raise TableError(
             f"{len(means)} points with a loss ({least} at a scale) are too few for a surface in "
@@ -357,8 +370,9 @@ def _points(runs: pd.DataFrame, tuned: Sequence[str]) -> _Points:
     count_N = means["size"].to_numpy(float)
     squares_N = means["var"].fillna(0.0).to_numpy(float) * (count_N - 1)
     u_NH, y_N = means[list(tuned)].to_numpy(float), means["mean"].to_numpy(float)
-    points = _Points(scales, number_N, u_NH, y_N, count_N, squares_N)
-    inside_NH = u_NH - means.groupby("scale")[list(tuned)].transform("mean").to_numpy(float)
+    sizes = tuple(map(tuple, sizes_SA.tolist()))
+    points = _Points(sizes, number_N, u_NH, y_N, count_N, squares_N)
+    inside_NH = u_NH - means.groupby(number_N)[list(tuned)].transform("mean").to_numpy(float)
     together = np.linalg.eigvalsh(np.corrcoef(inside_NH.T)).min() < _TOGETHER
     if together or np.linalg.matrix_rank(points.design(np.zeros(h), u_NH[points.best_S])) < coefficients:
         raise TableError(

@@ -47,7 +47,7 @@ def analyze_together(
     tuned = question.columns.tuned
     if len(tuned) > MOST_TUNED:
         raise TableError(f"tune {','.join(tuned)}: give at most {MOST_TUNED} columns")
-    values = runs[["scale", "loss", *each_of("x", runs)]].set_axis(["scale", "loss", *tuned], axis="columns")
+    values = runs.rename(columns=dict(zip(each_of("x", runs), tuned, strict=True)))
     surface = fit_surface(values, tuned, np.random.default_rng(question.seed))
     parts = [_alone(compared, surface, h, question) for h in range(len(tuned))]
     ends = (surface.scales[0], surface.scales[-1])
@@ -58,10 +58,11 @@ def analyze_together(
     matter, flat = (
         [part for part, one in zip(parts, is_flat, strict=True) if one is of] for of in (False, True)
     )
+    has_ends = len(surface.scales) > 1 and not question.columns.scales_beside
     verdict = decide(
         [o for part in matter for o in part.optima],
         [part.drift for part in matter],
-        regret if len(surface.scales) > 1 else None,
+        regret if has_ends else None,
         question.epsilon,
         question.delta,
         flat=[part.drift for part in flat],
@@ -74,7 +75,7 @@ def analyze_together(
         valleys=(),
         drift=fit_drift(()),
         verdict=verdict,
-        regrets=(regret,) if len(surface.scales) > 1 else (),
+        regrets=(regret,) if has_ends else (),
         next_batch=next_points(compared, surface, parts, costs) if is_open else None,
         surface=surface,
         pairs=tuple(_interactions(surface, tuned)),
@@ -86,16 +87,18 @@ def _alone(compared: str, surface: Surface, h: int, question: Question) -> Trans
     """Return the analysis of one hyperparameter, with the others at their best."""
     shape_R = np.full(len(surface.loss_RS), PARABOLA)
     valleys, optima = [], []
-    for s, scale in enumerate(surface.scales):
+    for s, (scale, *beside) in enumerate(surface.sizes):
         height_R = surface.profile_RH[:, h] / 2 * surface.height_RS[:, s]
         valley = Valley(surface.optimum_RSH[:, s, h], surface.loss_RS[:, s], height_R, shape_R)
         valleys.append(valley)
         low, high = surface.points.low_SH[s, h], surface.points.high_SH[s, h]
         optimum = _optimum(scale, valley, low, high, question.epsilon)
         is_flat = not optimum.is_bracketed and surface.octave_cost[h][1] < question.epsilon
+        optimum = replace(optimum, beside=tuple(beside))
         optima.append(replace(optimum, status=Status.FLAT) if is_flat else optimum)
-    drift = fit_drift(optima, question.columns.scale, question.delta, valleys)
-    bracketed = [s for s, optimum in enumerate(optima) if optimum.is_bracketed]
+    along = () if question.columns.scales_beside else optima
+    drift = fit_drift(along, question.columns.scale, question.delta, valleys)
+    bracketed = [s for s, optimum in enumerate(along) if optimum.is_bracketed]
     regrets = [
         _regret(surface, optima, h, *ends, drift.trend) for ends in itertools.combinations(bracketed, 2)
     ]

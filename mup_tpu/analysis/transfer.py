@@ -123,6 +123,8 @@ def analyze(
     table = run_table(table)
     if table.runs.empty:
         raise TableError(f"no run is at a {table.columns.scale} that the sequence plans: run it first")
+    if table.columns.scales_beside and table.columns.tuned_beside:
+        raise TableError("several scales and several hyperparameters: give one scale, or tune one")
     notes = list(table.notes)
     epsilon = tolerance(table, notes) if epsilon is None else epsilon
     question = Question.of(table, epsilon, delta, seed)
