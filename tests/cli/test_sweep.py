@@ -91,7 +91,7 @@ def test_what_init_wrote_trains_and_a_dry_run_then_leaves_out_what_is_stored(out
     assert len(load_runs("results/sweep")) == 1
     for wrong, sentence in (
         (["--dry-run", "--on", "v9"], "'v9' is not one of"),
-        (["--on", "v4-8"], "on 'v4-8' requires dry_run"),
+        (["--on", "v4-8"], "--on v4-8 needs --dry-run"),
         (
             ["--dry-run", "--on", "v4-8", "--split-over", 3],
             "mesh 'trial=1,data=3' has 3 places, but there are 4 devices",

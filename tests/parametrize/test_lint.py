@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import mup
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from mup_tpu.analysis.diagnosis import Exponent
+from mup_tpu.analysis.diagnosis import Exponent, Finding
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize import lint
+from mup_tpu.parametrize import LintReport, lint
 from mup_tpu.plots import coordinate_check_figure
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "lint_faults.py"
@@ -170,6 +171,17 @@ def test_one_sentence_says_what_is_wrong(build, loss, sentence):
 )  # fmt: skip
 def test_an_exponent_is_judged_by_its_interval(exponent, verdict):
     assert Exponent(*exponent).verdict == verdict
+
+
+def test_a_report_s_sentence_names_all_parameters_of_the_first_cause_and_further_causes():
+    steps, head = "learning rate not scaled", "readout's 1/m missing"
+    found = [
+        Finding(f"blocks.{i}.{name}", "hidden", "grows", steps) for i in (0, 1) for name in ("up", "down")
+    ]
+    found.append(Finding("head", "readout", "grows", head))
+    sentence = LintReport(tuple(found), (), {}, pd.DataFrame()).sentence
+    assert sentence.startswith(f"{found[0]}; so too blocks.*.down, blocks.*.up")
+    assert sentence.endswith(f"; also: {head}")
 
 
 def test_a_scale_that_nothing_takes_is_refused():

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ from mup_tpu.analysis import Columns, Reading, analyze, check_table, coord_check
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
-from mup_tpu.plots.style import PlainTicks
+from mup_tpu.plots.style import PlainTicks, sequential
 from mup_tpu.store import load_runs
 
 LONG = "completedp_of_ten_words_and_a_footnote_about_its_embeddings"
@@ -183,6 +184,12 @@ def test_everything_in_a_figure_of_several_sweeps_can_be_read(ruling):
 )
 def test_ticks_have_as_many_digits_as_tell_them_apart(values, written):
     assert PlainTicks().format_ticks(values) == written
+
+
+def test_scales_have_the_colours_of_viridis_from_light_to_dark():
+    colours = [sequential((64, 128, 256), scale) for scale in (64, 128, 256)]
+    assert colours == [matplotlib.colormaps["viridis"](0.88 * share) for share in (1, 0.5, 0)]
+    assert sequential((64,), 64) == colours[0]
 
 
 def test_control_characters_of_names_leave_an_svg_that_can_be_read(tmp_path):

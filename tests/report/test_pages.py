@@ -12,6 +12,7 @@ import pytest
 from mup_tpu import plots, report
 from mup_tpu.analysis import analyze, coord_check, load_table
 from mup_tpu.cli import main
+from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import Axes
 from mup_tpu.store import Store, load_runs
 from mup_tpu.words.names import power, rule_name
@@ -114,9 +115,7 @@ def test_an_open_verdict_advises_nothing():
 def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path, monkeypatch):
     """Powers in a command line stay as they are typed."""
     monkeypatch.setattr(report.plots, "drawings", lambda analysis: {})  # they take most of the time
-    folder = RESULTS / "decay_transfer"
-    table = load_table(folder)
-    analysis = analyze(table)
+    analysis = analyze(TableOptions().load(str(RESULTS / "decay_transfer")))
     settle = next(filter(None, (remedy(r, analysis).text for r in analysis.results)))
     page = report.render(report.sweep_page(analysis))
     assert f"to settle it: <code>{html.escape(settle)}</code>" in page

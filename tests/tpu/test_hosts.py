@@ -137,6 +137,7 @@ def test_tpu_v7x_is_refused_for_torch_xla(described):
             slots(options)
 
 
+@pytest.mark.nightly
 def test_a_pack_on_one_host_of_a_slice_has_the_environment_of_a_single_host(cluster):
     """The host's own environment says that it is the second of two."""
     of_slice = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}
