@@ -133,7 +133,6 @@ tune = { lr = [0.1, 0.2] }
     ("words", "sentence"),
     [
         (["predict", "runs.csv", "--at", "width=512", "--out", "x"], "out 'x' needs --figures"),
-        (["predict", "runs.csv", "--scale", "width,seed", "--claim", "no"], "keep, claim and epsilon need a"),
         (["analyze", "runs.csv", "--out", "x"], "out 'x' needs either --figures or --report"),
         (["doctor", "--tpu", "v4-8", "--results", "x"], "results and tpu were both given"),
         (["train", "--checkpoint-every", 5], "--checkpoint-every 5 needs --checkpoints"),
