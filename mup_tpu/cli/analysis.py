@@ -205,9 +205,8 @@ def predict(
         return
     results.show_predictions(Console(), predictions)
     for made in predictions.predictions:
-        if made.hyperparameter in ("lr", "learning_rate"):
-            rows = _rows_of(path, made.compared, table)
-            _print_base_rate(rows, made.sizes, made.compared, made.value)
+        rows = _rows_of(path, made.compared, table)
+        _print_base_rate(rows, made.sizes, made.compared, made.hyperparameter, made.value)
     _print_figures(Console(), written)
 
 
@@ -269,8 +268,8 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         for line in recipe_lines(made):
             Console().print(line)
         for one in made.optima:
-            if one.hyperparameter in ("lr", "learning_rate"):
-                _print_base_rate(_rows_of(path, made.rule), made.values, made.rule, one.value)
+            rows = _rows_of(path, made.rule)
+            _print_base_rate(rows, made.values, made.rule, one.hyperparameter, one.value)
 
 
 def _print_for(
@@ -313,11 +312,13 @@ def _rows_of(path: str, rule: str, table: TableOptions = TableOptions()) -> pd.D
     return rows if is_rule is None or not is_rule.any() else rows[is_rule]
 
 
-def _print_base_rate(rows: pd.DataFrame, values: Mapping[str, Any], rule: str, rate: float) -> None:
+def _print_base_rate(
+    rows: pd.DataFrame, values: Mapping[str, Any], rule: str, tuned: str, value: float
+) -> None:
     """Say that a predicted learning rate is the base width's, where the rule gives others to the target."""
     from mup_tpu.words.recipes import base_rate_words, shared_settings
 
-    if words := base_rate_words({**shared_settings(rows), **values}, rule, rate):
+    if words := base_rate_words({**shared_settings(rows), **values}, rule, tuned, value):
         Console().print(words)
 
 

@@ -8,6 +8,7 @@ comment, as is one that it needs and the runs do not name.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,9 @@ def shared_settings(rows: pd.DataFrame) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     for name in map(str, rows):
         of = meaning(name)
+        if plain_name(name) == "betas" and rows[name].astype(str).nunique() == 1:
+            both = map(float, re.findall(r"[\d.]+", str(rows[name].iloc[0])))
+            shared |= dict(zip(("beta1", "beta2"), both, strict=False))
         if of not in _NAMES or of == "batch" or of in map(meaning, shared):
             continue
         values = rows[name].dropna().unique()
@@ -117,8 +121,10 @@ class TargetRun:
         return round(share * self.values["steps"]) if share < 1 else int(share)
 
 
-def base_rate_words(values: Mapping[str, Any], rule: str, rate: float) -> str:
+def base_rate_words(values: Mapping[str, Any], rule: str, tuned: str, rate: float) -> str:
     """Say whose rate a prediction under μP is; "" where it is that of all parameters, or this is unknown."""
+    if meaning(tuned) != "learning_rate":
+        return ""
     known = {meaning(name): value for name, value in values.items()}
     base, width = known.get("base_width"), known.get("width")
     if rule_named(str(known.get("parametrization", rule))) != "mup" or not base or not width or base == width:
@@ -184,7 +190,7 @@ def write_recipe(
     if left := [f"{names.get(of, of)} {_short(value)}" for of, value in known.items()]:
         run.comments.append(f"no option here, so set by hand: {', '.join(left)}")
     if unknown:
-        run.comments.append(f"not known from these runs: {', '.join(unknown)}")
+        run.comments.append(f"not known from these runs, so its defaults hold: {', '.join(unknown)}")
     return "\n".join([*(f"# {one}" for one in (*intervals, *run.comments)), *body_lines]) + "\n"
 
 
@@ -200,6 +206,8 @@ def _find_growth(run: TargetRun, named: str) -> None:
     """Set the growth that the rule's factors follow, and say what rate the recipe has."""
     base, width, rate = (run.values.get(name, math.nan) for name in ("base_width", "width", "learning_rate"))
     called, why = rule_name(run.rule), ""
+    if "width" in run.values and width % 1 and run.program != "toml":  # as of a target in parameters
+        raise ConfigError(f"format {run.program}: width {width:g} is that of no model: give --at width=VALUE")
     missing = [name for name in ("base_width", "width", "learning_rate") if name not in run.values]
     if run.rule == "mup" and missing:
         why = (

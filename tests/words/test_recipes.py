@@ -31,7 +31,7 @@ def test_a_recipe_is_written_as_a_program_takes_it(program, words):
     assert "# lr: 95 % 0.00195 to 0.00781" in text and "the learning rate is that of all parameters" in text
     if program != "toml":
         assert "no option here, so set by hand: " in text and "odd 3" in text
-        assert "# not known from these runs: weight decay, " in text
+        assert "# not known from these runs, so its defaults hold: weight decay, " in text
 
 
 @pytest.mark.parametrize("program", [program for program in FORMATS if program != "nanochat"])
@@ -57,6 +57,7 @@ def test_under_mup_hidden_matrices_have_a_rate_of_their_own(program):
         ("nanochat", RUN, {"optimizer": "adamw"}, "trains matrices with Muon, and these runs use adamw"),
         ("nanochat", RUN, {}, "with Muon, and these runs use an optimizer that they do not name"),
         ("transformers", RUN, {"optimizer": "muon"}, "with AdamW, and these runs use muon"),
+        ("torchtitan", RUN | {"width": 9129.3}, MUP, "width 9129.3 is that of no model: give --at width="),
         ("nanochat", RUN | {"width": 1000}, {"optimizer": "muon"}, "no --aspect-ratio gives width 1000"),
     ],
 )
@@ -73,12 +74,15 @@ def test_a_width_of_nanochat_is_the_one_that_it_trains():
 
 
 def test_settings_that_all_runs_share_are_in_the_recipe():
-    rows = pd.DataFrame({"d_model": [64, 128], "peak_lr": [0.1, 0.2], "adam_beta2": 0.95, "wd": [0.1, 0.1],
-                         "lr_scheduler_type": "cosine", "note": "x", "seed": [0, 1]})  # fmt: skip
-    assert shared_settings(rows) == {"adam_beta2": 0.95, "wd": 0.1, "lr_scheduler_type": "cosine"}
+    rows = pd.DataFrame(
+        {"d_model": [64, 128], "peak_lr": [0.1, 0.2], "betas": "(0.9, 0.95)", "wd": [0.1, 0.1],
+         "lr_scheduler_type": "cosine", "note": "x", "seed": [0, 1]}
+    )  # fmt: skip
+    shared = {"beta1": 0.9, "beta2": 0.95, "wd": 0.1, "lr_scheduler_type": "cosine"}
+    assert shared_settings(rows) == shared
     text = write_recipe("transformers", {"peak_lr": RATE["lr"]}, {"d_model": 1024}, "", shared_settings(rows))
     assert "adam_beta2=0.95" in text and "weight_decay=0.1" in text and "lr_scheduler_type='cosine'" in text
-    assert "d_model 1024" in text and "# not known from these runs: β₁, ε" in text
+    assert "d_model 1024" in text and "so its defaults hold: ε, gradient clipping" in text
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -114,12 +118,12 @@ def test_the_recipe_for_transformers_gives_each_parameter_the_rate_of_mups_own_o
 
 def test_a_prediction_says_whose_rate_it_is(capsys, tmp_path):
     table = pd.DataFrame(
-        {"parametrization": "mup", "width": width, "base_width": 64, "lr": 2.0**x,
+        {"parametrization": "mup", "d_model": width, "base_width": 64, "peak_lr": 2.0**x,
          "loss": 3 + (x + 7) ** 2 / 20} for width in (64, 128, 256) for x in range(-10, -3)
     )  # fmt: skip
     table.to_csv(tmp_path / "mup.csv", index=False)
-    main(["predict", str(tmp_path / "mup.csv"), "--at", "width=1024"])
+    main(["predict", str(tmp_path / "mup.csv"), "--at", "d_model=1024"])
     out = capsys.readouterr().out
     assert " is the rate at base width 64: hidden matrices of width 1024 train at 0.00048" in out
-    main(["predict", str(tmp_path / "mup.csv"), "--at", "width=1024", "--format", "torchtitan"])
+    main(["predict", str(tmp_path / "mup.csv"), "--at", "d_model=1024", "--format", "torchtitan"])
     assert "hidden = others | {'lr': 0.00048" in capsys.readouterr().out
