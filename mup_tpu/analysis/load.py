@@ -23,6 +23,7 @@ from mup_tpu.analysis.ingest.table_values import (
     numbers,
     plain_sizes,
     plain_units,
+    unit_by_perplexity,
     with_errors,
     without_summaries,
 )
@@ -259,7 +260,7 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
     notes, columns = list[Reason](), reading.columns or Columns()
-    table, fixed = _named_once(_best_over(table, reading)).reset_index(drop=True), STORED_FIXED
+    table, fixed = _named_once(table).reset_index(drop=True), STORED_FIXED
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
         table, shaped = as_rows(table, columns)
         table, plain = plain_units(table)
@@ -267,9 +268,11 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
         if (optima := read_optima(table, columns, reading.name or "table")) is not None:
             return optima
         table, columns, guessed = find_columns(table, columns)
+        reading = replace(reading, unit=unit_by_perplexity(table, columns.loss, reading.unit))
         table, left_out = without_summaries(table, (columns.seed, *columns.scales, *columns.tuned))
         table, columns, errors = with_errors(table, columns)
         notes, fixed = [*shaped, *plain, *named, *guessed, *left_out, *errors], _USUALLY_FIXED
+    table = _best_over(table, replace(reading, columns=columns))
     checked = standard_form(table, columns, reading, fixed, notes)
     purchases = checked.runs.loc[checked.runs["purchase"] > 0, "purchase"].nunique()
     if not purchases or columns.tuned_beside:

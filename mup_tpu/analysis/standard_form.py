@@ -24,7 +24,14 @@ from mup_tpu.analysis.ingest.table_columns import (
     rough_numbers,
     short_name,
 )
-from mup_tpu.analysis.ingest.table_values import Reading, States, meanings, numbers, plain_sizes
+from mup_tpu.analysis.ingest.table_values import (
+    Reading,
+    States,
+    meanings,
+    numbers,
+    plain_sizes,
+    state_of,
+)
 from mup_tpu.analysis.ingest.tables import (
     at_logged_steps,
     history_of,
@@ -196,6 +203,12 @@ def _with_a_result(
         table, ended = table[~left_out], ended[~left_out]
     else:
         ended = pd.Series(FINISHED, index=table.index, dtype=ENDS)
+        if columns.loss in table and table[columns.loss].dtype.kind not in "iufb":
+            failed = table[columns.loss].map(state_of) == UNFINISHED
+            if failed.any():
+                words = table.loc[failed, columns.loss].astype(str).value_counts()
+                notes.append(Reason.of("states left out", counts=dict(words.items())))
+                table, ended = table[~failed], ended[~failed]
     for name in table:
         if (flag := _FLAG.fullmatch(plain_name(name))) and name not in columns.along:
             is_set = table[name].astype(str).str.strip().str.lower().isin(("true", "1", "1.0", "yes", "y"))
@@ -328,7 +341,8 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
     if len(clashing):
         first = clashing.iloc[0]
         differ = _differences(table, clashing.index[(clashing[names] == first[names]).all(axis=1)], columns)
-        if not differ and columns.seed not in table and runs["step"].isna().all():
+        of_names = bool(re.fullmatch(r"(\S+ \(a name a run\)(, )?)*", differ))
+        if of_names and columns.seed not in table and runs["step"].isna().all():
             notes.append(Reason.of("repeats are seeds"))
             return runs.assign(seed=runs.groupby(names).cumcount())
         raise TableError(
@@ -372,11 +386,13 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
             if column and not isinstance(column, Usual) and column not in (*table, *missing):
                 missing.append(column)
     if missing:
+        varying = [name for name in map(str, table) if not means(name) and distinct(table[name]) > 1]
+        whole = [name for name in varying if table[name].dtype.kind in "iu"]
+        numeric = [name for name in varying if table[name].dtype.kind == "f"]
         hints = {
-            Columns.scale: f"{given('scale')} names the scale",
-            Columns.hyperparameter: f"{given('hyperparameter')} the tuned column",
+            Columns.scale: f"{given('scale', next(iter(whole), None))} names the scale",
+            Columns.hyperparameter: f"{given('hyperparameter', next(iter(numeric), None))} the tuned column",
         }
-        numeric = [str(name) for name in table if table[name].dtype.kind == "f" and not means(name)]
         if columns.loss in missing and numeric:
             hints[columns.loss] = f"{given('loss', numeric[0])} takes it for the loss"
         hint = ", ".join(hints[column] for column in missing if column in hints)

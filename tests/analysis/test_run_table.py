@@ -176,7 +176,7 @@ def test_runs_that_clash_say_in_which_columns_they_differ_and_the_option_for_eac
 def test_runs_of_several_batches_say_how_to_hold_the_batch_or_to_fit_both_scales():
     """A table of lr × batch × N, whose rates lie on no grid of their own."""
     table = runs().drop(columns="seed").rename(columns={"width": "N"}).assign(batch=[32.0, 64.0] * 6)
-    with pytest.raises(TableError, match="no column 'width'; it has .*; scale names the scale$"):
+    with pytest.raises(TableError, match="no column 'width'; it has .*; scale='units' names the scale$"):
         check_table(table.rename(columns={"N": "units"}))
     with pytest.raises(TableError) as caught:
         check_table(table)
@@ -254,7 +254,7 @@ def with_losses(losses: list) -> pd.DataFrame:
         ([True], "row 0 has True"),
         (
             ["crashed", "x", {}, b"1", 1j],
-            r"row 0 has 'crashed', row 1 has 'x', row 2 has {}, and 2 more",
+            r"row 1 has 'x', row 2 has {}, row 3 has b'1', and 1 more",
         ),
         (["1_000"], "row 0 has '1_000'"),
         (["2.5", "2,345"], "loss of row 1 is '2,345', which may be 2.345 or 2345: write it"),

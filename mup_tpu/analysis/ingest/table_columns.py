@@ -63,7 +63,7 @@ _USUAL = {
     "width": "width d_model dmodel n_embd n_embed model_dim hidden_size hidden_dim embed_dim embedding_dim "
     "emb_dim d_embed d_hidden dim_model model_width dim",
     "depth": "depth n_layer n_layers num_layers num_hidden_layers layers",
-    "size": "params n_params num_params num_parameters n_parameters model_size",
+    "size": "params n_params num_params num_parameters n_parameters model_size size",
     "lr": "lr learning_rate max_lr lr_max peak_lr base_lr lr_base init_lr initial_lr eta peak_learning_rate "
     "max_learning_rate base_learning_rate",
     "batch size": "batch_size batch bs global_batch_size train_batch_size per_device_train_batch_size",
@@ -94,6 +94,23 @@ SCORE = re.compile(
 )
 
 
+# Names that end in one of these words, behind words that only qualify it, mean the same
+_HEADS = {
+    "lr": ("lr", "learning_rate", "eta", "η"),
+    "loss": ("loss", "nll", "xent", "cross_entropy", "ce", "bpb", "ppl", "perplexity"),
+}
+_QUALIFIERS = {
+    "lr": "peak max base init initial hidden matrix muon adam adamw model main optimizer optim opt global",
+    "loss": "val valid validation eval evaluation dev test train training heldout holdout held out final "
+    "last best min mean avg average macro micro lm hparam",
+}
+
+
+def _qualified(what: str, name: str) -> bool:
+    words = [word for word in name.split("_") if word not in _QUALIFIERS[what].split()]
+    return "_".join(words) in _HEADS[what]
+
+
 def plain_name(name: object) -> str:
     """Strip case, unit and a tracker's prefix from a name: `config/dModel (features)` becomes d_model."""
     text = str(name).strip()
@@ -115,7 +132,8 @@ def means(name: object) -> str:
     """Return the meaning of a column's name: width, depth, size, lr, seed, loss …, or ""."""
     last, whole = plain_name(short_name(str(name))), plain_name(name)
     for what, names in _NAMES.items():
-        if whole in names or (last in names and last != "loss"):
+        is_alike = what in _HEADS and (_qualified(what, whole) or (last != "loss" and _qualified(what, last)))
+        if is_alike or whole in names or (last in names and last != "loss"):
             # A setting that is called loss is the name of a function or its weight.
             return "" if what == "loss" and _SETTING.match(str(name).strip()) else what
     return ""
@@ -148,6 +166,15 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     if isinstance(columns.params, Usual) and columns.params not in table:
         sizes = [c for c in table if means(c) == "size" and c not in names.values()]
         names |= {"params": str(sizes[0])} if len(sizes) == 1 else {}
+    if "scale" not in names and columns.scale not in table and "hyperparameter" in names:
+        used = {*names.values(), *columns.along}
+        varying = [
+            name for name in table if distinct(table[name]) > 1 and name not in used and not means(name)
+        ]
+        with_digits = (c for c in varying if table[c].astype(str).str.contains("[0-9]").all())
+        if all(distinct(table[name]) == len(table) for name in with_digits):  # no other column may be a size
+            table, names["scale"] = table.assign(size=1.0), "size"
+            notes.append(Reason.of("one size"))
     guessed = {part: column for part, column in names.items() if column != getattr(columns, part)}
     # A column with the usual name that was passed over may vary: a logged learning rate, say.
     passed_over = [
@@ -292,14 +319,20 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
         return None
     names = _NAMES[what]
     last, whole = plain_name(short_name(str(name))), plain_name(name)
-    place = names.index(whole if whole in names else last)
+    listed = [names.index(one) for one in (whole, last) if one in names]
+    place = listed[0] if listed else len(names) + last.count("_") + (last.startswith("train") * 9)
     place = 2 * place + str(name).rstrip().endswith((")", "]"))  # Comet's val_loss [max] is another
     if what == "loss":
         return _LIKE if name != what else _EXACT, place
-    prefix = _TRACKER.match(str(name).strip())
-    if prefix and (prefix[1] or prefix[2]).lower() not in ("summary", "metrics"):
+    if is_configured(name):
         return _CONFIGURED, place
     return _EXACT if name == what else _LIKE, place
+
+
+def is_configured(name: object) -> bool:
+    """Return whether a column is of a run's configuration, by a tracker's prefix."""
+    prefix = _TRACKER.match(str(name).strip())
+    return prefix is not None and (prefix[1] or prefix[2]).lower() not in ("summary", "metrics")
 
 
 def distinct(column: pd.Series) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import SCORE, SIZES, Columns, means, plain_name
+from mup_tpu.analysis.ingest.table_columns import SCORE, SIZES, Columns, means, plain_name, rough_numbers
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
 from mup_tpu.config import require_above_zero, shown
@@ -70,6 +70,11 @@ def meanings(column: pd.Series, states: States) -> pd.Series:
             f"{given('states', f'{first}=unfinished')} (left out), or =finished or =diverged"
         )
     return named.map(meaning)
+
+
+def state_of(value: object) -> str:
+    """Return the meaning of a word such as OOM; "" for others."""
+    return next((kind for kind, words in _KNOWN.items() if _state(value) in words.split()), "")
 
 
 def _state(value: object) -> str:
@@ -245,7 +250,11 @@ def _read(value: object) -> tuple[str, str] | None:
         return repr(number), "point" if math.isfinite(number) and number % 1 else "plain"
     if not isinstance(value, str):
         return ("nan", "plain") if value is None or value is pd.NA or value is pd.NaT else None
-    text = value.strip().replace("\N{MINUS SIGN}", "-")
+    text = value.strip().replace("\N{MINUS SIGN}", "-").strip("$").replace("\\times", "×")
+    text = _BEST.sub("", text)
+    text = re.split(r"\s*(?:->|→)\s*", text)[0]  # the first value of a schedule
+    if fraction := re.fullmatch(r"([0-9.]+)/([0-9]+)", text):
+        return repr(float(fraction[1]) / float(fraction[2])), "plain"
     if text.lower() in _EMPTY:
         return "nan", "plain"
     if _INFINITE.fullmatch(text):
@@ -268,8 +277,9 @@ def _read(value: object) -> tuple[str, str] | None:
     return (text + share, "comma") if _COMMA.fullmatch(text) else None
 
 
+_BEST = re.compile(r"\s*\((best|optimal|optimum|chosen|selected|default|ours)\)$|(?<=nan)\s*\(.*\)$", re.I)
 _EMPTY = {"", "nan", "none", "null", "na", "n/a", "<na>", "-", "–", "—"}
-_INFINITE = re.compile(r"[+-]?(inf(inity)?|∞)|div(\.|erged|erges)?", re.IGNORECASE)
+_INFINITE = re.compile(r"[+-]?(inf(inity)?|∞)|div(\.|erged|erges)?|[>≥]=?\s*[0-9.]+", re.IGNORECASE)
 _RAISED, _DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _MARKS = re.compile(r"(?<=[0-9.])\s*[*†‡§x×]+$")
 _POWER = re.compile(
@@ -325,9 +335,10 @@ class LossUnit:
         """Convert losses and errors to nat per token, or a score to a loss; return columns and a note."""
         column, unit = columns.loss, str(self.name)
         if unit == "auto":
-            is_bit = re.search(r"[(\[]\s*bits?\s*[)\]]", column)
+            bits = re.search(r"[(\[]\s*bits?\s*(?:(?:/|per)\s*(?P<per>tok|byte|char)\w*)?\s*[)\]]", column)
             named = [unit for unit, pattern in _UNITS.items() if pattern.search(plain_name(column))]
-            unit = named[0] if named else "bit" if is_bit else "nat"
+            of_bits = "bit" if bits and bits["per"] in (None, "tok") else "bpb"
+            unit = named[0] if named else of_bits if bits else "nat"
         if self.bytes_per_token is not None and unit != "bpb":
             raise TableError(
                 f"{given('bytes_per_token', self.bytes_per_token)} is for a loss in bits per byte; give "
@@ -395,7 +406,21 @@ class Reading:
             require_above_zero("chance", self.chance)
 
 
-_WITH_ERROR = re.compile(r"\s*(\S+)\s*(?:±|\+/-|\+-)\s*(\S+)\s*")
+_WITH_ERROR = re.compile(r"\s*([^\s(]+)\s*(?:±|\+/-|\+-|\()\s*([^\s)]+)\s*\)?")
+
+
+def unit_by_perplexity(table: pd.DataFrame, column: str, unit: LossUnit) -> LossUnit:
+    """Return bits for a loss that is log2 of the perplexity beside it, as fairseq writes it."""
+    if unit.name != "auto" or column not in table or _PERPLEXITY.search(plain_name(column)):
+        return unit
+    for name in table:
+        if _PERPLEXITY.search(plain_name(name)):
+            ratio = rough_numbers(table[column]) / np.log2(rough_numbers(table[name]))
+            if ((ratio - 1).abs() < 0.01).sum() > 0.5 * len(table):
+                return replace(unit, name="bit")
+    return unit
+
+
 _ERROR = "err error se sem stderr std_err std_error standard_error"
 _DEVIATION = "std stdev stddev sd std_dev standard_deviation"
 _COUNT = "n_seeds num_seeds n_runs num_runs n_repeats replicates n_replicates"

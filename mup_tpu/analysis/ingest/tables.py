@@ -7,6 +7,7 @@ columns for values or curves, settings in names, or rows of steps.
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import itertools
 import json
@@ -24,6 +25,7 @@ from mup_tpu.analysis.ingest.table_columns import (
     ROUNDING,
     Columns,
     Usual,
+    is_configured,
     list_of,
     means,
     plain_name,
@@ -173,18 +175,28 @@ def _markdown(text: str) -> pd.DataFrame:
 
 
 def _delimited(content: bytes) -> pd.DataFrame:
-    start, head = next(
-        ((i, line) for i, line in enumerate(io.BytesIO(content)) if not _NO_HEAD.match(line)), (0, b"")
-    )
-    _check_columns(1 + max(head.count(sep) for sep in (b";", b"\t", b",")))
-    heads = {sep: len(pd.read_csv(io.BytesIO(head), sep=sep, nrows=0).columns) for sep in ";\t,"}
-    # In a heading with decimal commas, commas split no more than semicolons do, which come first.
-    delimiter = max(heads, key=lambda sep: heads[sep])
-    if heads[delimiter] == 1 and len(head.split()) > 1:
-        delimiter = r"\s+"
+    lines = content.splitlines()
+    _check_columns(1 + max(line.count(sep) for line in lines[:9] or [b""] for sep in (b";", b"\t", b",")))
+    skipped = {i for i, line in enumerate(lines) if _NO_HEAD.match(line)}
+    heads = [i for i in range(len(lines)) if i not in skipped][:9]
+    cells = {i: _cells(lines[i]) for i in heads}
+    # A title, or the names of groups of columns, may stand above the names of columns.
+    known = {i: len({*map(means, cells[i][1])} - {""}) for i in heads}
+    head = next((i for i in heads if known[i] > 1), heads[0] if heads else 0)
+    skipped |= {i for i in heads if i < head}
+    delimiter, names = cells.get(head, (",", []))
+    if len(set(names)) < len(names) and head - 1 in cells and len(cells[head - 1][1]) == len(names):
+        names = [f"{group}/{name}" for group, name in zip(cells[head - 1][1], names, strict=True)]
+    # Rows without a number are no runs: units below the names, and a source at the end.
+    edges = [i for i in range(head + 1, len(lines)) if i not in skipped]
+    for i in [*edges[:2], *edges[-3:]]:
+        of = _cells(lines[i], delimiter)[1]
+        if not any(as_number(cell.replace(",", ".")) is not None for cell in of) or len(of) == 1 < len(names):
+            skipped.add(i)
+    body = b"\n".join(line for i, line in enumerate(lines) if i not in skipped)
 
     def read(**how: Any) -> pd.DataFrame:
-        return pd.read_csv(io.BytesIO(content), sep=delimiter, skiprows=start, low_memory=False, **how)
+        return pd.read_csv(io.BytesIO(body), sep=delimiter, low_memory=False, **how)
 
     rows = read()
     # A file has one convention: where its numbers have decimal commas, a point separates thousands.
@@ -195,11 +207,24 @@ def _delimited(content: bytes) -> pd.DataFrame:
             rows = read(decimal=",", thousands=".")
     if len(rows.columns) > 1 and all(as_number(name) is not None for name in rows.columns):
         raise ValueError("its first line holds numbers, not names of columns")
-    names = pd.read_csv(io.BytesIO(head), sep=delimiter, header=None, dtype=str).iloc[0]
     if len(names) == len(rows.columns):
         # pandas calls the second of two columns x "x.1"; the caller refuses two of one name.
-        rows.columns = pd.Index(names.where(names.notna(), rows.columns))
+        rows.columns = pd.Index([name or known for name, known in zip(names, rows.columns, strict=True)])
     return rows
+
+
+def _cells(line: bytes, delimiter: str = "") -> tuple[str, list[str]]:
+    """Split a line at its delimiter, the one that splits it into the most cells; return both."""
+    if not delimiter:
+        counts = {sep: len(_cells(line, sep)[1]) for sep in ";\t,"}
+        # In a heading with decimal commas, commas split no more than semicolons do, which come first.
+        delimiter = max(counts, key=lambda sep: counts[sep])
+        if counts[delimiter] == 1 and len(line.split()) > 1:
+            delimiter = r"\s+"
+    text = line.decode()
+    return delimiter, text.split() if delimiter == r"\s+" else next(
+        csv.reader([text], delimiter=delimiter), []
+    )
 
 
 def _json(content: Any) -> pd.DataFrame:
@@ -263,8 +288,22 @@ _SETTING = re.compile(rf"(?P<name>[a-z][a-z_/.]*?)\s*[-_=: ]?\s*(?P<number>{NUMB
 # Width and depth, as in 3072x12
 _SHAPE = re.compile(r"(?<![0-9a-z.])(?P<width>[0-9]{2,5})x(?P<depth>[0-9]{1,3})(?![0-9a-z])", re.IGNORECASE)
 
+# Parameters, as in pythia-70m
+_SIZE_IN_NAME = re.compile(r"(?<![0-9a-z.])([0-9]+(?:[._][0-9]+)?[mb])(?![0-9a-z])", re.IGNORECASE)
+
 # Usual columns of a run's name, the likeliest first
-_NAMES = ("run", "name", "run_name", "trial_name", "experiment_name", "display_name", "run_id", "tag", "file")
+_NAMES = (
+    "run",
+    "name",
+    "run_name",
+    "trial_name",
+    "experiment_name",
+    "display_name",
+    "run_id",
+    "tag",
+    "file",
+    "model",
+)
 
 _HEADING = re.compile(rf"(?P<before>.*?)(?P<number>{NUMBER})(?P<after>[^0-9]*)", re.IGNORECASE)
 _CURVE = re.compile(r"(?P<run>.+) - (?P<metric>\S.*)")
@@ -364,6 +403,8 @@ def settings(run: str) -> dict[str, Any]:
         if what in (*AXES, "seed") and what not in values:
             with contextlib.suppress(ConfigError):
                 values[what] = parse_number(match["number"])
+    if (size := _SIZE_IN_NAME.search(run)) and "width" not in values:
+        values.setdefault("size", float(plain_size(size[1])))
     if (shape := _SHAPE.search(run)) and "width" not in values:
         values = {"width": float(shape["width"]), "depth": float(shape["depth"])} | values
     rules = {word for word in re.split(r"[^a-z]+", run.lower()) if word in PARAMETRIZATIONS}
@@ -379,8 +420,9 @@ def meaning_at_end(text: str) -> str:
 
 def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
     """Add the settings that only the names of runs have as columns; return the table and notes on them."""
-    known = {means(name) for name in table} - {""}
-    known |= {what for what, axis in AXES.items() if getattr(columns, axis) in table}
+    empty = [name for name in table if len(table) and means(name) in AXES and table[name].isna().all()]
+    known = {means(name) for name in table if name not in empty} - {""}
+    known |= {what for what, axis in AXES.items() if getattr(columns, axis) in {*table} - {*empty}}
     known |= {"parametrization"} if columns.parametrization in table else set()
     texts_only = [str(name) for name in table if table[name].dtype.kind not in "iufb"]
     plain = {plain_name(name): name for name in reversed(texts_only)}
@@ -394,7 +436,9 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
         new = [what for what in next(iter(by_text.values())) if what not in known]
         new = [what for what in new if all(what in in_name for in_name in by_text.values())]
         if set(new) & set(AXES):
-            table = table.assign(**{what: [by_text[text][what] for text in texts] for what in new})
+            table = table.drop(columns=empty, errors="ignore").assign(
+                **{what: [by_text[text][what] for text in texts] for what in new}
+            )
             notes.append(Reason.of("settings in names", settings=new, name=name, example=texts.iloc[0]))
             known |= {*new}
     return table, notes
@@ -407,7 +451,8 @@ def _with_set_rates(
     # names of the runs, or the largest value of each run's steps.
     logged = [str(name) for name in table if means(name) == "lr"]
     is_chosen = columns.hyperparameter in table and not isinstance(columns.hyperparameter, Usual)
-    if len(logged) != 1 or not names or is_chosen:
+    is_set = len(logged) == 1 and is_configured(logged[0])  # names round it
+    if len(logged) != 1 or not names or is_chosen or is_set:
         return table, []
     rate = rough_numbers(table[logged[0]])
     for name in names:

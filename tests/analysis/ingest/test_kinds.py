@@ -174,6 +174,50 @@ text("rates of an unknown schedule", pd.concat([RUNS.assign(
     run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share, loss=RUNS["loss"] + 1 - step / 1000)
     for step, share in ((500, 0.7), (750, 0.1), (1000, 0.05))]), error="name the runs such as")  # fmt: skip
 
+# What anybody in the field reads at a glance
+for column, names in {
+    "lr": ("peak_base_lr", "Matrix LR", "η", "muon_lr"),
+    "loss": ("final_validation_loss", "paloma/macro_loss", "held-out loss", "eval/cross_entropy"),
+    "width": ("Hidden Size", "embed dim"),
+}.items():
+    for heading in names:
+        text(f"a heading {heading}", RUNS.rename(columns={column: heading}))
+text("2e-4 (best)", cells("lr", lambda lr: f"{lr} (best)" if lr == 2**-8 else str(lr)))
+text("about 2^-7", cells("lr", lambda lr: f"~2^{log2(lr)}"))
+text("powers in TeX", cells("lr", lambda lr: f"$2^{{{log2(lr)}}}$"))
+text("fractions as 1/256", cells("lr", lambda lr: f"1/{round(1 / lr)}"))
+text(
+    "errors in brackets",
+    cells("loss", "{} (0.02)".format),
+    note="numbers after ± in loss are read as standard errors",
+)
+for written in ("—", "n/a", "NaN (diverged)", "> 10"):
+    text(f"a diverged run as {written}", RUNS.assign(loss=[*map(str, RUNS["loss"][:-1]), written]),
+         losses=lambda loss: loss.where(RUNS.index < 14, np.inf))  # fmt: skip
+text("a failed run as OOM", pd.concat([RUNS.astype({"loss": object}), RUNS[:1].assign(lr=2.0**-5, loss="OOM")]),
+     note="1 OOM runs left out")  # fmt: skip
+text("two diverged runs of a cell", pd.concat([RUNS.assign(loss=RUNS["loss"].where(RUNS.index < 14)), RUNS[14:].assign(
+    loss=np.nan)]), losses=lambda loss: loss.where(RUNS.index < 14, np.inf))  # fmt: skip
+text("a config beside names that round", RUNS.assign(trial_name=[f"train_{i}_lr={lr:.4f}" for i, lr in enumerate(
+    RUNS["lr"])]).rename(columns={"lr": "config/lr"}))  # fmt: skip
+text("names that a tracker made", TWICE.drop(columns="seed").assign(Name=[f"lively-sun-{i}" for i in range(30)]),
+     losses=lambda loss: pd.concat([loss, loss + 0.01]), note="repeats of a cell are read as its seeds")  # fmt: skip
+text("columns that are empty beside settings in names", pd.DataFrame({"Name": [f"w{w}-lr{lr}" for w, lr in zip(
+    RUNS["width"], RUNS["lr"], strict=True)], "width": np.nan, "lr": np.nan, "val/loss": RUNS["loss"]}))  # fmt: skip
+text("sizes in names of models", RUNS.assign(model=RUNS["width"].map(lambda w: f"pythia-{w}m")).drop(columns="width"),
+     scale={w: w * 1e6 for w in WIDTHS})  # fmt: skip
+text("bits beside a perplexity", RUNS.assign(valid_loss=RUNS["loss"] / np.log(2), ppl=np.exp(RUNS["loss"])).drop(
+    columns="loss"), note="bits per token")  # fmt: skip
+text(
+    "bits per token in brackets",
+    renamed("val_loss [bits/token]", lambda loss: loss / np.log(2)),
+    note="bits per token",
+)
+text("groups of columns", f"config,config,metrics\n{CSV}")
+text("units below the names", CSV.replace("loss\n", "loss\n(dim),(peak),(nats)\n", 1))
+text("a title and a source", f"Sweep of March,,\n{CSV}\nSource: own runs, 8xA100\n")
+text("comments between rows", CSV.replace("128,", "# wider, now\n128,", 1))
+
 # Files and texts
 text("CSV", CSV)
 text("a mark of UTF-8", CSV.encode("utf-8-sig"))
