@@ -78,8 +78,8 @@ def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, anal
 @pytest.mark.nightly
 @pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
 def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, analysed, tmp_path):
-    sweeps = Comparison.of({p.name: (analysed(p), None) for p in STORES if p.parent == folder})
-    found = sweeps.table(names.name)
+    sweeps = Comparison.of({p.name: analysed(p) for p in STORES if p.parent == folder})
+    found = sweeps.table(names.rule_name)
     found.drop(columns="regret_status").to_csv(tmp_path / "found.csv", index=False)
     found, stored = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "sweeps.csv"))
     pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)

@@ -6,13 +6,14 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.drift import is_told
+from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.optimum import LossCurve
@@ -38,32 +39,55 @@ class Ruling:
 
     sweep: str  # Folder of the sweep
     columns: Columns
-    smallest: float  # Smallest scale that was run
-    largest: float  # Largest scale that was run
-    rule: str
-    alone: bool  # Whether the sweep has no other rule
-    alpha: float
-    low: float
-    high: float  # Drift exponent, with a 95 % interval
-    has_moved: bool  # Whether the optima that were run have a slope
-    regret: Regret | None
-    """Regret of the smallest scale's optimum at the largest; None if one of these optima is unknown."""
-    decision: str
-    best_loss: float  # Loss at the optimum of the largest scale, nat per token
-    parabola: float = math.nan  # Drift exponent by `parabola_slope`; nan if unknown
+    result: TransferResult
+    alone: bool = True  # Whether the sweep has no other rule
     architecture: str = "own"
     update_rule: str = "own"  # Names of what the sweep trained; "own" in a study of somebody's training
     hours: float = math.nan  # Training time of its runs on one device (on CPUs, one thread); nan if unknown
 
+    @classmethod
+    def of(cls, sweep: str, analysis: TransferAnalysis, result: TransferResult) -> Ruling:
+        made: dict[str, Any] = {}
+        if (rows := analysis.table.stored) is not None:
+            compared = analysis.compares
+            if compared in rows and rows[compared].astype(str).eq(result.compared).any():
+                rows = rows[rows[compared].astype(str) == result.compared]
+            for part, column in (("architecture", "architecture"), ("update_rule", "optimizer")):
+                if column in rows:
+                    made[part] = ", ".join(sorted(map(str, rows[column].fillna(_BEFORE[column]).unique())))
+            made["hours"] = float(rows["wall_time_s"].sum() / 3600) if "wall_time_s" in rows else math.nan
+        return cls(sweep, analysis.columns, result, len(analysis.results) == 1, **made)
+
+    @property
+    def rule(self) -> str:
+        return self.result.compared
+
+    @property
+    def drift(self) -> Drift:
+        return self.result.drift
+
+    @property
+    def regret(self) -> Regret | None:
+        return self.result.headline_regret
+
+    @property
+    def decision(self) -> str:
+        return self.result.verdict.decision
+
+    @cached_property
+    def parabola(self) -> float:
+        # Drift exponent by `parabola_slope`; nan if unknown
+        return parabola_slope(self.result.curves)
+
     @property
     def parts_from_parabola(self) -> bool:
-        is_known = is_told(self.low, self.high) and not math.isnan(self.parabola)
-        return is_known and not self.low <= self.parabola <= self.high
+        is_known = self.drift.is_told and not math.isnan(self.parabola)
+        return is_known and not self.drift.low <= self.parabola <= self.drift.high
 
     @property
     def is_no_power_law(self) -> bool:
         # It DRIFTS by its regret alone
-        return self.decision == Decision.DRIFTS and not self.has_moved
+        return self.decision == Decision.DRIFTS and not self.drift.has_moved
 
     @property
     def setting(self) -> tuple[str, str, str]:
@@ -78,12 +102,13 @@ class Comparison:
     left_out: Mapping[str, Reason] = field(default_factory=dict)  # Reason why each other folder has no ruling
 
     @classmethod
-    def of(cls, sweeps: Mapping[str, tuple[TransferAnalysis, RunTable | None]]) -> Comparison:
-        """Compare analyses by the names of their sweeps; tables tell how the runs were made."""
+    def of(cls, sweeps: Mapping[str, TransferAnalysis]) -> Comparison:
+        """Compare analyses by the names of their sweeps; each of several hyperparameters has its rulings."""
         rulings = [
-            _ruling(name, analysis, result, table)
-            for name, (analysis, table) in sweeps.items()
-            for result in analysis.results
+            Ruling.of(name, part, result)
+            for name, analysis in sweeps.items()
+            for part in analysis.parts
+            for result in part.results
         ]
         return cls(tuple(sorted(rulings, key=_place)))
 
@@ -101,12 +126,12 @@ class Comparison:
                     "name": r.sweep
                     if r.alone
                     else f"{r.sweep}: {name_of(r.rule, r.columns.parametrization)}",
-                    "alpha": r.alpha,
-                    "low": r.low,
-                    "high": r.high,
+                    "alpha": r.drift.alpha,
+                    "low": r.drift.low,
+                    "high": r.drift.high,
                     **dict(zip(("regret", "regret_low", "regret_high"), cost, strict=True)),
                     "regret_status": r.regret.status if r.regret else "not known",
-                    "best_loss": r.best_loss,
+                    "best_loss": r.result.optima[-1].loss,
                     "verdict": r.decision,
                 }
             )
@@ -125,7 +150,7 @@ def compare(
     Raises:
         TableError: no folder has a sweep of several scales and values.
     """
-    sweeps: dict[str, tuple[TransferAnalysis, RunTable | None]] = {}
+    sweeps: dict[str, TransferAnalysis] = {}
     left_out: dict[str, Reason] = {}
     for name, path in folders.items():
         try:
@@ -139,7 +164,7 @@ def compare(
             elif table.runs.groupby("scale")["x"].nunique().max() < 2:
                 left_out[name] = Reason.of("one value", column=scale, tuned_column=tuned)
             else:
-                sweeps[name] = judge(table), table
+                sweeps[name] = judge(table)
         except MupTpuError as error:
             left_out[name] = Reason.of("refused", error=str(error))
     if not sweeps:
@@ -188,32 +213,3 @@ def parabola_slope(curves: Sequence[LossCurve]) -> float:
 def _place(ruling: Ruling) -> tuple[str, bool, str, str, str]:
     compared = ruling.columns.parametrization
     return label(ruling.columns.scale), compared != _FIRST, compared, ruling.rule, ruling.sweep
-
-
-def _ruling(sweep: str, analysis: TransferAnalysis, result: TransferResult, table: RunTable | None) -> Ruling:
-    made: dict[str, Any] = {}
-    if table is not None and (rows := table.stored) is not None:
-        compared = analysis.compares
-        if compared in rows and rows[compared].astype(str).eq(result.compared).any():
-            rows = rows[rows[compared].astype(str) == result.compared]
-        for part, column in (("architecture", "architecture"), ("update_rule", "optimizer")):
-            if column in rows:
-                made[part] = ", ".join(sorted(map(str, rows[column].fillna(_BEFORE[column]).unique())))
-        made["hours"] = float(rows["wall_time_s"].sum() / 3600) if "wall_time_s" in rows else math.nan
-    return Ruling(
-        sweep=sweep,
-        columns=analysis.columns,
-        smallest=result.optima[0].scale,
-        largest=result.optima[-1].scale,
-        rule=result.compared,
-        alone=len(analysis.results) == 1,
-        alpha=result.drift.alpha,
-        low=result.drift.low,
-        high=result.drift.high,
-        has_moved=result.drift.has_moved,
-        regret=result.headline_regret,
-        decision=result.verdict.decision,
-        best_loss=result.optima[-1].loss,
-        parabola=parabola_slope(result.curves),
-        **made,
-    )

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ingest.readers import TRACKERS
 from mup_tpu.analysis.ingest.tables import without_suffix
-from mup_tpu.analysis.planned import Planned, Recipe, predict_planned
-from mup_tpu.analysis.prediction import Score, answered, score, to_keep
-from mup_tpu.analysis.referee import Comparison, compare, predictions_inside
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.config import columns
@@ -28,13 +24,15 @@ from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import STORE_FILE, keep_predictions, load_predictions
 from mup_tpu.words import tables, verdicts
 from mup_tpu.words.names import power, rule_name
-from mup_tpu.words.plans import recipe_lines, recipe_table
 from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mup_tpu.analysis import Predictions, RunTable, TransferAnalysis
+    from mup_tpu.analysis.planned import Recipe
+    from mup_tpu.analysis.prediction import Score
+    from mup_tpu.analysis.referee import Comparison
     from mup_tpu.cli.table import TableOptions
     from mup_tpu.report import Page
 
@@ -69,9 +67,11 @@ def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
         return SeveralSweeps(path, options, sweeps)
     if is_search(path):
         return SearchResults(path, options)
-    planned = Planned.load(path) if is_store and options == type(options)() else None
-    if planned is not None and len(planned.follows) > 1:
-        return PlannedResults(path, options)
+    if is_store and options == type(options)():
+        from mup_tpu.analysis.planned import Planned
+
+        if (planned := Planned.load(path)) is not None and len(planned.follows) > 1:
+            return PlannedResults(path, options)
     return CheckResults(path, options) if (folder / CHECK_FILE).exists() else Results(path, options)
 
 
@@ -93,12 +93,18 @@ class Results:
     def analysis(self) -> TransferAnalysis:
         # A predicted scale alone has its score in the verdict's place.
         analysis = self.options.analyze(self.table)
+        if not self.is_folder:
+            return analysis
+        from mup_tpu.analysis.prediction import answered
+
         return answered(analysis, self._scores(analysis))
 
     def _scores(self, analysis: TransferAnalysis) -> list[Score]:
         if not self.is_folder:
             return []
         try:
+            from mup_tpu.analysis.prediction import score
+
             return score(load_predictions(self.path), analysis)
         except StoreError as error:  # the verdict does not need them
             warnings.warn(f"{error}; kept predictions are left out", stacklevel=2)
@@ -181,6 +187,8 @@ class Results:
         return predict_analysis(self.options.analyze(self.table, whole=False), targets, claim=claim)
 
     def keep(self, predictions: Predictions) -> None:
+        from mup_tpu.analysis.prediction import to_keep
+
         keep_predictions(self.path, to_keep(predictions))
 
     def show_predictions(self, console: Console, predictions: Predictions) -> None:
@@ -254,6 +262,8 @@ class SeveralSweeps(Results):
 
     @cached_property
     def comparison(self) -> Comparison:
+        from mup_tpu.analysis.referee import compare
+
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         folders = dict(zip(names, self._paths, strict=True))
@@ -277,6 +287,7 @@ class SeveralSweeps(Results):
         return {"sweeps.csv": to_csv(numbers.round(4))}
 
     def page(self) -> Page:
+        from mup_tpu.analysis.referee import predictions_inside
         from mup_tpu.report import sweeps_page
 
         return sweeps_page(self.name, self.comparison, predictions_inside(Path(self.path)))
@@ -287,6 +298,8 @@ class PlannedResults(Results):
 
     @cached_property
     def recipe(self) -> Recipe:
+        from mup_tpu.analysis.planned import predict_planned
+
         made = predict_planned(self.path)
         assert made is not None
         return made
@@ -295,6 +308,8 @@ class PlannedResults(Results):
         return self.recipe.to_dict()
 
     def show(self, console: Console) -> None:
+        from mup_tpu.words.plans import recipe_lines, recipe_table
+
         console.print(recipe_table(self.recipe))
         for line in recipe_lines(self.recipe):
             console.print(line)
@@ -336,6 +351,8 @@ class CheckResults(Results):
         return pd.read_parquet(Path(self.path) / CHECK_FILE)
 
     def show(self, console: Console) -> None:
+        from mup_tpu.analysis import coord_check
+
         for setting, table in coord_check.by_setting(self.measured).items():
             rules = list(table["parametrization"].unique())
             title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
-from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.referee import Ruling
 from mup_tpu.analysis.result import TransferResult
@@ -197,8 +196,8 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
                 ax.axhline(row + height / 2, color=INK, lw=0.6)
         if not isinstance(entry, str):
             drift = cost = (np.nan,) * 3
-            if is_told(entry.low, entry.high):
-                drift = entry.alpha, entry.low, entry.high
+            if entry.drift.is_told:
+                drift = entry.drift.alpha, entry.drift.low, entry.drift.high
             if (r := entry.regret) is not None:
                 cost = r.value, r.low, r.high
             _draw_interval(axes[0], row, drift, _REACH, entry.decision)

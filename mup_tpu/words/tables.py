@@ -8,13 +8,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, Conclusion, slopes
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.referee import Comparison, Ruling
 from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.verdict import AT_LEAST, Decision
@@ -24,6 +22,10 @@ from mup_tpu.config.values import counted
 from mup_tpu.words.names import bound, exponent, number, power, rule_name
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis.coord_check import Conclusion
+    from mup_tpu.analysis.referee import Comparison, Ruling
 
 _BEST = 10  # number of trials in the table of a search
 _MADE = (
@@ -86,10 +88,13 @@ def trials_table(runs: pd.DataFrame) -> Table:
 def slopes_table(
     part: pd.DataFrame,
     rules: Sequence[str],
-    quantities: Collection[str] = (*SIZES, LINEARIZATION),
+    quantities: Collection[str] | None = None,
     title: str = "Slopes",
 ) -> Table:
     """Return exponents of layers' sizes, a row per layer, a column per rule and quantity."""
+    from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, slopes  # most tables are of sweeps
+
+    quantities = quantities or (*SIZES, LINEARIZATION)
     fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
     fitted = {
         (f["layer"], f["parametrization"], f["quantity"]): "-"
@@ -171,7 +176,7 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
         bounded = f"{cost} ({number(r.regret.low, 3)} to {number(r.regret.high, 3)})"
     labels = zip(map(label, r.setting), map(label, common), strict=True)
     differs = [of_row for of_row, of_most in labels if of_row != of_most]
-    alpha = exponent(r.alpha, r.low, r.high)
+    alpha = exponent(r.drift.alpha, r.drift.low, r.drift.high)
     by_hand = (
         "–"
         if math.isnan(r.parabola)
@@ -211,4 +216,5 @@ def common_setting(comparison: Comparison) -> tuple[str, str, str]:
 
 
 def span(ruling: Ruling, to: str = " to ") -> str:
-    return to.join(write_scale(ruling.columns.scale, at) for at in (ruling.smallest, ruling.largest))
+    ends = (ruling.result.optima[end].scale for end in (0, -1))
+    return to.join(write_scale(ruling.columns.scale, at) for at in ends)

@@ -1,6 +1,7 @@
 """Several sweeps beside each other, as a table and through the command line."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def table():
     sweeps = {"fine": swept(0.0), "broken": swept(-1.0), "unbracketed": swept(0.0, range(-12, -8))}
-    return Comparison.of({n: (analyze(check_table(frame)), None) for n, frame in sweeps.items()}).table()
+    return Comparison.of({n: analyze(check_table(frame)) for n, frame in sweeps.items()}).table()
 
 
 def test_each_sweep_is_a_row_the_worst_regret_first(table):
@@ -54,7 +55,7 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
 
 def test_stored_rows_say_what_was_made_and_how_long_it_took():
     table = load_table("results/nanogpt_mup")
-    rulings = Comparison.of({"nanogpt_mup": (analyze(table), table)}).rulings
+    rulings = Comparison.of({"nanogpt_mup": analyze(table)}).rulings
     for rule, rows in table.stored.groupby("parametrization"):
         (of_rule,) = (ruling for ruling in rulings if ruling.rule == rule)
         assert (of_rule.architecture, of_rule.update_rule) == ("gpt2", "adamw")
@@ -78,7 +79,7 @@ def test_the_slope_by_hand_is_that_of_exact_parabolas_and_not_of_scales_without_
 
 def test_a_learning_rate_under_two_names_is_no_other_setting():
     frames = {"grid": swept(0.0), "study": swept(0.0).rename(columns={"lr": "learning_rate"})}
-    of = Comparison.of({n: (analyze(check_table(frame)), None) for n, frame in frames.items()})
+    of = Comparison.of({n: analyze(check_table(frame)) for n, frame in frames.items()})
     assert {r.columns.hyperparameter for r in of.rulings} == {"lr", "learning_rate"}
     (rows,) = (table.rows for table in ruling_tables(of, ("rule",)))
     assert [*map(list, rows)] == [["all runs"]] * 2
@@ -128,7 +129,7 @@ def stored_sweep():
 
 def test_rows_of_a_sweep_that_compares_several_say_which_and_may_name_them():
     frame = pd.concat(swept(0.0).assign(parametrization=name) for name in ("mup", "sp"))
-    sweeps = Comparison.of({"mine": (analyze(check_table(frame)), None)})
+    sweeps = Comparison.of({"mine": analyze(check_table(frame))})
     assert sorted(sweeps.table()["name"]) == ["mine: mup", "mine: sp"]
     named = sweeps.table(lambda compared, column: f"{column} {compared}")
     assert sorted(named["name"]) == ["mine: parametrization mup", "mine: parametrization sp"]
@@ -136,10 +137,13 @@ def test_rows_of_a_sweep_that_compares_several_say_which_and_may_name_them():
 
 def test_the_exponent_of_a_flat_valley_is_not_known_in_any_table():
     exponents = {"flat": (1.09, -15.74, 17.92), "steep": (-1.2, -3.0, -0.2), "open": (0.1, -0.7, 0.8)}
-    regret = Regret(64, 256, 0.006, 0.002, 0.013, 0.007, "estimated", 0.1)
+    (result,) = analyze(check_table(swept(-0.5))).results
+    first, last = (optimum.scale for optimum in (result.optima[0], result.optima[-1]))
+    regret = Regret(first, last, 0.006, 0.002, 0.013, 0.007, "estimated", 0.1)
+    result = replace(result, regrets=(regret,))
     rulings = [
-        Ruling(one, Columns(), 64, 256, "mup", True, *alpha, True, regret, "DRIFTS", 1.5)
-        for one, alpha in exponents.items()
+        Ruling(one, Columns(), replace(result, drift=replace(result.drift, alpha=at, low=low, high=high)))
+        for one, (at, low, high) in exponents.items()
     ]
     (table,) = ruling_tables(Comparison(tuple(rulings)))
     assert table.title == "width" and [row[4] for row in table.rows] == ["0.006 (0.002 to 0.013)"] * 3

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, load_table
+from mup_tpu.analysis.drift import Drift
+from mup_tpu.analysis.optimum import Noise, Optimum
 from mup_tpu.analysis.referee import Ruling
-from mup_tpu.analysis.verdict import Regret
+from mup_tpu.analysis.result import TransferResult
+from mup_tpu.analysis.verdict import Regret, Verdict
 
 RESULTS = Path(__file__).parents[2] / "results"
 REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
@@ -30,11 +33,14 @@ def ruling():
     """Make a verdict of one sweep on one rule."""
 
     def make(rule="mup", drift=(0.0, -0.1, 0.1), cost=None, decision="TRANSFERS", **changes) -> Ruling:
-        values = {"sweep": "a", "columns": Columns(), "smallest": 64, "largest": 256, "alone": True}
-        values |= {"best_loss": 2.0, "architecture": "gpt2", "update_rule": "adamw", **changes}
-        regret = cost and Regret(64, 256, *cost, cost[0], "estimated", 0.1)
-        alpha, low, high = drift
-        values = {"has_moved": low > 0 or high < 0, **values}
-        return Ruling(rule=rule, alpha=alpha, low=low, high=high, regret=regret, decision=decision, **values)
+        ends = changes.pop("ends", (64, 256))
+        regret = [Regret(*ends, *cost, cost[0], "estimated", 0.1)] if cost else []
+        optima = tuple(Optimum(scale, "bracketed", loss=2.0) for scale in ends)
+        result = TransferResult(
+            rule, Noise(0.0, 1, "seeds"), optima, (None, None), Drift(*drift, 0.0, 0.0, ends, drift),
+            Verdict(decision), tuple(regret),
+        )  # fmt: skip
+        made = {"architecture": "gpt2", "update_rule": "adamw", "columns": Columns(), "sweep": "a"}
+        return Ruling(result=result, **(made | changes))
 
     return make

@@ -95,7 +95,7 @@ UNKNOWN = (1.09, -15.74, 17.92)  # a flat valley has no exponent
 
 
 def test_all_sweeps_stand_below_each_other_with_intervals_and_verdicts(ruling):
-    deep = {"columns": Columns("depth"), "smallest": 2, "largest": 8}
+    deep = {"columns": Columns("depth"), "ends": (2, 8)}
     other = {"architecture": "llama", "update_rule": "muon"}
     rulings = [
         ruling("completep", (0.3, -0.2, 0.8), None, "OPEN", **deep),
@@ -134,7 +134,7 @@ def test_all_sweeps_stand_below_each_other_with_intervals_and_verdicts(ruling):
 
 def test_a_group_has_each_rule_s_sweeps_together_and_its_baseline_first(ruling):
     columns = Columns("steps_planned", parametrization="token_rule")
-    of_tokens = {"columns": columns, "smallest": 250, "largest": 4000}
+    of_tokens = {"columns": columns, "ends": (250, 4000)}
     rulings = [ruling(rule, sweep=sweep, **of_tokens) for sweep in "ab" for rule in ("lr_0.32", "none")]
     lr = "lr × tokens$^{−0.32}$"
     names = ["step count", *(f"{rule}: 250 to 4000, {s}" for rule in ("no token rule", lr) for s in "ab")]

@@ -20,18 +20,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
-from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import TableError, extra_with, reason
-from mup_tpu.logs import TrainingLog
 from mup_tpu.store.header import STORE_FILE
 from mup_tpu.store.runs import LOG_FILE
+
+if TYPE_CHECKING:
+    from mup_tpu.logs import TrainingLog
 
 # Columns of Ray Tune that say nothing of a trial
 _BOOKKEEPING = (
@@ -98,6 +99,8 @@ def trainer(file: Path) -> pd.DataFrame:
 
 def training_log(file: Path) -> pd.DataFrame:
     """Read the output of a training program; settings are in the names of files and folders."""
+    from mup_tpu.logs import TrainingLog
+
     log = TrainingLog()
     log.read(_bytes(file))
     log.close()
@@ -120,6 +123,8 @@ def _column(name: str) -> str:
 
 def is_log(head: bytes) -> bool:
     """Return whether text is a training's output, and not a table with a row per run."""
+    from mup_tpu.logs import TrainingLog
+
     log = TrainingLog()
     log.read(head)
     log.close()
@@ -164,6 +169,8 @@ def _bytes(file: Path) -> bytes:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
+    from mup_tpu.config.yaml import read_yaml  # few tables have settings beside them
+
     content = read_yaml(_text(file)) if file.exists() else None
     return content if isinstance(content, dict) else {}
 
@@ -471,11 +478,13 @@ def metrics_of(folder: str | Path, loss: str | None = None) -> TrainingLog | Non
     Raises:
         TableError: a file cannot be read, and no other has a loss.
     """
+    from mup_tpu import logs
+
     error: TableError | None = None
     for pattern, read in _METRICS.items():
         files = sorted(Path(folder).rglob(pattern), key=lambda file: file.lstat().st_mtime, reverse=True)
         for file in files[:_MOST_FILES]:
-            log = TrainingLog(loss)
+            log = logs.TrainingLog(loss)
             try:
                 with errors_in_a_sentence(str(file)):
                     log.read(read(file))
