@@ -464,7 +464,8 @@ def environment_of(folder: Path, names: Iterable[str]) -> Path:
         new = [inner for inner in requirements_of(requirement) if str(inner) not in seen]
         waiting += new
         seen |= {*map(str, new)}
-        for file in importlib.metadata.files(requirement.name) or ():
+        is_this = requirement.name == "mup_tpu"
+        for file in () if is_this else importlib.metadata.files(requirement.name) or ():
             links[file.parts[0]] = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     (site,) = folder.glob("env/lib/*/site-packages")
