@@ -148,7 +148,7 @@ def planned(world: World, folder: Path) -> tuple[pd.DataFrame, PlannedOptimum]:
     file = folder / "plan.toml"
     file.write_text(world.made.toml())
     study, _ = load_study(file, str(folder / "runs"))
-    keep_plan(file, study)
+    keep_plan(study.grid, study.folder)
     names = world.made.goal.values
     while trials := study.ask(100, until_settled=True):
         for trial in trials:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from mup_tpu.cli.console import Console, write_new
-from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.config import Grid, RunOptions, SweepOptions
 from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import as_number, on_one_line, parse_seconds
 from mup_tpu.errors import ConfigError
@@ -152,15 +152,13 @@ def _study(path: str) -> Study:
     if not path.endswith(".toml"):
         return Study.load(path)
     study, _ = load_study(path)
-    keep_plan(Path(path), study)
+    keep_plan(study.grid, study.folder)
     return study
 
 
-def keep_plan(file: Path, study: Study) -> None:
-    """Write the plan of a study's file, if it has one, into the results folder."""
-    from mup_tpu.config.toml import read_toml
+def keep_plan(grid: Grid[Any], folder: str) -> None:
+    """Write the plan of a file's grid, if it has a target, into the results folder."""
     from mup_tpu.tuning.plan import planned_of
 
-    if (table := read_toml(file).get("target")) is None:
-        return
-    planned_of(table, study.grid).keep(study.folder)
+    if grid.target is not None:
+        planned_of(grid).keep(folder)

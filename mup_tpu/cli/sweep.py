@@ -16,7 +16,7 @@ from mup_tpu.cli.analysis import predict_planned_folder, print_recipe, show
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions, keep_plan, refuse_options_of_networks
 from mup_tpu.cli.table import TableOptions
-from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config import DryRunOptions, Grid, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table
 from mup_tpu.config.options import File, FolderName, SearchOptions
 from mup_tpu.config.sweep import Search
@@ -107,9 +107,6 @@ def sweep(
         study: Options of a study.
     """
     values = {} if is_script(file) else read_toml(file)
-    target = values.get("target")
-    if target is not None:  # of a plan, whose runs are bought size after size
-        how = replace(how, until=replace(how.until, until_settled=True))
     if study.trainer is not None or kind_of(values) == "study":
         if how.grid != GridOptions() or continue_to is not None:
             raise ConfigError("the grid of a study is set in its file: change it there")
@@ -118,10 +115,6 @@ def sweep(
     if study != StudyOptions():
         raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
     loaded = read_script(file, "SWEEP", Sweep) if is_script(file) else load_sweep(file)
-    if target is not None and not how.dry.dry_run:
-        from mup_tpu.tuning.plan import planned_of
-
-        planned_of(target, loaded).keep(how.results or f"results/{loaded.experiment}")
     run_and_show(loaded, how, continue_to)
 
 
@@ -157,9 +150,14 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     if how.dry.dry_run:
         Console().print(f"{study.grid.experiment}: {len(study.trials())} trials in the grid")
         return
-    keep_plan(file, study)
-    outcome = options.run(study, trainer, how.where, **vars(how.until))
+    keep_plan(study.grid, study.folder)
+    outcome = options.run(study, trainer, how.where, **vars(_until(how, study.grid)))
     show_and_judge(outcome, study.folder, lambda: _show(study.folder))
+
+
+def _until(how: SweepRun, grid: Grid[Any]) -> SequenceOptions:
+    # Runs of a plan are bought size after size.
+    return how.until if grid.target is None else replace(how.until, until_settled=True)
 
 
 def _show(folder: str, options: TableOptions = TableOptions()) -> None:
@@ -183,6 +181,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
             raise ConfigError("continue_to and dry_run were both given: give one of them")
         print_forecast(sweep, folder, how)
         return
+    keep_plan(sweep, folder)
     if not Path(folder, "store.json").exists():  # else all trials may be stored already
         start_server(len(trials), how.where, how.run)
     # While the workers' server starts, this core imports plots and statistics. Not in a thread: scipy fails
@@ -195,7 +194,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
         with console.status("importing"):
             from mup_tpu.tuning.sweep import run_sweep
 
-        outcome = run_sweep(sweep, folder, how.where, how.run, console, how.until, continue_to)
+        outcome = run_sweep(sweep, folder, how.where, how.run, console, _until(how, sweep), continue_to)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"stopped; finished trials are stored in {folder}; run the same command to continue"
@@ -281,7 +280,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     trials = sum(row.trials for row in fitting)
     which = "trials" if trials == len(missing) else "trials that fit"
     console.print(f"in all {trials} {which}, {flops:.2g} FLOP: {within}")
-    if how.until.until_settled:
+    if _until(how, sweep).until_settled:
         console.print("--until-settled runs a part of these trials, batch by batch, and may add seeds")
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -70,6 +70,7 @@ class Grid(ABC, Generic[T]):
     design: str | None = None
     """Points of several hyperparameters: "composite", the default, has a centre, axes and corners; "grid" all
     combinations."""
+    target: Mapping[str, Any] | None = field(default=None, compare=False)  # [target] of a plan's file
 
     _measures: ClassVar[Mapping[str, str]] = {}
     """Columns of run tables by a measure of points; the first measures a ladder by default."""

@@ -105,7 +105,6 @@ _TEXTS = ("experiment", "measured_by", "design", "trainer", "loss", "config", "c
 def load_sweep(path: str | Path) -> Sweep:
     """Read a sweep from a TOML file, whose shared trial is under [base.model] and so on."""
     values = read_grid(path, "sweep")
-    values.pop("target", None)  # of a plan (`tuning.plan.planned_of`)
     base = from_dict(Trial, values.pop("base", {}), f"{path}: base", "base")
     with _named(str(path)):
         return Sweep(**values, base=base)

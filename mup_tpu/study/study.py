@@ -355,10 +355,12 @@ def load_study(
     """Open the study of a TOML file, perhaps with another loss; return it and the trainer of the file."""
     keys = read_grid(path, "study")
     trainer, config = keys.pop("trainer", None), keys.pop("config", None)
-    keys.pop("target", None)  # of a plan
+    target = keys.pop("target", None)
     if config and not Path(config).exists() and (beside := Path(path).parent / config).exists():
         config = str(beside)  # from the working folder, or else from the folder of the study's file
     keys |= {"name": keys.pop("experiment"), "seeds": keys.pop("num_seeds", 1), "config": config}
     keys["loss"] = loss or keys.get("loss")
     with raised_as(ConfigError, str(path), (ConfigError,)):
-        return Study(results or f"results/{keys['name']}", **{"scale": None, "tune": None, **keys}), trainer
+        study = Study(results or f"results/{keys['name']}", **{"scale": None, "tune": None, **keys})
+    study.grid = replace(study.grid, target=target)
+    return study, trainer

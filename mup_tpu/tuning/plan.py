@@ -369,8 +369,9 @@ def plan(
     )
 
 
-def planned_of(table: Any, grid: Grid[Any]) -> Planned:
-    """Return the plan of a file's [target] table and grid, for the results folder of its runs."""
+def planned_of(grid: Grid[Any]) -> Planned:
+    """Return the plan of a grid with a target, for the results folder of its runs."""
+    table: Any = grid.target
     base, settings = getattr(grid, "base", None), getattr(grid, "settings", {})
     misfit = "[target] is not as `mup-tpu plan` writes it, with values, follows, rule, fix and laws"
     with raised_as(ConfigError, misfit, (TypeError, ValueError, KeyError, AttributeError)):

@@ -324,7 +324,8 @@ def test_hyperparameters_that_cannot_be_tuned_are_one_sentence(tune, sentence):
 def _bought(bought, made, best, folder, noise=0.0, stop=math.inf, loss=None):
     """Rows of a planned sweep of ours whose valleys are parabolas around `best` of a row's columns."""
     generator, corpora, loaded = np.random.default_rng(0), Corpora(), made.sweep
-    planned_of(tomllib.loads(made.toml())["target"], loaded).keep(str(folder))
+    target = tomllib.loads(made.toml())["target"]
+    planned_of(replace(loaded, target=target)).keep(str(folder))
     points = measured(loaded, corpora)
     store = Store(folder, loaded.experiment, loaded.axes, tuple(points))
 
