@@ -205,5 +205,5 @@ def test_a_sweep_without_mup_asks_which_of_its_rules_is_meant(tiny, tmp_path):
         trial = tiny.replace(width=32, parametrization=rule)
         row = configured(trial) | {"trial_id": rule, "status": "finished", "loss": 2.0}
         Store(tmp_path, "s").append([row])
-    with pytest.raises(ConfigError, match="has no trial of mup: give --compare completep or sp"):
+    with pytest.raises(ConfigError, match="has no trial of mup: give compare="):
         Transfer(str(tmp_path), TransferOptions(at=("width=64",)))
