@@ -67,7 +67,7 @@ def open_results(paths: str | Sequence[str], options: TableOptions) -> Results:
         return SeveralSweeps(path, options, sweeps)
     if is_search(path):
         return SearchResults(path, options)
-    if is_store and options == type(options)():
+    if (folder / "plan.json").exists() and options == type(options)():
         from mup_tpu.analysis.planned import Planned
 
         if (planned := Planned.load(path)) is not None and len(planned.follows) > 1:
