@@ -47,7 +47,7 @@ _NOISES = np.geomspace(0.01, 2.0, 10)
 _OUTSIDE = 2.0  # An optimum this far outside the values that were run is e times less likely, octaves
 _BENDS = np.arange(-6, 7) / 5  # Bends that are weighed, per octave: exponents of the steeper side
 _BEND_SPREAD = 0.4  # Mean size of a bend in the prior
-_DRAWS, _EVERY = 2000, 20  # Draws, and the step between those that move points onto one axis
+_DRAWS, _EVERY = 2000, 50  # Draws, and the step between those that move points onto one axis
 _ROUNDS = 4
 _MOVES = 2  # Times that references follow the optima which heights and f leave
 _KEPT = 9  # Bends beside the best ones that are weighed with all errors
@@ -278,12 +278,22 @@ class _Error(NamedTuple):
     sigma: float = 0.0  # Noise of a single run
 
 
-class _Regression(NamedTuple):
+@dataclass(frozen=True)
+class _Regression:
     """Coefficients of a surface, given bends and errors: normal."""
 
     log: float  # Log evidence
-    beta_P: np.ndarray
-    root_PP: np.ndarray  # Root of the covariance
+    r_PP: np.ndarray  # Triangular factor of the weighted design
+    y_P: np.ndarray  # Weighted losses along its columns
+
+    @cached_property
+    def root_PP(self) -> np.ndarray:
+        # Root of the covariance
+        return np.asarray(np.linalg.pinv(self.r_PP))
+
+    @cached_property
+    def beta_P(self) -> np.ndarray:
+        return np.asarray(self.root_PP @ self.y_P)
 
 
 @dataclass(frozen=True, eq=False)
@@ -449,12 +459,11 @@ def _unbend(v: np.ndarray, bend: np.ndarray) -> np.ndarray:
 
 def _regress(design_NP: np.ndarray, y_N: np.ndarray, error: _Error) -> _Regression:
     root_N = error.variance_N**-0.5
-    q_NP, r_PP = np.linalg.qr(design_NP * root_N[:, None])
-    inverse_PP = np.linalg.pinv(r_PP)
-    beta_P = inverse_PP @ (q_NP.T @ (root_N * y_N))
-    chi2 = float(np.square((y_N - design_NP @ beta_P) * root_N).sum())
-    log = float(np.log(root_N).sum() - np.log(np.abs(np.diag(r_PP))).sum()) - 0.5 * chi2
-    return _Regression(error.log + log, beta_P, inverse_PP)
+    # The factor of design and losses together has their product and the residual in its last column.
+    whole = np.asarray(np.linalg.qr(np.column_stack([design_NP, y_N]) * root_N[:, None], mode="r"))
+    r_PP, y_P, residual = whole[:-1, :-1], whole[:-1, -1], float(whole[-1, -1])
+    log = float(np.log(root_N).sum() - np.log(np.abs(np.diag(r_PP))).sum()) - 0.5 * residual**2
+    return _Regression(error.log + log, r_PP, y_P)
 
 
 def _curvature(beta_RP: np.ndarray, h: int) -> np.ndarray:
