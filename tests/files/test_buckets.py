@@ -188,8 +188,8 @@ def sweep_file(sweep, tmp_path_factory):
     file.write_text(
         "import json\nfrom mup_tpu.config import *\nfrom mup_tpu.config.toml import from_dict\n"
         f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
-        "SWEEP = Sweep('small', base, widths=(32, 64), learning_rates=(0.01, 1e30), "
-        "parametrizations=('mup',))\n"
+        "SWEEP = Sweep('small', base, scale={'width': (32, 64)}, tune={'learning_rate': (0.01, 1e30)}, "
+        "compare={'parametrization': ('mup',)})\n"
     )
     return file
 

@@ -21,8 +21,9 @@ def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     script = (
         "import json, os\nfrom rich.console import Console\nfrom mup_tpu.config import *\nfrom "
         "mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nbase = "
-        f"from_dict(Trial, json.loads({base!r}))\nsweep = Sweep('shared', base, widths=(32,), "
-        "learning_rates=(0.003, 0.01), num_seeds=1 + n % 3,\n              parametrizations=('mup',))\nrun = "
+        f"from_dict(Trial, json.loads({base!r}))\nsweep = Sweep('shared', base, "
+        "scale={'width': (32,)}, tune={'learning_rate': (0.003, 0.01)}, num_seeds=1 + n % 3,\n"
+        "              compare={'parametrization': ('mup',)})\nrun = "
         "RunOptions(checkpoint_every=3, threads=max(2, os.cpu_count()))\nrun_sweep(sweep, results, "
         "SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"
     )
