@@ -142,7 +142,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
         lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
-    elif result.next_batch is not None:
+    elif result.next_batch is not None and not result.parts:  # of several, `analyze --next` lists the points
         lines.append(f"to settle it: {remedy(result, analysis).text}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
     if result.drift.is_known and result.drift.rests_on_prior:
