@@ -20,6 +20,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_sc
 from mup_tpu.analysis.ingest.table_values import (
     LossUnit,
     Reading,
+    filled_down,
     numbers,
     plain_sizes,
     plain_units,
@@ -269,6 +270,8 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
             return optima
         table, columns, guessed = find_columns(table, columns)
         reading = replace(reading, unit=unit_by_perplexity(table, columns.loss, reading.unit))
+        for scale in columns.scales:
+            table = table.assign(**{scale: filled_down(table[scale])}) if scale in table else table
         table, left_out = without_summaries(table, (columns.seed, *columns.scales, *columns.tuned))
         table, columns, errors = with_errors(table, columns)
         notes, fixed = [*shaped, *plain, *named, *guessed, *left_out, *errors], _USUALLY_FIXED

@@ -41,6 +41,7 @@ _BOOKKEEPING = (
     "should_checkpoint",
 )  # fmt: skip
 _PROBED = 2**16  # bytes at the beginning of a file
+_RANK = re.compile(r"(rank|worker|node|proc(ess)?|gpu|host)[-_.]?[0-9]+", re.IGNORECASE)
 
 
 def tune_result(file: Path) -> pd.DataFrame:
@@ -101,13 +102,18 @@ def training_log(file: Path) -> pd.DataFrame:
     """Read the output of a training program; settings are in the names of files and folders."""
     from mup_tpu.logs import TrainingLog
 
-    log = TrainingLog()
-    log.read(_bytes(file))
+    log, content = TrainingLog(), _bytes(file)
+    log.read(content)
     log.close()
     table = pd.DataFrame({_column(name): pd.Series(dict(curve)) for name, curve in log.curves().items()})
     if log.is_diverged:
         table = table.where(table.index != table.index.max(), math.inf)
-    if log.learning_rate and "lr" not in settings(f"{file.parent.name}/{file.stem}"):
+    # The command or the configuration stands above the first step.
+    in_name = settings(f"{file.parent.name}/{file.stem}")
+    above = map(settings, content[:_PROBED].decode(errors="replace").splitlines()[:200])
+    printed = next((line for line in above if "lr" in line and {*line} & {"width", "depth", "size"}), {})
+    table = table.assign(**{what: value for what, value in printed.items() if what not in in_name})
+    if log.learning_rate and "lr" not in {*in_name, *printed}:
         rates = pd.Series(log.rates, dtype=float) if log.rates else log.learning_rate
         table = pd.concat(
             [table, pd.Series(rates, name="learning_rate", index=None if log.rates else table.index)], axis=1
@@ -133,6 +139,18 @@ def is_log(head: bytes) -> bool:
     ]
     heads = [{means(cell) for cell in re.split(r"[,;|\s]+", line)} for line in lines]
     return bool(log.curves()) and not any("loss" in known and known & {*AXES} for known in heads)
+
+
+def json_of_a_run(file: Path) -> pd.DataFrame:
+    return pd.json_normalize(json.loads(_text(file)), sep="/")
+
+
+def is_result(head: bytes) -> bool:
+    """Return whether a JSON file has a run's settings and loss."""
+    with contextlib.suppress(ValueError):
+        known = {means(name) for name in pd.json_normalize(json.loads(head), sep="/")}
+        return "loss" in known and bool(known & {*AXES})
+    return False
 
 
 def is_tune_result(head: bytes) -> bool:
@@ -409,7 +427,8 @@ READERS = (
     Reader("Optuna", "*", optuna_journal, is_optuna_journal),
     *(Reader("training logs", pattern, training_log) for pattern in ("log.txt", "*.log", "*.out")),
     Reader("training logs", "*.txt", training_log, is_log),
-    Reader("training logs", "*.jsonl", training_log, is_log, of_file=False),
+    *(Reader("training logs", kind, training_log, is_log, of_file=False) for kind in ("*.jsonl", "*.csv")),
+    Reader("JSON files", "*.json", json_of_a_run, is_result, of_file=False),
 )
 
 
@@ -442,6 +461,9 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         if not matches:
             raise TableError(f"{path} holds no runs that are read")
         reader, matching = matches[0]
+        # Processes of one run write a log each, of the same losses.
+        firsts = {(file.parent, _RANK.sub("", file.name)): file for file in reversed(matching)}
+        matching = [file for file in matching if file in firsts.values()]
         # Names with a star may be anybody's files.
         others = [file for r, files in matches if "*" not in r.files for file in files]
         folders = {file.parent for file in matching}

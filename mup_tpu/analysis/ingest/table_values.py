@@ -188,6 +188,13 @@ def plain_units(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]]:
     return table, notes
 
 
+def filled_down(sizes: pd.Series) -> pd.Series:
+    """Fill the cells below the first one of a block, which spreadsheets merge."""
+    known = sizes.dropna()
+    is_merged = 1 < len(known) < len(sizes) and known.is_unique and sizes.notna().iloc[0]
+    return sizes.ffill() if is_merged else sizes
+
+
 _STATISTIC = re.compile(
     r"(mean|avg|average|std|stdev|stddev|sd|sem|stderr|median|min|max|sum|total|all|overall)\.?", re.I
 )

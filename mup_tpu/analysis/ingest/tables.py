@@ -11,6 +11,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 import sys
 import zipfile
@@ -37,6 +38,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import each_of, power, run_key
 from mup_tpu.config import parse_number, shown
 from mup_tpu.config.values import as_number
+from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import ConfigError, TableError, given, not_installed, reason
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
@@ -44,7 +46,7 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 _KINDS = {
     ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".md": "text", ".json": "json",
     ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet", ".xlsx": "excel",
-    ".xls": "excel",
+    ".xls": "excel", ".yaml": "yaml", ".yml": "yaml",
 }  # fmt: skip
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 STDIN = "-"
@@ -91,7 +93,10 @@ def read_file(path: str | Path) -> pd.DataFrame:
             table = _excel(path)
         else:
             content = _utf8(sys.stdin.buffer.read() if name == STDIN else _bytes(path))
-            is_json = kind in ("json", "lines") or (name == STDIN and content.lstrip()[:1] in (b"{", b"["))
+            content = json.dumps(read_yaml(content.decode())).encode() if kind == "yaml" else content
+            is_json = kind in ("json", "lines", "yaml") or (
+                name == STDIN and content.lstrip()[:1] in (b"{", b"[")
+            )
             if not is_json:
                 is_piped = b"|" in content and _PIPES.search(content.decode())
                 table = _markdown(content.decode()) if is_piped else _delimited(content)
@@ -103,6 +108,8 @@ def read_file(path: str | Path) -> pd.DataFrame:
     except Exception as error:  # readers raise errors of any kind on damaged files
         shown_path = "on standard input" if name == STDIN else path
         raise TableError(f"table {shown_path} cannot be read: {reason(error)}") from None
+    if {*table} == {"Wall time", "Step", "Value"}:  # as TensorBoard's page exports a curve
+        table = table.rename(columns={"Value": "loss"})
     return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
 
 
@@ -176,6 +183,9 @@ def _markdown(text: str) -> pd.DataFrame:
 
 def _delimited(content: bytes) -> pd.DataFrame:
     lines = content.splitlines()
+    if framed := next((mark for mark, frame in _FRAMES.items() if frame.search(content)), b""):
+        inside = (re.sub(rb"\\\\.*$", b"", line).strip(b"| \t") for line in lines if framed in line)
+        lines = [b"\t".join(map(bytes.strip, line.split(framed))) for line in inside]
     _check_columns(1 + max(line.count(sep) for line in lines[:9] or [b""] for sep in (b";", b"\t", b",")))
     skipped = {i for i, line in enumerate(lines) if _NO_HEAD.match(line)}
     heads = [i for i in range(len(lines)) if i not in skipped][:9]
@@ -213,6 +223,13 @@ def _delimited(content: bytes) -> pd.DataFrame:
     return rows
 
 
+# Mark between the cells of a table, and a line that such tables have
+_FRAMES = {
+    b"&": re.compile(rb"\\begin\{tabular|&[^\n]*\\\\\s*$", re.M),
+    b"|": re.compile(rb"^\s*\+[-=]+\+", re.M),
+}
+
+
 def _cells(line: bytes, delimiter: str = "") -> tuple[str, list[str]]:
     """Split a line at its delimiter, the one that splits it into the most cells; return both."""
     if not delimiter:
@@ -231,6 +248,17 @@ def _json(content: Any) -> pd.DataFrame:
     """Make a table of rows, of columns, of pandas' orients, or of one of these under a single key."""
     if isinstance(content, dict) and {"columns", "data"} <= set(content):
         return pd.DataFrame(content["data"], columns=content["columns"])
+    if isinstance(content, dict) and content and all(as_number(size) is not None for size in content):
+        by_rate = {
+            (as_number(size) or 0.0, as_number(rate) or math.inf): loss
+            for size, losses in content.items()
+            if isinstance(losses, dict)
+            for rate, loss in losses.items()
+        }
+        if by_rate and all(rate < 1 <= size for size, rate in by_rate):
+            return pd.DataFrame(
+                [(*point, loss) for point, loss in by_rate.items()], columns=["width", "lr", "loss"]
+            )
     if isinstance(content, dict):
         if (rows := _rows_by_group(content)) is not None:
             return _records(rows)
@@ -273,9 +301,25 @@ def _rows_by_group(content: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _records(rows: Any) -> pd.DataFrame:
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+        rows = [each for row in rows for each in _by_step(row)]
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError(f"it holds {shown(rows)}, where a list of rows by name is needed")
     return pd.json_normalize(rows, sep="/")
+
+
+def _by_step(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a row for each entry of a run's history; the row itself without one."""
+    histories = [
+        key for key, value in row.items()
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value)
+    ]  # fmt: skip
+    if len(histories) != 1:
+        return [row]
+    return [
+        {key: value for key, value in row.items() if key not in histories} | entry
+        for entry in row[histories[0]]
+    ]
 
 
 NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
@@ -315,6 +359,8 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     """Gather the losses of a table of any shape in one column; return it with notes."""
     if any(means(name) == "loss" for name in table) or columns.loss in table:
         return table, []
+    if (long := _long(table)) is not None:
+        return long, []
     if (curves := _curves(table)) is not None:
         return curves
     if (headings := _headings(table, columns)) is None:
@@ -330,6 +376,21 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     if empty.any():
         notes.append(Reason.of("empty cells", count=int(empty.sum())))
     return rows[~empty].reset_index(drop=True), notes
+
+
+def _long(table: pd.DataFrame) -> pd.DataFrame | None:
+    """Make columns of the metrics of a table with a row per metric; None for another table."""
+    plain = {plain_name(name): name for name in table}
+    metric = next((plain[word] for word in ("metric", "tag", "key", "variable") if word in plain), None)
+    if (
+        metric is None
+        or "value" not in plain
+        or "loss" not in {means(text) for text in table[metric].unique()}
+    ):
+        return None
+    others = [name for name in table if name not in (metric, plain["value"]) and not table[name].isna().all()]
+    wide = table.pivot_table(plain["value"], others, metric, aggfunc="last", sort=False)
+    return wide.reset_index().rename_axis(columns=None)
 
 
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:
@@ -349,6 +410,8 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
     meanings = [meaning_at_end(re.sub(r"[\s=:]+", "_", text)) for text in (before, after)]
     named_axes = {AXES[what] for what in meanings if what in AXES}
     missing = {"scale", "hyperparameter"} - known
+    if not missing and "seed" in meanings:
+        return "seed", values
     if len(named_axes) == 1 and named_axes <= missing and len(missing) == 1:
         return named_axes.pop(), values
     if not named_axes and before.strip() == after.strip(" *x×") == "":

@@ -218,6 +218,54 @@ text("units below the names", CSV.replace("loss\n", "loss\n(dim),(peak),(nats)\n
 text("a title and a source", f"Sweep of March,,\n{CSV}\nSource: own runs, 8xA100\n")
 text("comments between rows", CSV.replace("128,", "# wider, now\n128,", 1))
 
+# Shapes
+text("merged cells", RUNS.astype({"width": object}).assign(width=RUNS["width"].where(RUNS.index % 5 == 0)))
+text("a column for each seed", TWICE.pivot(index=["width", "lr"], columns="seed", values="loss").add_prefix(
+    "loss_seed").reset_index(), losses=lambda loss: pd.concat([loss, loss + 0.01]))  # fmt: skip
+text("a row a metric", pd.concat([RUNS.assign(metric=m, value=RUNS["loss"] + d) for m, d in (("train/loss", -0.5),
+     ("val/loss", 0))]).drop(columns="loss"))  # fmt: skip
+text("JSON of widths and rates", json.dumps({w: dict(zip(of["lr"], of["loss"], strict=True)) for w, of in
+     RUNS.groupby("width")}), "runs.json")  # fmt: skip
+text("JSON with histories", json.dumps([{"config": {"width": r["width"], "lr": r["lr"]}, "history": [
+    {"step": s, "loss": r["loss"] + 1 - s / 10} for s in (5, 10)]} for r in RUNS.to_dict("records")]), "r.json")  # fmt: skip
+text("YAML", "".join(f"- width: {r['width']}\n  lr: {r['lr']}\n  loss: {r['loss']}\n" for r in RUNS.to_dict(
+    "records")), "runs.yaml")  # fmt: skip
+text(
+    "LaTeX",
+    "\\begin{tabular}{lll}\n\\toprule\n"
+    + CSV.replace(",", " & ").replace("\n", " \\\\\n")
+    + "\\end{tabular}",
+    "t.txt",
+)
+text(
+    "a table in a frame",
+    "+---+\n" + "".join(f"| {line.replace(',', ' | ')} |\n+---+\n" for line in CSV.split()),
+    "t.txt",
+)
+# Files of a run each: name, and text of (width, rate, loss)
+STEPS = "".join(f"step {s} loss {{loss:.4f}}\n" for s in (50, 100))
+FOLDERS = {
+    "logs that begin with the command": ("{i}.log", "$ python train.py --width {w} --lr {lr}\n" + STEPS),
+    "logs that begin with the configuration": (
+        "{i}.out",
+        "Namespace(d_model={w}, lr={lr}, seed=0)\n" + STEPS,
+    ),
+    "CSV files": ("w{w}_lr{lr}/history.csv", "epoch,loss,val_loss\n1,9.1,9.2\n2,2.1,{loss}\n"),
+    "JSON files": ("{i}/summary.json", '{{"d_model": {w}, "lr": {lr}, "final": {{"val_loss": {loss}}}}}'),
+    "logs of ranks": ("w{w}_lr{lr}/rank{r}.log", STEPS.replace("{loss:.4f}", "{loss:.4f} of rank {r}")),
+}
+for name, (path, content) in FOLDERS.items():
+
+    def write(folder, path=path, content=content):
+        for i, (w, lr, loss) in enumerate(RUNS.itertuples(index=False)):
+            for r in (0, 1):
+                file = folder / "runs" / path.format(w=w, lr=lr, i=i, r=r)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(content.format(w=w, lr=lr, loss=loss, r=r))
+        return folder / "runs"
+
+    KINDS[f"a folder of {name}"] = Kind(write)
+
 # Files and texts
 text("CSV", CSV)
 text("a mark of UTF-8", CSV.encode("utf-8-sig"))
