@@ -82,7 +82,7 @@ def looks_words(looks: Sequence[Cell], is_first: bool, tuned: str, others: int =
 
 def as_text(table: Table) -> str:
     shown = io.StringIO()
-    Console(file=shown, width=110, color_system=None).print(table)
+    Console(file=shown, width=110, color_system=None, force_jupyter=False).print(table)
     return shown.getvalue().rstrip()
 
 
