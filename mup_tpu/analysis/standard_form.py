@@ -107,9 +107,9 @@ def standard_form(
     # Values of a random search in several hyperparameters lie close to others and differ in the rest.
     merged = runs if columns.tuned_beside else _merged(runs, notes)
     runs = _distinct(merged, table, columns, notes)
-    by_step, is_ours = runs if runs["step"].notna().any() else None, {"trial_id", "config"} <= set(table)
+    last, is_ours = last_steps(runs), {"trial_id", "config"} <= set(table)
+    by_step, runs = runs if len(last) < len(runs) else None, last
     if by_step is not None:
-        runs = last_steps(runs)
         runs = without_early_ends(runs, {columns.step: runs["step"]}, notes)
         runs = require_one_length(runs, columns.step, notes)
     elif not is_ours:

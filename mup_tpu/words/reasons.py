@@ -147,8 +147,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "stands for a failure",
         "ended early": "{count} runs ended before their peers (column {name}: {listed}, of {most}): they "
         "count as stopped, and are kept as +inf",
-        "ended at odd steps": "{count} runs left out, since they ended before their peers (column {name}: "
-        "{listed}, of {most})",
+        "ended at odd steps": "{count} runs left out, since they did not end with their peers (column "
+        "{name}: {listed}, not {most})",
         "optima with intervals": "the table has optima ({name}) with 95 % intervals ({low} to {high}) and "
         "no runs",
         "optima of a grid": "the table has optima ({name}) and no runs; each is known to one step of a grid "

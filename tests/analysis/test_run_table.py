@@ -134,7 +134,7 @@ def test_of_a_table_where_most_runs_end_at_one_step_the_others_are_named_and_lef
     short = check_table(frame[~(cut & (frame["step"] > 10))])
     assert len(short.runs) == 5 and len(short.history) == 15
     (note,) = (note for note in notes_of(short) if "left out" in note)
-    assert "1 runs left out, since they ended before their peers (column step: 10, of 30)" in note
+    assert "1 runs left out, since they did not end with their peers (column step: 10, not 30)" in note
     diverged = check_table(frame.assign(loss=frame["loss"].where(~cut))[~(cut & (frame["step"] > 10))])
     assert len(diverged.runs) == 6 and np.isinf(diverged.runs["loss"]).sum() == 1
 

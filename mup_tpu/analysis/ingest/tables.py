@@ -600,6 +600,8 @@ def at_logged_steps(rows: pd.DataFrame) -> pd.DataFrame:
 
 def last_steps(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the last row of each run."""
+    if runs["step"].isna().all():
+        return runs
     return runs.sort_values("step").groupby(run_key(runs), as_index=False).tail(1).sort_index()
 
 
@@ -626,18 +628,18 @@ def without_early_ends(
     for name, counts in counters.items():
         shared = counts.where(is_finite & (counts.map(counts[is_finite].value_counts()) > 1))
         most = shared.groupby(groups).transform("max")
-        early = is_finite & (counts < _WHOLE * most)
-        if not early.any():
+        early, longer = is_finite & (counts < _WHOLE * most), is_finite & (_WHOLE * counts > most)
+        if not early.any() and not longer.any():
             continue
         best = runs["loss"].where(is_finite & (counts >= _WHOLE * most)).groupby(groups).transform("min")
         if (runs["loss"] < best)[early].any():  # it counts something else, such as a setting
             continue
-        ends = counts[early]
+        ends = counts[early | longer]
         shown = {"name": name, "count": len(ends), "most": f"{most.max():g}"}
         shown["listed"] = list_of([f"{end:g}" for end in sorted(ends.unique())], 4)
         if 2 * ends.nunique() > len(ends):
             notes.append(Reason.of("ended at odd steps", **shown))
-            return runs[~early]
+            return runs[~(early | longer)]
         notes.append(Reason.of("ended early", **shown))
         return runs.assign(loss=runs["loss"].mask(early, np.inf), stopped=runs["stopped"] | early)
     return runs

@@ -164,8 +164,14 @@ short = pd.DataFrame({"width": WIDTHS, "lr": 2.0**-5, "loss": 4.0, "_step": (320
 text(
     "runs that were cut",
     pd.concat([RUNS.assign(_step=1000), short]),
-    note="3 runs left out, since they ended",
+    note="3 runs left out, since they did not end with their peers",
 )
+text(
+    "a run that went on",
+    pd.concat([RUNS.assign(_step=100), short[:1].assign(_step=200, loss=2.0)]),
+    note="1 runs left out",
+)
+text("steps that follow the width", RUNS.assign(step=RUNS["width"] * 4))
 for name, shares in (("linear", {250: 0.75, 500: 0.5, 1000: 0.0}), ("cosine", {500: 0.55, 1000: 0.1})):
     text(f"rates of a {name} schedule", pd.concat([RUNS.assign(
         run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share, loss=RUNS["loss"] + 1 - step / 1000)
