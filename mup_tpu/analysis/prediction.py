@@ -394,6 +394,9 @@ def _predict(
 _WALL_SLOPE, _WALL_SCATTER = 0.35, 0.25
 """Standard deviations of where lost runs begin above an optimum: octaves per octave of the scale, octaves."""
 
+_BREAKS, _LEAST_BREAK = 3.0, 0.1
+"""A loss breaks the valley where it rises this much more than the valley may, at least by these nat."""
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -402,21 +405,27 @@ class Surroundings:
     valley: Valley
     most: float = math.inf  # Loss of guessing less that at the optimum, nat: no run costs more
     wall: tuple[float, float] | None = None
-    """Octaves from the optimum to lost runs above it, with a standard deviation; None if none were lost."""
+    """Octaves above the optimum at which runs break, with a standard deviation; None if none did."""
+    broken: float = math.inf  # Loss of broken runs over the best, nat
 
     @classmethod
     def of(cls, result: TransferResult, valley: Valley, last: Optimum, scale: float) -> Surroundings:
         finite = (c.mean_G[np.isfinite(c.mean_G)].max(initial=last.loss) for c in result.curves)
         worst = max(map(float, finite), default=math.inf)
         most = max(worst, result.guessing) if math.isfinite(result.guessing) else worst
-        walls = []
-        for curve, o in zip(result.curves, result.optima, strict=True):
-            lost_x = curve.x_G[(curve.diverged_G > 0) & (curve.x_G > o.best_x)]
+        walls, broken = [], []
+        for curve, o, of_scale in zip(result.curves, result.optima, result.valleys, strict=True):
+            breaks_G = curve.diverged_G > 0
+            if of_scale is not None:
+                high_G = np.quantile(of_scale.loss(curve.x_G), 0.975, axis=0)
+                breaks_G |= curve.mean_G - o.loss > _BREAKS * np.maximum(high_G - o.loss, _LEAST_BREAK)
+            lost_x = curve.x_G[breaks_G & (curve.x_G > o.best_x)]
             if o.is_bracketed and len(lost_x):
                 before = float(curve.x_G[curve.x_G < lost_x[0]].max())
                 error = math.hypot((lost_x[0] - before) / math.sqrt(12), o.se, _WALL_SCATTER)
                 r = 0.0 if o.beside else math.log2(o.scale / scale)
                 walls.append((r, (lost_x[0] + before) / 2 - o.mean, error))
+                broken.append(min(float(curve.mean_G[curve.x_G == lost_x[0]][0]) - o.loss, most - last.loss))
         if not walls:
             return cls(valley, most - last.loss)
         # Distances are a line along the scale, whose slope has a prior around 0: a wall moves as optima do.
@@ -425,7 +434,8 @@ class Surroundings:
         precision = design.T @ design + np.diag([0.0, _WALL_SLOPE**-2])
         covariance = np.linalg.inv(precision + 1e-12 * np.eye(2))
         at = float((covariance @ design.T @ (away_S / error_S))[0])
-        return cls(valley, most - last.loss, (at, math.hypot(math.sqrt(covariance[0, 0]), _WALL_SCATTER)))
+        deviation = math.hypot(math.sqrt(covariance[0, 0]), _WALL_SCATTER)
+        return cls(valley, most - last.loss, (at, deviation), float(np.mean(broken)))
 
     def losses(self, optimum: Mixture, seed: int) -> Losses:
         """Draw the optimum at the target, and the losses around it."""
@@ -435,8 +445,8 @@ class Surroundings:
         wall_R = np.full(draws, math.inf)
         x_R = optimum.draws_R(generator, draws)
         if self.wall is not None:
-            wall_R = np.maximum(self.wall[0] + self.wall[1] * generator.standard_normal(draws), 0.0)
-        return Losses(replace(valley, x_R=x_R), wall_R, self.most)
+            wall_R = self.wall[0] + self.wall[1] * generator.standard_normal(draws)
+        return Losses(replace(valley, x_R=x_R), wall_R, self.broken, self.most)
 
 
 @dataclass(frozen=True)
@@ -444,13 +454,16 @@ class Losses:
     """Draws of the loss over its best at a scale that was not run."""
 
     valley: Valley
-    wall_R: np.ndarray  # Octaves above the optimum from which runs are lost
+    wall_R: np.ndarray  # Octaves above the optimum from which runs break
+    broken: float  # Least loss of broken runs over the best, nat
     most: float
 
     def over_best(self, x: float, every: int = 1) -> np.ndarray:
         part, wall_R = self.valley.part(slice(None, None, every)), self.wall_R[::every]
-        away_R = x - part.x_R
-        return np.minimum(np.where(away_R > wall_R, np.inf, part.rise(away_R)), self.most)
+        away_R, best_R = x - part.x_R, part.rise(np.minimum(wall_R, 0.0))
+        over_R = part.rise(away_R) - best_R
+        over_R = np.where(away_R > wall_R, np.maximum(over_R, self.broken), over_R)
+        return np.minimum(over_R, self.most)
 
     def cost(self, x: float) -> ExpectedCost:
         """Return the cost of taking a value (log2)."""
@@ -461,6 +474,7 @@ class Losses:
 
     def safest(self, low: float, high: float) -> float:
         """Return the value of least expected cost, log2: a step from the steeper side, or from lost runs."""
+        low = min(low, float(np.quantile(self.valley.x_R + np.minimum(self.wall_R, 0.0), 0.025)))
         at_X = np.linspace(low, high, _CHOICES)
         cost_X = np.array([self.over_best(x, _THINNED).mean() for x in at_X])
         best = int(np.clip(np.argmin(cost_X), 1, _CHOICES - 2))

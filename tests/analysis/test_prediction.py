@@ -51,6 +51,18 @@ def test_the_most_that_a_prediction_costs_is_no_less_than_the_expectation():
     assert cost.high == cost.expected == pytest.approx(0.5 * curvature * broken.variance, rel=0.3)
 
 
+@pytest.mark.parametrize("more", [0.6, 2.0, math.inf])
+def test_a_jump_of_the_loss_above_the_optimum_is_a_wall_that_may_come_below_it(more):
+    """The wall nears the optimum by 0.4 octaves an octave: at 16 times it lies 0.8 octaves below."""
+    runs = valley_runs(alpha=0.0)
+    away = np.log2(runs["lr"]) + 6 - (2.0 - 0.4 * np.log2(runs["width"] / 64))
+    smooth = predict(runs, "width=8192").of("all")
+    runs.loc[away > 0, "loss"] += more
+    made = predict(runs, "width=8192").of("all")
+    assert smooth.x == pytest.approx(-6, abs=0.2) and smooth.taking.high < 0.1
+    assert made.x < -6.4 and made.taking.high > 0.2 and made.taking.expected < 0.5 * more
+
+
 def test_lost_runs_above_an_optimum_cost_and_the_advice_keeps_away_from_them():
     parabola = Valley(np.zeros(8000), np.zeros(8000), np.full(8000, 0.03), np.full(8000, PARABOLA))
     optimum = Mixture(np.zeros(1), np.array([0.5]), np.ones(1))
