@@ -17,6 +17,7 @@ VALUES = {
     "columns": ["loss=other_loss"],
     "along": ["warmup"],
     "where": ["noise<0.8"],
+    "best_over": ["wd"],
     "only": ["norm<0.9"],
     "states": ["failed=diverged"],
     "loss_unit": ["bit"],
