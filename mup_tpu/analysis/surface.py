@@ -383,7 +383,8 @@ def _points(runs: pd.DataFrame, tuned: Sequence[str]) -> _Points:
     sizes = tuple(map(tuple, sizes_SA.tolist()))
     points = _Points(sizes, number_N, u_NH, y_N, count_N, squares_N)
     inside_NH = u_NH - means.groupby(number_N)[list(tuned)].transform("mean").to_numpy(float)
-    together = np.linalg.eigvalsh(np.corrcoef(inside_NH.T)).min() < _TOGETHER
+    is_still = (np.ptp(inside_NH, axis=0) == 0).any()  # Within each scale, as where it follows the scale
+    together = is_still or np.linalg.eigvalsh(np.corrcoef(inside_NH.T)).min() < _TOGETHER
     if together or np.linalg.matrix_rank(points.design(np.zeros(h), u_NH[points.best_S])) < coefficients:
         raise TableError(
             f"the runs' {', '.join(tuned)} do not vary independently: add runs in which one moves an octave "

@@ -47,7 +47,9 @@ def analyze_together(
     tuned = question.columns.tuned
     if len(tuned) > MOST_TUNED:
         raise TableError(f"tune {','.join(tuned)}: give at most {MOST_TUNED} columns")
-    values = runs.rename(columns=dict(zip(each_of("x", runs), tuned, strict=True)))
+    # Without other columns of run tables, as a hyperparameter may have the name of one, such as cost.
+    x = each_of("x", runs)
+    values = runs[[*each_of("scale", runs), *x, "loss"]].rename(columns=dict(zip(x, tuned, strict=True)))
     surface = fit_surface(values, tuned, np.random.default_rng(question.seed))
     parts = [_alone(compared, surface, h, question) for h in range(len(tuned))]
     ends = (surface.scales[0], surface.scales[-1])

@@ -43,8 +43,8 @@ def test_runs_in_memory_say_what_they_say_from_a_file(tmp_path):
     assert repr(analyze(frame).to_dict()["results"]) == repr(
         analyze(tmp_path / "runs.csv").to_dict()["results"]
     )
-    with pytest.raises(TableError, match="width"):
-        analyze(frame.drop(columns="width"))
+    with pytest.raises(TableError, match="lr"):
+        analyze(frame.drop(columns="lr"))
 
 
 def test_a_table_and_its_analysis_print_as_their_content():
