@@ -261,12 +261,15 @@ def test_the_benchmark_s_regression_of_all_sweeps_together_is_this_one():
 
 
 def test_priors_count_the_sweeps_of_the_atlas_that_they_rest_on():
+    """An atlas that has grown by a sixth asks for priors chosen anew (benchmarks/prediction.md)."""
     file = Path(__file__).parents[2] / "results" / "public" / "sweeps.csv"
     atlas = pd.read_csv(file).fillna({"kind": "", "optima": ""})
     known = atlas[atlas["optima"].str.count(";") >= 2]
     for kind, priors in BY_KIND.items():
         along = known[known["kind"] == kind]
-        assert (priors.sweeps, priors.claiming) == (len(along), along["claimed"].astype(bool).sum()), kind
+        claiming = int(along["claimed"].astype(bool).sum())
+        for rests_on, count in ((priors.sweeps, len(along)), (priors.claiming, claiming)):
+            assert abs(rests_on - count) <= max(1, count / 6), kind
 
 
 def test_intervals_hold_targets_of_sizes_that_change_each_others_exponents():
