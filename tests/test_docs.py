@@ -131,7 +131,7 @@ def run_script(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> No
     is_script = Path(path).read_bytes().startswith(b"#!")
     assert os.access(path, os.X_OK) == is_script, f"{path} cannot be executed"
     if path == "scripts/quickstart":
-        run_ours(["sweep", "experiments/first_sweep.py", *arguments], patch)
+        run_ours(["sweep", "experiments/first_verdicts.py", *arguments], patch)
     elif path == "scripts/tpu/cluster" and arguments:
         command, *rest = arguments
         assert f"\n{command})" in Path(path).read_text(), f"{command} is no command of {path}"

@@ -194,7 +194,7 @@ def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
 
 
 @pytest.mark.parametrize(
-    ("page", "sweep"), [("README.md", "nanogpt_mup"), ("docs/tutorials/first_sweep.md", "first_sweep")]
+    ("page", "sweep"), [("README.md", "nanogpt_mup"), ("docs/tutorials/first_sweep.md", "first_verdicts")]
 )
 def test_the_first_pages_open_with_the_stored_verdicts(page, sweep):
     text = (RESULTS.parent / page).read_text(encoding="utf-8")
