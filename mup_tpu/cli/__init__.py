@@ -120,8 +120,10 @@ def _run(words: Sequence[str]) -> None:
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
         hint = f"the nearest is {near[0]!r}" if near else f"the commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {name!r}; {hint}")
-    if name in ("analyze", "plan", "predict"):
+    if name in ("analyze", "plan", "predict", "watch"):
         gc.set_threshold(100_000)  # otherwise collections take a sixth: each looks at all that was imported
+        # Several threads on small matrices wait for each other: twenty times the time on a busy machine.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     command = _command(name)
     if {"-h", "--help", "--help-all"} & {*words[count:]}:
         print(write_help(name, command, every="--help-all" in words))
