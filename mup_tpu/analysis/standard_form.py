@@ -391,7 +391,7 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
         numeric = [name for name in varying if table[name].dtype.kind == "f"]
         hints = {
             Columns.scale: f"{given('scale', next(iter(whole), None))} names the scale",
-            Columns.hyperparameter: f"{given('hyperparameter', next(iter(numeric), None))} the tuned column",
+            Columns.hyperparameter: f"{given('hyperparameter', next(iter(numeric), None))} names the tuned",
         }
         if columns.loss in missing and numeric:
             hints[columns.loss] = f"{given('loss', numeric[0])} takes it for the loss"

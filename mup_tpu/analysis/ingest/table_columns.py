@@ -139,13 +139,20 @@ def means(name: object) -> str:
     return ""
 
 
+def _spelt(table: pd.DataFrame, name: str) -> str:
+    """Return a chosen column as the table spells it: lr is learning_rate where that is its only rate."""
+    alike = [str(column) for column in table if means(column) == means(name) != ""]
+    return alike[0] if name not in table and len(alike) == 1 else name
+
+
 def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
     """Guess the columns that were not named; return the table, all names, and notes on the guesses."""
-    defaults, names = Columns(), dict[str, Any]()
+    defaults = Columns()
+    names: dict[str, Any] = {"tuned_beside": tuple(_spelt(table, name) for name in columns.tuned_beside)}
     notes: list[Reason] = []
     for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):
         if not isinstance(named := getattr(columns, part), Usual):
-            names[part] = named
+            names[part] = _spelt(table, named) if part in ("hyperparameter", "scale") else named
             continue
         find = {"hyperparameter": _find_rate, "scale": find_scale}.get(part)
         column = find(table, notes) if find else _find(table, part, getattr(defaults, part), notes)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, Reading, check_table
-from mup_tpu.analysis.ingest.table_columns import means, plain_name, short_name
+from mup_tpu.analysis.ingest.table_columns import find_columns, means, plain_name, short_name
 from mup_tpu.analysis.run_table import select
 from mup_tpu.errors import TableError
 from mup_tpu.store import Condition
@@ -54,6 +54,22 @@ def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
     assert table.runs["scale"].tolist() == (RUNS["width"] * 3).tolist()
     assert table.runs["loss"].tolist() == (RUNS["loss"] + 1).tolist()
     assert table.notes == ()
+
+
+@pytest.mark.parametrize(
+    "given, taken",
+    [
+        ({"hyperparameter": "lr"}, ("peak_lr",)),
+        ({"hyperparameter": "lr", "tuned_beside": ("weight_decay",)}, ("peak_lr", "weight_decay")),
+        ({"hyperparameter": "weight_decay", "tuned_beside": ("learning_rate",)}, ("weight_decay", "peak_lr")),
+    ],
+)
+def test_a_given_name_is_the_only_column_of_its_meaning(given, taken):
+    table = pd.DataFrame({"d_model": [64], "peak_lr": [0.1], "weight_decay": [0.1], "loss": [3.0]})
+    _, columns, _ = find_columns(table, Columns(**given, scale="width"))
+    assert columns.tuned == taken and columns.scale == "d_model"
+    _, columns, _ = find_columns(table.assign(base_lr=[0.01]), Columns(**given, scale="width"))
+    assert "peak_lr" not in columns.tuned, "two rates are not chosen between"
 
 
 def test_a_rate_that_is_named_leaves_the_logged_one_aside_as_a_guessed_one_does():
