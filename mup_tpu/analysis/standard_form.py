@@ -389,9 +389,10 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
         varying = [name for name in map(str, table) if not means(name) and distinct(table[name]) > 1]
         whole = [name for name in varying if table[name].dtype.kind in "iu"]
         numeric = [name for name in varying if table[name].dtype.kind == "f"]
+        size, tuned = next(iter(whole), None), next(iter(numeric), None)
         hints = {
-            Columns.scale: f"{given('scale', next(iter(whole), None))} names the scale",
-            Columns.hyperparameter: f"{given('hyperparameter', next(iter(numeric), None))} names the tuned",
+            Columns.scale: f"{given('scale', size)} names the scale",
+            Columns.hyperparameter: f"{given('hyperparameter', tuned)} names the hyperparameter",
         }
         if columns.loss in missing and numeric:
             hints[columns.loss] = f"{given('loss', numeric[0])} takes it for the loss"
