@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.readers import TOOLS, find_reader
+from mup_tpu.analysis.ingest.readers import TOOLS, find_reader, is_log_of_one_run
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_scale, means, plain_name
 from mup_tpu.analysis.ingest.table_values import (
     LossUnit,
@@ -211,6 +211,11 @@ def read_rows(table: pd.DataFrame | Place, reading: Reading) -> tuple[pd.DataFra
     if isinstance(table, str | Path) and find_reader(table) is None:
         where = load_header(table).where if reading.where is None else reading.where
         return select(load_runs(table), where), replace(reading, where=where)
+    if len(paths) == 1 and is_log_of_one_run(paths[0]):
+        raise TableError(
+            f"{paths[0]} is the log of one run, which has no optimum: give the logs of several sizes and "
+            "rates, or the folder that holds them"
+        )
     tables = [_read(one) for one in paths]
     if len(paths) > 1:
         names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]

@@ -449,6 +449,12 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
     return read_tool if is_read else None
 
 
+def is_log_of_one_run(path: str | Path) -> bool:
+    place = Path(str(path))
+    reader = next((r for r in READERS if place.is_file() and r.of_file and r.matches(place)), None)
+    return reader is not None and reader.read is training_log
+
+
 def read_tool(path: str | Path) -> pd.DataFrame:
     """Read the runs in a folder or file of another tool."""
     place = Path(str(path))

@@ -272,6 +272,8 @@ for name, (path, content) in FOLDERS.items():
 
     KINDS[f"a folder of {name}"] = Kind(write)
 
+text("a log alone", STEPS.format(loss=2.5) * 2, "train.log", error="the log of one run, which has no optimum")
+
 # Files and texts
 text("CSV", CSV)
 text("a mark of UTF-8", CSV.encode("utf-8-sig"))
