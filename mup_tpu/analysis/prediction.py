@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -392,7 +393,7 @@ def _predict(
 
 
 _WALL_SLOPE, _WALL_SCATTER = 0.35, 0.25
-"""Standard deviations of where lost runs begin above an optimum: octaves per octave of the scale, octaves."""
+"""Standard deviations of where runs break above an optimum: octaves per octave of the scale, octaves."""
 
 _BREAKS, _LEAST_BREAK = 3.0, 0.1
 """A loss breaks the valley where it rises this much more than the valley may, at least by these nat."""
@@ -400,7 +401,7 @@ _BREAKS, _LEAST_BREAK = 3.0, 0.1
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Losses around an optimum at a target: those of the largest scale, and where runs are lost."""
+    """Losses around an optimum at a target: those of the largest scale, and where runs break."""
 
     valley: Valley
     most: float = math.inf  # Loss of guessing less that at the optimum, nat: no run costs more
@@ -419,13 +420,14 @@ class Surroundings:
             if of_scale is not None:
                 high_G = np.quantile(of_scale.loss(curve.x_G), 0.975, axis=0)
                 breaks_G |= curve.mean_G - o.loss > _BREAKS * np.maximum(high_G - o.loss, _LEAST_BREAK)
-            lost_x = curve.x_G[breaks_G & (curve.x_G > o.best_x)]
-            if o.is_bracketed and len(lost_x):
-                before = float(curve.x_G[curve.x_G < lost_x[0]].max())
-                error = math.hypot((lost_x[0] - before) / math.sqrt(12), o.se, _WALL_SCATTER)
+            broken_x = curve.x_G[breaks_G & (curve.x_G > o.best_x)]
+            if o.is_bracketed and len(broken_x):
+                before = float(curve.x_G[curve.x_G < broken_x[0]].max())
+                error = math.hypot((broken_x[0] - before) / math.sqrt(12), o.se, _WALL_SCATTER)
                 r = 0.0 if o.beside else math.log2(o.scale / scale)
-                walls.append((r, (lost_x[0] + before) / 2 - o.mean, error))
-                broken.append(min(float(curve.mean_G[curve.x_G == lost_x[0]][0]) - o.loss, most - last.loss))
+                walls.append((r, (broken_x[0] + before) / 2 - o.mean, error))
+                loss = float(curve.mean_G[curve.x_G == broken_x[0]][0])
+                broken.append(min(loss - o.loss, most - last.loss))
         if not walls:
             return cls(valley, most - last.loss)
         # Distances are a line along the scale, whose slope has a prior around 0: a wall moves as optima do.
@@ -458,10 +460,15 @@ class Losses:
     broken: float  # Least loss of broken runs over the best, nat
     most: float
 
+    @cached_property
+    def best_R(self) -> np.ndarray:
+        # Rise at the best value that trains: that at the wall where it lies below the optimum
+        return self.valley.rise(np.minimum(self.wall_R, 0.0))
+
     def over_best(self, x: float, every: int = 1) -> np.ndarray:
         part, wall_R = self.valley.part(slice(None, None, every)), self.wall_R[::every]
-        away_R, best_R = x - part.x_R, part.rise(np.minimum(wall_R, 0.0))
-        over_R = part.rise(away_R) - best_R
+        away_R = x - part.x_R
+        over_R = part.rise(away_R) - self.best_R[::every]
         over_R = np.where(away_R > wall_R, np.maximum(over_R, self.broken), over_R)
         return np.minimum(over_R, self.most)
 
@@ -473,7 +480,7 @@ class Losses:
         return ExpectedCost(mean, max(mean, float(np.quantile(loss_R, 0.975))))
 
     def safest(self, low: float, high: float) -> float:
-        """Return the value of least expected cost, log2: a step from the steeper side, or from lost runs."""
+        """Return the value of least expected cost, log2: a step from the steeper side, or from the wall."""
         low = min(low, float(np.quantile(self.valley.x_R + np.minimum(self.wall_R, 0.0), 0.025)))
         at_X = np.linspace(low, high, _CHOICES)
         cost_X = np.array([self.over_best(x, _THINNED).mean() for x in at_X])
