@@ -38,7 +38,7 @@ _MANY = 24
 _FIRST = {
     "results", "scale", "tune", "compare", "num-seeds", "until-settled", "budget", "dry-run",
     "device", "address", "ray", "trainer", "loss", "config", "at", "architecture", "width",
-    "depth", "parametrization", "corpus", "learning-rate", "steps", "batch-size", "seed", "save",
+    "depth", "parametrization", "corpus", "learning-rate", "steps", "batch-size", "seed",
     "export", "algorithm", "num-samples", "resume", "checkpoint-every", "json",
 }  # fmt: skip
 
@@ -67,7 +67,8 @@ def write_help(name: str, command: Callable[..., Any], every: bool) -> str:
     count = sum(len(actions) for _, actions in groups[1:])
     is_short = count > _MANY and not every
     lines = [" ".join(["usage: mup-tpu", name, *map(_value, paths), "[OPTIONS]"]), ""]
-    lines += [_paragraphs(parser.description or "").rstrip(), "", f"Example: {EXAMPLES[name]}"]
+    lines += [textwrap.fill(part, _width()) for part in (parser.description or "").rstrip().split("\n")]
+    lines += ["", f"Example: {EXAMPLES[name]}"]
     for group, actions in groups:
         shown = [
             a for a in actions if not is_short or not a.option_strings or a.option_strings[0][2:] in _FIRST
@@ -82,9 +83,8 @@ def write_help(name: str, command: Callable[..., Any], every: bool) -> str:
     return "\n".join(lines)
 
 
-def _paragraphs(text: str) -> str:
-    width = min(shutil.get_terminal_size().columns, 100)
-    return "\n".join(textwrap.fill(part, width) for part in text.split("\n"))
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 100)
 
 
 def _value(action: argparse.Action) -> str:
@@ -102,8 +102,7 @@ def _entry(action: argparse.Action) -> Iterator[str]:
     text = " ".join(str(action.help or "").replace("%%", "%").split())
     text = re.sub(r" ?\(default: (None|False|auto|)\)| ?\((required|repeatable)\)", "", text)
     text = re.sub(r"\(default: '?(.*?)'?\)$", r"(\1 by default)", text)
-    width = min(shutil.get_terminal_size().columns, 100)
-    lines = textwrap.wrap(text, width - 24)
+    lines = textwrap.wrap(text, _width() - 24)
     if len(head) > 22 or not lines:
         yield head
     else:
