@@ -170,10 +170,8 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
     stored, named = read_rows(path, reading)
     header = load_header(path)
     fixed = (*STORED_FIXED, *(header.columns or ()))
-    columns, where = (
-        replace(named.columns or Columns(), step=""),
-        named.where or (),
-    )  # stored rows are of runs
+    columns = replace(named.columns or Columns(), step="")  # a stored row is a run, not a step
+    where = named.where or ()
     if reading.unit != LossUnit() and columns.is_per_token:
         raise TableError(f"unit: the losses of {path} are in nat per token, and no other unit applies")
     table = standard_form(_best_over(stored, named), columns, named, fixed, [])

@@ -35,7 +35,7 @@ class Shown(ABC):
     def to_frame(self) -> pd.DataFrame: ...
 
     def __repr__(self) -> str:
-        # By its name, since words stand above the analysis.
+        # The room of words imports this one, so it is imported only when a result is shown.
         return str(importlib.import_module("mup_tpu.words").summary(self))
 
     def _repr_html_(self) -> str:

@@ -141,7 +141,7 @@ class Lease:
     purchase: int | None  # purchase of a sequence that the trial belongs to
 
     def runs(self, now: float) -> bool:
-        """Return whether nobody else gets the trial yet; a begin further ahead is of a wrong clock."""
+        """Return whether the trial stays leased; a begin far in the future comes from a wrong clock."""
         return abs(now - self.at) < self.patience
 
 
