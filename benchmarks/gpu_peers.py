@@ -21,6 +21,7 @@ import itertools
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ import pandas as pd
 import tyro
 from rich.console import Console
 
-VOCABULARY, BATCH, LENGTH, DEPTH = 256, 16, 512, 2
+BATCH, LENGTH = 16, 512
 
 Peer = Literal["stacked", "graph", "in turns", "nanogpt", "trainer", "processes"]
 
@@ -47,6 +48,8 @@ class Case:
     """Whether torch's compiler has the step."""
     optimizer: str = "adamw"
     """Update rule of a pack; peers have AdamW."""
+    depth: int = 2
+    vocabulary: int = 256
 
     @property
     def head_size(self) -> int:
@@ -54,12 +57,12 @@ class Case:
         return min(64, self.width)
 
 
-def batches(device: str, length: int = LENGTH) -> Any:
+def batches(device: str, vocabulary: int, length: int = LENGTH) -> Any:
     """An endless stream of random batches, sampled on the host as nanoGPT does and sent without waiting."""
     import numpy as np
     import torch
 
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 10**6)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, 10**6)
     generator = np.random.default_rng(1)
     while True:
         starts = generator.integers(0, len(tokens) - length - 1, BATCH)
@@ -84,15 +87,15 @@ def measure_pack(case: Case, seconds: float) -> dict[str, float]:
     from mup_tpu.training.pack import Pack
 
     base = Trial().replace(
-        width=case.width, base_width=64, head_size=case.head_size, depth=DEPTH, batch_size=BATCH,
+        width=case.width, base_width=64, head_size=case.head_size, depth=case.depth, batch_size=BATCH,
         sequence_length=LENGTH, precision="bf16", optimizer=case.optimizer, steps=100,
     )  # fmt: skip
     trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
     device = get_device(case.device).arrange(case.members, BATCH)
     chunk = min(20, device.longest_chunk(1))
     execution: Execution = "loop" if case.peer == "in turns" else "vmap"
-    pack = Pack(trials, VOCABULARY, device, execution, compile=case.compile)
-    stream = batches("cpu")
+    pack = Pack(trials, case.vocabulary, device, execution, compile=case.compile)
+    stream = batches("cpu", case.vocabulary)
 
     def step() -> None:
         tokens_SBT1 = torch.stack([next(stream) for _ in range(chunk)])
@@ -106,10 +109,11 @@ def measure_nanogpt(case: Case, seconds: float) -> dict[str, float]:
     import torch
     from nanogpt_peer import GPT
 
-    model: Any = GPT(VOCABULARY, LENGTH, case.width, DEPTH, case.width // case.head_size).to(case.device)
+    model: Any = GPT(case.vocabulary, LENGTH, case.width, case.depth, case.width // case.head_size)
+    model = model.to(case.device)
     model = torch.compile(model) if case.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
-    stream = batches(case.device)
+    stream = batches(case.device, case.vocabulary)
 
     def step() -> None:
         batch = next(stream)
@@ -131,7 +135,7 @@ def measure_trainer(case: Case, seconds: float) -> dict[str, float]:
     began: list[tuple[float, int]] = []
 
     class Blocks(torch.utils.data.Dataset[Any]):
-        tokens = torch.randint(0, VOCABULARY, (LENGTH * 4096,))
+        tokens = torch.randint(0, case.vocabulary, (LENGTH * 4096,))
 
         def __len__(self) -> int:
             return 4096
@@ -148,7 +152,7 @@ def measure_trainer(case: Case, seconds: float) -> dict[str, float]:
                 control.should_training_stop = began[-1][0] - began[0][0] > seconds
 
     shape = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=case.width, n_layer=DEPTH,
+        vocab_size=case.vocabulary, n_positions=LENGTH, n_embd=case.width, n_layer=case.depth,
         n_head=case.width // case.head_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -225,6 +229,22 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     return {**asdict(case), "gpu": name, "torch": torch.__version__, **found}
 
 
+def measure_all(cases: Sequence[Case], seconds: float, minutes: float, out: Path | None) -> None:
+    """Measure each case in a process of its own, until the minutes are over; write the table as it grows."""
+    console, rows, ends = Console(soft_wrap=True, highlight=False), [], time.monotonic() + 60 * minutes
+    for case in cases:
+        if time.monotonic() > ends:
+            console.print(f"{len(cases) - len(rows)} cases are left: no time")
+            break
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+            rows.append(pool.submit(measure, case, seconds).result())
+        row = rows[-1]
+        result = row.get("failed") or f"{row['tokens_per_s']:,.0f} tokens/s"
+        console.print(f"width {case.width} · {case.peer} · {case.members}: {result}")
+        if out is not None:
+            pd.DataFrame(rows).to_csv(out, index=False, float_format="%.4g")
+
+
 def main(
     device: Literal["cuda", "cpu"] = "cuda",
     widths: tuple[int, ...] = (64, 256, 768, 2048),
@@ -247,24 +267,13 @@ def main(
         minutes: Of this call; cases that are left after it are not measured.
         out: CSV file for the table, written after each case.
     """
-    console, rows, ends = Console(soft_wrap=True, highlight=False), [], time.monotonic() + 60 * minutes
     cases = [
         Case(peer, device, width, k, peer in ("nanogpt", "stacked") and device == "cuda", optimizer)
         for width, peer, k in itertools.product(widths, peers, members)
         if (k == 1 if peer in ("nanogpt", "trainer") else k == 8 if peer == "processes" else True)
         and not (width >= 2048 and k > 8)
     ]
-    for case in cases:
-        if time.monotonic() > ends:
-            console.print(f"{len(cases) - len(rows)} cases are left: no time")
-            break
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-            rows.append(pool.submit(measure, case, seconds).result())
-        row = rows[-1]
-        said = row.get("failed") or f"{row['tokens_per_s']:,.0f} tokens/s"
-        console.print(f"width {case.width} · {case.peer} · {case.members}: {said}")
-        if out is not None:
-            pd.DataFrame(rows).to_csv(out, index=False, float_format="%.4g")
+    measure_all(cases, seconds, minutes, out)
 
 
 if __name__ == "__main__":

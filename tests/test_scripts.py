@@ -223,3 +223,12 @@ def test_a_second_script_adds_packages_and_takes_none_away(tmp_path):
     assert prepare("_environment", EXTRAS="all,dashboard")[2:] == [".[pinned,all,dashboard]"]
     (checkout / "pyproject.toml").write_text((checkout / "pyproject.toml").read_text() + "\n")
     assert prepare("quickstart")[3:] == [".[pinned,all,dashboard]"]  # all of it anew
+
+
+@pytest.mark.nightly
+def test_what_a_gpu_is_asked_is_rehearsed_on_the_cpu(tmp_path):
+    command = [sys.executable, "benchmarks/on_gpu.py", "--rehearse", "--out", tmp_path, "--seconds", "0.1"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "at width 128, predicted on" in ran.stdout
+    assert len((tmp_path / "rates.csv").read_text().splitlines()) == 3
