@@ -1,16 +1,17 @@
-"""Which faults do the tests catch? Draw mutations of the package, and run the tests that mirror each module.
+"""Which faults do the tests catch? Draw mutations of the package, and run the tests that reach each.
 
 python benchmarks/mutations.py --seed 1 --count 60 > drawn.tsv        draw and run
 python benchmarks/mutations.py --again drawn.tsv                      run the same mutations again
 
 A mutation changes an operator, a comparison or a constant, or removes a line. The package is copied first, so
-that the working tree stays as it is. Each line of the output has the outcome, the place, and the line before
-and after: `caught`, `survived`, `slow` (the time ended), or `gone` (the line has changed since it was drawn).
+that the working tree stays as it is. All tests but slow ones run once, and note which of them reach each line
+that is to change, also in processes that they start. Each line of the output has the outcome, the place, the
+line before and after, the number of tests that reach it, and the one that failed. Outcomes are `caught`,
+`survived`, `slow` (the time ended), `unreached`, and `gone` (the line has changed since it was drawn).
 """
 
 import argparse
 import ast
-import functools
 import os
 import random
 import re
@@ -32,6 +33,23 @@ COMPARISONS = {
     ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.Is: ("is", "is not"),
     ast.IsNot: ("is not", "is"),
 }  # fmt: skip
+MOST_TESTS = 150  # tests of one mutation, at most: those of the module first, then others at random
+
+# Module of the copied package that notes the tests which reach a line
+REACHED = """
+import os
+known = set()
+def at(number):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if (number, test) not in known:
+        known.add((number, test))
+        try:
+            file = os.open(os.path.join(os.path.dirname(__file__), "reached.txt"), 1089, 0o600)
+            os.write(file, f"{number}\\t{test}\\n".encode())
+            os.close(file)
+        except OSError:
+            pass
+"""
 
 
 def mutations(source: str) -> Iterator[tuple[str, int, str]]:
@@ -77,18 +95,36 @@ def draw(seed: int, count: int, rooms: list[str]) -> list[tuple[str, str, str]]:
     return [generator.choice(sites[kinds[i % len(kinds)]]) for i in range(count)]
 
 
-def mirror(module: str, root: Path) -> str:
-    """Return the tests of a module: the file of its name, or all files of its room."""
-    path = Path(module).relative_to("mup_tpu")
-    of_module = root / "tests" / path.with_name(f"test_{path.name}")
-    return str(of_module if of_module.exists() else of_module.parent)
+def marked(source: str, numbers: dict[int, int]) -> str:
+    """Return a module that notes when a test reaches lines, each by the number of its mutation.
+
+    A line that runs as the module is imported counts as reached by whatever enters a function of the module.
+    """
+    tree = ast.parse(source)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    for line, number in numbers.items():
+        mark = ast.parse(f"__import__('mup_tpu.reached', fromlist=['at']).at({number})").body[0]
+        is_inside = any(f.body[0].lineno <= line + 1 <= (f.end_lineno or 0) for f in functions)
+        if not is_inside:
+            for function in functions:
+                function.body.insert(1 if ast.get_docstring(function) else 0, mark)
+            continue
+        blocks = [
+            (block, at)
+            for node in ast.walk(tree)
+            for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody"))
+            if isinstance(block, list)
+            for at, statement in enumerate(block)
+            if hasattr(statement, "end_lineno") and statement.lineno <= line + 1 <= statement.end_lineno
+        ]
+        block, at = blocks[-1]  # ast.walk goes from the outside to the inside
+        block.insert(at, mark)
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def run_tests(copy: Path, seconds: float, *words: str) -> tuple[int | None, str]:
     """Return pytest's exit code and output; the code is None if the time ended."""
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not slow", "--tb=no", "-p", "no:cacheprovider"
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--tb=no", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(copy)}
     with subprocess.Popen(
         [*command, *words], cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -102,31 +138,70 @@ def run_tests(copy: Path, seconds: float, *words: str) -> tuple[int | None, str]
             return None, ""
 
 
-@functools.cache
-def failing(copy: Path, tests: str, seconds: float) -> tuple[str, ...]:
-    """Return the tests that fail without a mutation, such as those that need the repository's history."""
-    _, output = run_tests(copy, seconds, tests)
-    return tuple(re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE))
+def reaching(copy: Path, drawn: list[tuple[str, str, str]], processes: int) -> list[list[str]]:
+    """Return the tests that reach each mutation's line, without those that fail in the copy anyway."""
+    sources = {module: (copy / module).read_text(encoding="utf-8") for module, _, _ in drawn}
+    for module, source in sources.items():
+        lines = source.split("\n")
+        numbers = {lines.index(b): i for i, (m, b, _) in enumerate(drawn) if m == module and b in lines}
+        (copy / module).write_text(marked(source, numbers), encoding="utf-8")
+    notes = copy / "mup_tpu" / "reached.txt"
+    notes.with_suffix(".py").write_text(REACHED)
+    # Groups are part of a test's name under pytest-xdist.
+    _, output = run_tests(copy, 7200.0, "-n", str(processes), "--dist", "loadgroup", "tests")
+    failing = {
+        name.rpartition("@")[0] for name in re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    }
+    by_line: dict[tuple[str, str], set[str]] = {}
+    for note in notes.read_text().splitlines():
+        number, _, test = note.partition("\t")
+        module, before, _ = drawn[int(number)]
+        by_line.setdefault((module, before), set()).add(test.rpartition("@")[0])
+    for module, source in sources.items():
+        (copy / module).write_text(source, encoding="utf-8")
+    return [sorted(by_line.get((module, before), set()) - failing - {""}) for module, before, _ in drawn]
 
 
-def outcome(copy: Path, module: str, before: str, after: str, seconds: float) -> str:
-    path, tests = copy / module, mirror(module, copy)
-    source = path.read_text(encoding="utf-8") if path.exists() else ""
+def outcome(copy: Path, mutation: tuple[str, str, str], tests: list[str], seconds: float) -> tuple[str, str]:
+    """Return the outcome of a mutation, and the test that caught it."""
+    module, before, after = mutation
+    path = copy / module
+    source = path.read_text(encoding="utf-8")
     if source.split("\n").count(before) != 1:
-        return "gone"
-    left_out = [f"--deselect={test}" for test in failing(copy, tests, 3 * seconds)]
-    path.write_text(source.replace(before, after, 1), encoding="utf-8")
-    code, _ = run_tests(copy, seconds, "-x", *left_out, tests)
-    path.write_text(source, encoding="utf-8")
-    return "slow" if code is None else "caught" if code else "survived"
+        return "gone", ""
+    mirror = f"tests/{Path(module).relative_to('mup_tpu').with_name('test_' + Path(module).name)}"
+    random.Random(before).shuffle(tests)
+    tests.sort(key=lambda test: (not test.startswith(mirror), not test.startswith(str(Path(mirror).parent))))
+    left = tests[:MOST_TESTS]
+    while left:
+        count = 20 if left[0] == tests[0] else len(left)  # the nearest tests start at once
+        path.write_text(source.replace(before, after, 1), encoding="utf-8")
+        failed, has_ended = failing(copy, left[:count], seconds)
+        path.write_text(source, encoding="utf-8")
+        if not has_ended:
+            return "slow", ""
+        if failed and not failing(copy, [failed], seconds)[0]:
+            return "caught", failed
+        left = [test for test in left if test != failed] if failed else left[count:]
+    return "survived" if tests else "unreached", ""
+
+
+def failing(copy: Path, tests: list[str], seconds: float) -> tuple[str, bool]:
+    """Return the first of these tests that fails, and whether they ended in time."""
+    listed = copy / "listed.txt"
+    listed.write_text("\n".join(tests))
+    code, output = run_tests(copy, seconds, "-n", "0", "-x", f"@{listed}")
+    names = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
+    return (names[0] if names else tests[0] if code else ""), code is not None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw mutations and run the tests of their modules.")
+    parser = argparse.ArgumentParser(description="Draw mutations and run the tests that reach them.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--rooms", nargs="*", default=[], help="folders of mup_tpu; by default all")
-    parser.add_argument("--seconds", type=float, default=180.0, help="time limit of a mutation's tests")
+    parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a mutation's tests")
+    parser.add_argument("--processes", type=int, default=2, help="processes of the run that finds the tests")
     parser.add_argument("--again", type=Path, help="an earlier output, whose mutations are run again")
     given = parser.parse_args()
     if given.again:
@@ -137,9 +212,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
-        for module, before, after in drawn:
-            found = outcome(copy, module, before, after, given.seconds)
-            print(found, module, before, after, sep="\t", flush=True)
+        drawn = [mutation for mutation in drawn if (copy / mutation[0]).exists()]
+        for mutation, tests in zip(drawn, reaching(copy, drawn, given.processes), strict=True):
+            result, test = outcome(copy, mutation, tests, given.seconds)
+            print(result, *mutation, len(tests), test, sep="\t", flush=True)
 
 
 if __name__ == "__main__":

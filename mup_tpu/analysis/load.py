@@ -244,7 +244,14 @@ def _named_once(table: pd.DataFrame) -> pd.DataFrame:
     names = pd.Index([str(name) for name in table.columns])
     if not names.is_unique:
         raise TableError(f"table has two columns {names[names.duplicated()][0]!r}")
-    return table.set_axis(names, axis="columns")
+    # Lists in JSON become text, as in CSV: an error of a column that must be numbers then names them.
+    plain = table.set_axis(names, axis="columns")
+    lists = {
+        name: plain[name].map(lambda value: str(value) if isinstance(value, list) else value)
+        for name in names
+        if plain[name].dtype == object
+    }
+    return plain.assign(**lists)
 
 
 # Columns that have one value in all rows, except along the axes

@@ -26,11 +26,10 @@ from mup_tpu.config.values import (
     unknown_key,
 )
 from mup_tpu.errors import ConfigError, raised_as
-from mup_tpu.files import read_local
+from mup_tpu.files import MOST_BYTES_OF_CONFIG, read_local
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**20  # largest TOML file that is read
 
 # Most dots in a key: Python's parser needs memory that grows with the square of a key's parts
 MOST_DOTS = 100
@@ -212,7 +211,7 @@ def _named(where: str) -> Iterator[None]:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read the values of a TOML file."""
     with raised_as(ConfigError, f"configuration {path} cannot be read"):
-        content = read_local(path, MOST_BYTES)
+        content = read_local(path, MOST_BYTES_OF_CONFIG)
     with raised_as(ConfigError, f"configuration {path} is not valid TOML", (ValueError, RecursionError)):
         text = content.decode("utf-8").replace("\r\n", "\n")
         # Before tomllib, which takes memory by the square of a key's parts.

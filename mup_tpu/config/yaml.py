@@ -11,6 +11,8 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from mup_tpu.files import MOST_BYTES_OF_CONFIG, require_size
+
 # Most values of a file with each alias written out; the largest tables of labels have 88 000
 MOST_VALUES = 200_000
 
@@ -29,11 +31,13 @@ def read_yaml(text: str) -> Any:
     """Return the plain values of YAML; what has a tag of a program is read without the tag.
 
     Raises:
-        ValueError: the text is no YAML, or too large.
+        ValueError: the text is no YAML, or holds too many values.
+        OSError: the text is too long.
     """
     yaml = yaml_format(typ="safe")
     yaml.Constructor = _Untagged
     try:
+        require_size(len(text), MOST_BYTES_OF_CONFIG)
         return yaml.load(text)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None

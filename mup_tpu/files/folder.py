@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
-from mup_tpu.files.local import flush, partial, read_local, scratch_folder
+from mup_tpu.files.local import flush, partial, read_local, require_size, scratch_folder
 
 NOTICE_S = 15.0  # seconds without an answer of a bucket before a warning
 UNANSWERED_S = 60.0  # seconds that a request may take beyond the time of its bytes at MIN_RATE
@@ -187,8 +187,7 @@ class Folder:
             return read_local(self._at(name), most)
         with self._request():
             content = bytes(self._fs.cat_file(self._at(name)))
-        if most is not None and len(content) > most:
-            raise OSError(f"it has more than {most:,} bytes")
+        require_size(len(content), most)
         return content
 
     def size(self, name: str) -> int:

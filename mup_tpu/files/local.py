@@ -10,6 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 
 def short_hash(content: bytes | str) -> str:
@@ -22,13 +23,27 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_local(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Read a local file; raise OSError if it has too many bytes, such as an endless device."""
+# Most bytes of a user's file, unpacked: every reader then ends within about a minute, in a few GB of memory.
+MOST_BYTES = 2**27
+MOST_BYTES_OF_CONFIG = 2**20  # YAML and TOML are parsed at 100 kB a second
+
+
+def read_local(path: str | os.PathLike[str], most: int | None = MOST_BYTES) -> bytes:
+    """Read a local file, of which the reader takes so many bytes at most."""
     with open(path, "rb") as file:
-        content = file.read() if most is None else file.read(most + 1)
-    if most is not None and len(content) > most:
-        raise OSError(f"it has more than {most:,} bytes")
+        return bounded(file, most)
+
+
+def bounded(file: IO[bytes], most: int | None = MOST_BYTES) -> bytes:
+    """Read a file to its end, unless it is endless or a bomb; raise OSError if it has too many bytes."""
+    content = file.read() if most is None else file.read(most + 1)
+    require_size(len(content), most)
     return content
+
+
+def require_size(size: float, most: int | None = MOST_BYTES) -> None:
+    if most is not None and size > most:
+        raise OSError(f"it has more than {most:,} bytes unpacked, the most that is read")
 
 
 def flush(path: Path) -> None:

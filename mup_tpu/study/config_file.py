@@ -16,9 +16,7 @@ from ruamel.yaml.error import YAMLError
 from mup_tpu.config import shown
 from mup_tpu.config.yaml import yaml_format
 from mup_tpu.errors import ConfigError, raised_as
-from mup_tpu.files import read_local
-
-_MOST_BYTES = 2**22
+from mup_tpu.files import MOST_BYTES_OF_CONFIG, read_local
 
 
 class ConfigFile:
@@ -30,7 +28,7 @@ class ConfigFile:
         if self._suffix not in _FORMATS:
             raise ConfigError(f"config {path!r} is not a file *.yaml, *.yml, *.toml or *.json")
         with raised_as(ConfigError, f"config {path} cannot be read"):
-            self._content = read_local(path, _MOST_BYTES)
+            self._content = read_local(path, MOST_BYTES_OF_CONFIG)
         if not isinstance(self._read(), Mapping):
             raise ConfigError(f"config {path} holds no names with values")
 

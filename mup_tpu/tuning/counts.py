@@ -6,11 +6,11 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, raised_as
+from mup_tpu.files import read_local
 from mup_tpu.words.plans import VOCABULARY
 
 # Fields of transformers' configurations with the experts that a token takes
@@ -72,8 +72,10 @@ def read_counts(path: str) -> ParameterCounts:
     Raises:
         ConfigError: it is no configuration of a causal language model whose parameters can be counted.
     """
-    with raised_as(ConfigError, f"target {path} cannot be read as JSON", (OSError, ValueError)):
-        values = json.loads(Path(path).read_text())
+    with raised_as(
+        ConfigError, f"target {path} cannot be read as JSON", (OSError, ValueError, RecursionError)
+    ):
+        values = json.loads(read_local(path))
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise ConfigError(f"target {path} has no model_type, as a config.json of transformers has")
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):

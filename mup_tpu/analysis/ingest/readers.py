@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import logging
 import math
@@ -28,6 +29,7 @@ import pandas as pd
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
 from mup_tpu.errors import TableError, extra_with, reason
+from mup_tpu.files import read_local
 from mup_tpu.store.header import STORE_FILE
 from mup_tpu.store.runs import LOG_FILE
 
@@ -61,7 +63,7 @@ def tune_result(file: Path) -> pd.DataFrame:
 
 def tune_progress(file: Path) -> pd.DataFrame:
     """Read Ray Tune's progress.csv, or any logger's; settings that it lacks are in params.json."""
-    rows = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
+    rows = pd.read_csv(io.BytesIO(content)) if (content := _bytes(file)) else pd.DataFrame()
     params = file.parent / "params.json"
     if params.exists() and not any(str(name).startswith("config/") for name in rows):
         known = pd.json_normalize({"config": json.loads(_text(params))}, sep="/").iloc[0]
@@ -71,7 +73,7 @@ def tune_progress(file: Path) -> pd.DataFrame:
 
 def lightning(file: Path) -> pd.DataFrame:
     """Read Lightning's metrics.csv: held-out losses have rows of their own; settings are in hparams.yaml."""
-    rows = pd.read_csv(file)
+    rows = pd.read_csv(io.BytesIO(_bytes(file)))
     held_out = [name for name in rows if re.search(r"val|eval|test", str(name)) and "loss" in str(name)]
     if held_out:
         rows = rows.dropna(subset=held_out[:1])
@@ -181,7 +183,7 @@ def _text(file: Path) -> str:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_local(file)
     except OSError as error:
         raise TableError(f"{file} cannot be read: {reason(error)}") from None
 

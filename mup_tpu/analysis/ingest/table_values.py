@@ -206,7 +206,7 @@ def without_summaries(table: pd.DataFrame, names: Iterable[str]) -> tuple[pd.Dat
         if name not in table or table[name].dtype.kind in "iufb":
             continue
         texts = table[name].astype(str).str.strip()
-        is_summary = texts.map(lambda text: _STATISTIC.fullmatch(text) is not None)
+        is_summary = texts.map(lambda text: bool(_STATISTIC.fullmatch(str(text))))
         if is_summary.any() and not is_summary.all():
             left = table[~is_summary].infer_objects()
             numeric = pd.to_numeric(left[name], errors="coerce")

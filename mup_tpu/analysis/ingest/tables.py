@@ -40,6 +40,7 @@ from mup_tpu.config import parse_number, shown
 from mup_tpu.config.values import as_number
 from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import ConfigError, TableError, given, not_installed, reason
+from mup_tpu.files import MOST_BYTES, bounded, require_size
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 # Suffix of a file -> its kind
@@ -86,13 +87,13 @@ def read_file(path: str | Path) -> pd.DataFrame:
         raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
     try:
         if kind == "parquet":
-            table = pd.read_parquet(path)
+            table = _parquet(_bytes(path))
             if table.index.names != [None] or not isinstance(table.index, pd.RangeIndex):
                 table = table.reset_index().drop(columns="index", errors="ignore")
         elif kind == "excel":
-            table = _excel(path)
+            table = _excel(_bytes(path))
         else:
-            content = _utf8(sys.stdin.buffer.read() if name == STDIN else _bytes(path))
+            content = _utf8(bounded(sys.stdin.buffer) if name == STDIN else _bytes(path))
             content = json.dumps(read_yaml(content.decode())).encode() if kind == "yaml" else content
             is_json = kind in ("json", "lines", "yaml") or (
                 name == STDIN and content.lstrip()[:1] in (b"{", b"[")
@@ -123,8 +124,16 @@ def _bytes(path: str | Path) -> bytes:
             listed = ", ".join(names[:3])
             raise ValueError(f"it holds {len(names)} files, not one ({listed}); unpack it, and name one")
     with fsspec.open(str(path), "rb", compression="infer") as file:
-        content: bytes = file.read()
-    return content
+        return bounded(file)
+
+
+def _parquet(content: bytes) -> pd.DataFrame:
+    import pyarrow.parquet  # a tenth of a second, which other tables do without
+
+    file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
+    # A number in memory has eight bytes; in a file, a million equal ones have none.
+    require_size(8 * file.metadata.num_rows * file.metadata.num_columns)
+    return pd.read_parquet(io.BytesIO(content))
 
 
 def _check_columns(count: int) -> None:
@@ -148,22 +157,41 @@ def _utf8(content: bytes) -> bytes:
     return content if b"\n" in content else content.replace(b"\r", b"\n")
 
 
-def _excel(path: str | Path) -> pd.DataFrame:
+def _excel(content: bytes) -> pd.DataFrame:
     """Read the only sheet of a workbook that holds a table, with a title above it or none."""
     try:
-        sheets = pd.read_excel(path, sheet_name=None, header=None)
+        import openpyxl
     except ImportError:
         raise ValueError(f"it {not_installed('openpyxl')}; or save it as CSV") from None
-    filled: dict[Any, pd.DataFrame] = {}
-    for name, sheet in sheets.items():
-        cells = sheet.notna().sum(axis=1)
-        below_title = sheet[(cells > 1).cummax() & (cells > 0)].dropna(axis=1, how="all")
-        filled |= {name: below_title} if len(below_title) > 1 else {}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        # openpyxl reads 2 MB a second.
+        require_size(sum(file.file_size for file in archive.infolist()), MOST_BYTES // 4)
+    computed = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+    filled: dict[str, pd.DataFrame] = {}
+    for sheet in computed.worksheets:
+        sheet.reset_dimensions()
+        size, rows = 0, []
+        for row in sheet.values:
+            require_size(size := size + 8 * len(row))  # a row reaches to its last cell, however far away
+            rows += [row] if any(value is not None for value in row) else []
+        cells = pd.DataFrame(rows).dropna(axis=1, how="all")
+        below_title = cells[(cells.notna().sum(axis=1) > 1).cummax()]
+        filled |= {sheet.title: below_title} if len(below_title) > 1 else {}
     if len(filled) != 1:
-        names = ", ".join(map(str, filled)) or "none"
+        names = ", ".join(filled) or "none"
         raise ValueError(f"it has {len(filled)} sheets with rows ({names}), not one: save one as CSV")
-    (sheet,) = filled.values()
-    return sheet[1:].set_axis(sheet.iloc[0].fillna(""), axis=1).reset_index(drop=True).infer_objects()
+    ((name, cells),) = filled.items()
+    if cells.isna().any(axis=None):
+        formulas = openpyxl.load_workbook(io.BytesIO(content), read_only=True)[name]
+        for row, values in zip(formulas.rows, computed[name].values, strict=False):
+            for cell, value in zip(row, values, strict=False):
+                if cell.data_type == "f" and value is None:
+                    raise ValueError(
+                        f"cell {cell.coordinate} has a formula without a value: open the workbook in a "
+                        "spreadsheet and save it, which computes them"
+                    )
+    whole = cells[1:].to_csv(index=False, header=False)
+    return pd.read_csv(io.StringIO(whole), header=None).set_axis(cells.iloc[0].fillna(""), axis=1)
 
 
 def _markdown(text: str) -> pd.DataFrame:

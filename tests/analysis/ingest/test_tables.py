@@ -24,15 +24,43 @@ TABLE = pd.DataFrame(
 CSV = TABLE.to_csv(index=False)
 
 
+def workbook(cells):
+    """A workbook of the table, with other values in some cells."""
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in [[*TABLE], *TABLE.to_numpy().tolist()]:
+        book.active.append(row)
+    for place, value in cells.items():
+        book.active[place] = value
+    content = io.BytesIO()
+    book.save(content)
+    return content.getvalue()
+
+
+TOO_LARGE = "cannot be read: it has more than 134,217,728 bytes unpacked, the most that is read"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
+        ("runs.csv.gz", gzip.compress(bytes(2**27 + 1), 1), TOO_LARGE),
+        ("runs.parquet", pd.DataFrame({"lr": np.zeros(2**24 + 1, np.int8)}).to_parquet(), TOO_LARGE),
+        ("runs.yaml", b"- 1\n" * 2**19, "it has more than 1,048,576 bytes unpacked"),
+        # Rows that reach to a column far away
+        ("runs.xlsx", lambda: workbook({f"XFD{i}": 1 for i in range(1, 1100)}), TOO_LARGE),
+        ("runs.xlsx", lambda: workbook({"XFD1048576": 1}), "column lr is empty in row 6|states that are not"),
+        ("runs.xlsx", lambda: workbook({"C3": "=1+2"}), "cell C3 has a formula without a value: open the"),
+        (
+            "runs.json",
+            TABLE.assign(width=[[64]] * 6).to_json(orient="records").encode(),
+            r"row 0 has '\[64\]'",
+        ),
+        ("runs.json", b"[" * 10**5, "maximum recursion depth exceeded"),
         (
             "runs.docx",
             b"PK",
             "is not of a kind that is read: save it as CSV, TSV, Markdown, JSON, JSONL, Parquet or Excel",
         ),
-        ("runs.xlsx", b"PK", "cannot be read: Excel file format cannot be determined"),
+        ("runs.xlsx", b"PK", "cannot be read: File is not a zip file"),
         ("runs", b"width,lr", "is not of a kind that is read"),
         ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
         ("runs.csv", b"64,0.1,2\n", "its first line holds numbers, not names of columns"),
@@ -50,7 +78,7 @@ CSV = TABLE.to_csv(index=False)
     ],
 )
 def test_what_is_no_table_says_what_it_is(tmp_path, name, content, sentence):
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content() if callable(content) else content)
     with pytest.raises(TableError, match=sentence) as caught:
         load_table(tmp_path / name)
     assert "\n" not in str(caught.value)
