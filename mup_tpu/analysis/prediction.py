@@ -86,7 +86,7 @@ def _read(table: RunTable, text: str) -> Target:
     if not (value > 0 and math.isfinite(value)):
         raise TableError(f"at {on_one_line(text)} is not allowed: its value must be a finite number above 0")
     scale_column, largest = table.columns.scale, float(table.runs["scale"].max())
-    if table.stored is not None:
+    if table.stored is not None and name != scale_column:  # a study may have a column of the field's name
         name = next((c.name for c in CONFIGURED.values() if c.field == name), name)
     is_scale = name in {scale_column, short_name(scale_column)} or (
         means(name) != "" and means(name) == means(scale_column)
@@ -161,7 +161,7 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _columns(table: RunTable) -> tuple[pd.DataFrame, list[str]]:
     names, measures = table.columns, ("params", table.columns.params, "tokens", table.columns.tokens, "flops")
-    if table.stored is not None and names.scale in table.stored:
+    if table.stored is not None and {names.scale, "params_active"} <= {*table.stored}:  # not a study's
         rows = table.stored.assign(scale=table.stored[names.scale].astype(float))
         rows = rows[rows["scale"].isin(table.runs["scale"])]
         params = rows["params_active"].fillna(rows["params_non_embedding"])

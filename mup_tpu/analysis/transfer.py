@@ -248,6 +248,8 @@ def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> 
     curves = []
     for optimum in (o for o in optima if o.is_known):
         runs = history[history["scale"] == optimum.scale]
+        if runs.empty:  # no run of this scale has reported a step
+            continue
         nearest = runs["x"].iloc[(runs["x"] - optimum.x).abs().argmin()]
         means = runs[runs["x"] == nearest].groupby("step")["loss"].mean()
         if len(means):  # a run may have no step

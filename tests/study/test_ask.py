@@ -12,8 +12,10 @@ import trainers
 from mup_tpu import Study, octaves
 from mup_tpu.cli import main
 from mup_tpu.cli.study import StudyOptions
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import load_runs
+from mup_tpu.study.attempt import Outcome
+from mup_tpu.study.calls import rows_of
 
 
 def study_in(folder, **changes):
@@ -38,6 +40,21 @@ def test_what_was_asked_is_not_asked_twice_until_patience_ends(tmp_path):
     (given,) = impatient.ask(1, patience=0.01)
     time.sleep(0.02)
     assert impatient.ask(1) == [given]
+
+
+def test_a_study_along_steps_is_analysed_and_predicted_though_runs_of_one_length_alone_have_curves(tmp_path):
+    """`steps` is a field of our own trials too, and a loss that is told has no curve."""
+    study = study_in(tmp_path, scale={"steps": [20, 40, 80]})
+    for trial in study.ask(9):
+        valley = 3 + 0.05 * (math.log2(trial.lr) + 6) ** 2 - trial.steps / 100
+        if trial.steps == 20:
+            study._open()[0].append(*rows_of(trial, Outcome.of(valley, points=((1, 4.0), (2, valley)))))
+        else:
+            study.tell(trial, valley)
+    assert [curve.scale for curve in study.verdict().results[0].learning_curves] == [20]
+    assert study.predict(steps=320).predictions[0].x == pytest.approx(-6, abs=0.2)
+    with pytest.raises(TableError, match="the table does not say how params follows steps; give steps=VALUE"):
+        study.predict(params=1e9)
 
 
 def test_a_sequence_is_asked_for_until_it_is_settled(tmp_path):
