@@ -344,13 +344,31 @@ SAMPLES = {
         "Test: [ 1/10]\tTime  1.012 ( 1.012)\tLoss 6.2012e+00 (6.2512e+00)\tAcc@1   1.20 (  1.10)\n"
         "Test: [10/10]\tTime  1.012 ( 1.012)\tLoss 6.0012e+00 (6.0512e+00)\tAcc@1   1.20 (  1.10)\n"
         " *   Acc@1 1.250 Acc@5 4.200\n",
-        6.0012, 100, 100,
+        6.0512, 100, 100,  # AverageMeter of torch's examples: the last batch (mean over all batches)
     ),
     "timm": Sample(
         "Train: 0 [   0/1251 (  0%)]  Loss: 6.95 (6.95)  Time: 1.012s,  252.10/s  (1.012s,  252.10/s)  LR: 1.000e-05  Data: 0.512 (0.512)\n"
         "Train: 0 [1250/1251 (100%)]  Loss: 6.15 (6.55)  Time: 1.012s,  252.10/s  (1.012s,  252.10/s)  LR: 1.000e-03  Data: 0.512 (0.512)\n"
         "Test: [ 195/195]  Time: 0.112 (0.212)  Loss:   5.9012 (5.8012)  Acc@1:   8.1200 (  7.9012)  Acc@5:  21.0000 ( 20.1000)\n",
-        5.9012, rate=1e-3,
+        5.8012, rate=1e-3,
+    ),
+    "timm, two epochs": Sample(
+        "Train: 0 [   0/100 (  0%)]  Loss: 6.95 (6.95)  LR: 1.000e-05\nTrain: 0 [  99/100 (100%)]  Loss: 6.15 (6.55)  LR: 1.000e-03\n"
+        "Train: 1 [   0/100 (  0%)]  Loss: 5.95 (5.95)  LR: 1.000e-05\nTrain: 1 [  99/100 (100%)]  Loss: 5.15 (5.55)  LR: 1.000e-03\n",
+        5.15, 199, curve=4, rate=1e-3,
+    ),
+    "mmengine": Sample(
+        "05/01 10:00:00 - mmengine - INFO - Epoch(train)  [1][100/100]  lr: 3.0000e-04  eta: 0:10:00  loss: 2.9000\n"
+        "05/01 10:00:01 - mmengine - INFO - Epoch(val)  [1][10/10]    loss: 2.8000  data_time: 0.01\n"
+        "05/01 10:00:02 - mmengine - INFO - Epoch(train)  [2][100/100]  lr: 3.0000e-04  eta: 0:10:00  loss: 2.7000\n"
+        "05/01 10:00:03 - mmengine - INFO - Epoch(val)  [2][10/10]    loss: 2.6000  data_time: 0.01\n",
+        2.6, 200, curve=2, rate=3e-4,
+    ),
+    "mmengine by iterations": Sample(
+        "2023/05/01 10:00:00 - mmengine - INFO - Iter(train) [ 100/200]  lr: 3.0000e-04  eta: 0:10:00  loss: 2.9000\n"
+        "2023/05/01 10:00:02 - mmengine - INFO - Iter(train) [ 200/200]  lr: 3.0000e-04  eta: 0:10:00  loss: 2.7000\n"
+        "2023/05/01 10:00:03 - mmengine - INFO - Iter(val) [10/10]    loss: 2.6000  data_time: 0.01\n",
+        2.6, 200, 200, curve=1, rate=3e-4,
     ),
     "detectron2": Sample(
         "[11/01 10:00:00 d2.utils.events]:  eta: 0:01:00  iter: 19  total_loss: 1.512  loss_cls: 0.812  loss_box_reg: 0.412  time: 0.31  "

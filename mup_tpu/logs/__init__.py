@@ -318,9 +318,14 @@ class TrainingLog:
             return self.steps_done
         self._names_steps |= rank < _BARE
         if {pair.name.split, pair.context.split} & {"val", "test"}:  # may count batches of the evaluation
-            return self.steps_done if rank >= _OF_BATCHES else self._offset + count
+            of_evaluation = rank >= _OF_BATCHES or (pair.name.split and pair.of is not None)
+            return self.steps_done if of_evaluation else self._offset + count
         last, length, epoch = self._counter
-        if self._epoch is not None and epoch is not None and self._epoch > epoch and count <= last:
+        if epoch is not None and self._epoch is not None:
+            is_next_epoch = self._epoch > epoch and count <= last
+        else:  # "Train: 1 [0/100]" after "Train: 0 [99/100]"
+            is_next_epoch = rank == _OF_BATCHES and length == pair.of in (last, last + 1) and count < last
+        if is_next_epoch:
             self._offset += length or last
         self._counter = count, pair.of, self._epoch
         self.steps_done = self._offset + count

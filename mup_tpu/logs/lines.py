@@ -25,6 +25,7 @@ SPLITS = {
     "test": _words("test testing"),
     "train": _words("train training trn"),
 }
+_SPLIT_WORDS = frozenset().union(*SPLITS.values())
 _AVERAGES = _words("avg average mean running smooth smoothed ema macro micro step")
 FILLERS = _AVERAGES | _words(  # They make no other loss of a loss.
     "after are at by current dataset epoch final for in info initial is last metric metrics now of on per "
@@ -54,9 +55,13 @@ _COUNTED = re.compile(r"\s+(?:steps?|iter\w*|epochs?|batch(?:es)?|updates|tokens
 _INDEX = re.compile(r"(?::\s*|\s+|\]\s*[:=]\s*)[+-]?(?:\d|nan|inf)", re.I)
 _SECTION = re.compile(r"([\w/.-]+)[\"']?\s*:\s*\{")  # of nested JSON
 _DATE, _TIME = r"\d{2,4}([-/])\d{2}\1\d{2,4}[T ]?", r"(?:\d+:)?\d{1,2}:\d{2}(?:[.,]\d+)?Z?(?![\w:])"
-_TIMES = re.compile(rf"(?<![\w.,])(?:{_DATE}|(?=\d+:))(?:{_TIME})?")
+_DAY = r"\d{2}[-/]\d{2}[T ](?=\d{2}:\d{2}:)"
+_TIMES = re.compile(rf"(?<![\w.,])(?:{_DATE}|{_DAY}|(?=\d+:))(?:{_TIME})?")
 _WRAPPER = re.compile(r"(?:(?:torch|np|numpy|jnp|jax)\.)?(?:tensor|[Aa]rray|DeviceArray|b?float\d*)\(\s*$")
 _IN_BRACKETS = re.compile(r"[(\[]([^()\[\]]{0,40})[)\]]$")  # a unit, or the split: "loss (val)"
+_MEAN = re.compile(
+    rf"\s*\(\s*({NUMBER.pattern})\s*\)"
+)  # "Time 0.1 (0.2)  Loss 2.8 (2.7)": meters of torch's examples
 _BETWEEN = " \t:=~≈→\"'[>-–."  # between a name and its number
 _CUTS = re.compile(r"[|,;:={}\[\]()\t│┃•·<>\"'`!]+|\s+[-–—]+\s+|\s{2,}|\.\s|\.{3,}")  # between names
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
@@ -89,10 +94,11 @@ def name_of(text: str) -> Name:
     if not in_order:
         return Name()
     words, last = {*in_order}, {*plain(text.split()[-1])}
+    *_, end = [word for word in in_order if word not in _SPLIT_WORDS] or in_order  # "iter (train)"
     measures = [0 for word in words if word.endswith(("loss", "losses"))]
     measures += [_MEASURES[word] for word in words & {*_MEASURES} if word != "entropy" or "cross" in words]
     # "train_loss_step" is a loss, "loss at step" a step.
-    end = "" if any("loss" in word for word in last) or words & _NO_STEP else in_order[-1]
+    end = "" if any("loss" in word for word in last) or words & _NO_STEP else end
     is_rate = "lr" in (in_order[0], in_order[-1]) or "lr" in last or {"learning", "rate"} <= words
     kind, rank = "", 0
     if end in _LENGTHS[0] and words & _LENGTHS[1]:
@@ -106,7 +112,7 @@ def name_of(text: str) -> Name:
     elif measures and not words & _NO_LOSS:
         kind, rank = "loss", min(measures)
     split = next((split for split, names in SPLITS.items() if words & names), "")
-    rest = frozenset(words.difference(*SPLITS.values()))
+    rest = frozenset(words - _SPLIT_WORDS)
     return Name(text, rest, split, kind, rank, bool(words & _OLD), bool(words & _AVERAGES))
 
 
@@ -150,7 +156,9 @@ def _before(text: str) -> tuple[Name, list[Name], bool, bool]:
     if text.rstrip()[-1:] in [*"/*+^"]:  # "learning_rate / 10"
         return Name(), [], False, False
     text = _WRAPPER.sub("", text.rstrip(_BETWEEN)).rstrip(_BETWEEN)
-    text = _IN_BRACKETS.sub(lambda unit: unit[1] if name_of(unit[1]).split else "", text).rstrip(_BETWEEN)
+    text = _IN_BRACKETS.sub(lambda unit: f" {unit[1]}" if name_of(unit[1]).split else "", text).rstrip(
+        _BETWEEN
+    )
     *others, name = _CUTS.split(text)
     opens = bool(name) and text[: -len(name)].endswith("(")
     return name_of(name), [name_of(other) for other in others if other.strip()], opens, is_set
@@ -159,6 +167,7 @@ def _before(text: str) -> tuple[Name, list[Name], bool, bool]:
 def read_pairs(line: str) -> Iterator[Pair]:
     """Yield the names and numbers of a line."""
     line, end, context, pending = _TIMES.sub("\t", line), 0, Name(), Name()
+    has_meters = len(_MEAN.findall(line)) > 1
     top = Name()  # section of nested JSON that has a split
     for match in NUMBER.finditer(line):
         start, number = match.span()[0], match[0]
@@ -185,7 +194,8 @@ def read_pairs(line: str) -> Iterator[Pair]:
         if counted := _COUNTED.match(line, end) if is_whole and not of else None:
             name, pending, end = name_of(counted[0]), name, counted.end()  # "loss after 100 steps: 2.3"
         elif name.kind in ("step", "epoch"):
-            pending = pending if pending.text else name_of(name.text.rpartition(" ")[0])
+            rest = name_of(name.text.rpartition(" ")[0])
+            pending = pending if pending.text or rest.kind == name.kind else rest
         unit = None if of or is_index else UNIT.match(line, end)
         is_bar = bool(of or (unit and "%" in unit[0])) and name.is_blank  # "eval: 100%|███| 8/8"
         if (name.kind in ("step", "epoch") or is_bar) and (name.split or name.is_old):
@@ -193,6 +203,8 @@ def read_pairs(line: str) -> Iterator[Pair]:
         if unit and unit[0].strip()[0] in "-=→":
             pending = name  # "loss 2.4 -> 2.3"
         is_first |= before.endswith("[") and line[end : end + 1] == "]"
+        if has_meters and {name.split, context.split} & {"val", "test"} and (mean := _MEAN.match(line, end)):
+            number = mean[1]  # of all batches up to this one
         total = int(of[1].replace(",", "")) if of else None
         yield Pair(name, context, number, total, unit[0] if unit else "", is_first, is_set)
         end = of.end() if of else unit.end() if unit and unit[0][0] != "." else end
