@@ -28,8 +28,9 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
 from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import Question, weigh
+from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import StoreError, TableError, raised_as
-from mup_tpu.store import load_runs, results_folder
+from mup_tpu.store import holds_store, load_runs, results_folder
 from mup_tpu.store.header import (
     KeptPrediction,
     fingerprint,
@@ -268,6 +269,17 @@ class PlannedSize:
     promised: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class AtTarget:
+    """What runs of the target itself brought."""
+
+    runs: int
+    loss: float  # Least mean loss of a value, nat; +inf if every run diverged
+    best: dict[str, float]  # Hyperparameters of that loss
+    values: int  # Points of the hyperparameters that were run
+    regret: float  # Loss at the point nearest to the predicted one, less the least, nat
+
+
 @dataclass(frozen=True, repr=False)
 class Recipe(Shown):
     """All values of a plan's target: predicted, given and derived."""
@@ -283,6 +295,7 @@ class Recipe(Shown):
     pairs: tuple[Interaction, ...]
     cells: int
     steps: tuple[PlannedSize, ...]
+    came: AtTarget | None  # None if the target has not been run
     unit: str  # Of promised costs
     runs: int
     rows: str  # Fingerprint of the runs
@@ -390,6 +403,7 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         pairs=tuple(pair for pair in estimates.pairs if pair.interacts),
         cells=len(planned.cells),
         steps=_steps(planned, rows, estimates, target),
+        came=None if at else _at_target(planned, folder, rows, [one.x for one in made]),
         unit=planned.unit,
         runs=len(rows),
         rows=fingerprint(rows["trial_id"].tolist()),
@@ -414,6 +428,30 @@ def _steps(
         seconds = float(runs["wall_time_s"].sum())
         made.append(PlannedSize(values, len(runs), seconds, tuple(octaves), promised))
     return tuple(made)
+
+
+def _at_target(
+    planned: Planned, folder: str, rows: pd.DataFrame, predicted: Sequence[float]
+) -> AtTarget | None:
+    """Return what came of runs at the target, in the folder or in that of `mup-tpu transfer`."""
+    beside = f"{folder.rstrip('/')}_transfer"
+    for column in planned.cells[0][0]:
+        field = CONFIGURED[column].field if column in CONFIGURED else column
+        rows = rows[rows[column] == planned.values.get(field)]
+    if rows.empty and holds_store(beside):
+        rows = load_runs(beside)
+    tuned = [*planned.tuned]
+    rows = rows[rows["status"].isin(("finished", "diverged"))] if {*tuned} <= {*rows} else rows[:0]
+    if rows.empty:
+        return None
+    loss = rows["loss"].where(rows["status"] == "finished", math.inf)
+    loss_P = loss.groupby([rows[name] for name in tuned]).mean()
+    points_PH = np.log2(loss_P.index.to_frame().to_numpy(float))
+    nearest = int(np.abs(points_PH - np.asarray(predicted)).sum(axis=1).argmin())
+    best, least = int(loss_P.argmin()), float(loss_P.min())
+    regret = float(loss_P.iloc[nearest]) - least if math.isfinite(least) else math.nan
+    values = dict(zip(tuned, map(float, 2.0 ** points_PH[best]), strict=True))
+    return AtTarget(len(rows), least, values, len(loss_P), regret)
 
 
 def _values(planned: Planned, at: Mapping[str, float]) -> dict[str, Any]:

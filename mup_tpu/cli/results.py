@@ -307,6 +307,19 @@ class PlannedResults(Results):
     def to_dict(self) -> dict[str, Any]:
         return self.recipe.to_dict()
 
+    def figures(self) -> Mapping[str, Figure]:
+        from mup_tpu.plots import transfer_figure
+
+        return {"transfer": transfer_figure(self.analysis, is_judged=False)}
+
+    def numbers(self) -> Mapping[str, str | bytes]:
+        return {"analysis.json": to_json(self.to_dict(), _DIGITS) + "\n"}
+
+    def page(self) -> Page:
+        from mup_tpu.report import recipe_page
+
+        return recipe_page(self.name, self.recipe, self.analysis)
+
     def show(self, console: Console) -> None:
         from mup_tpu.words.plans import recipe_lines, recipe_table
 

@@ -6,10 +6,12 @@ import contextlib
 import json
 import math
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.cli.console import Console, to_json
-from mup_tpu.config.options import Where
+from mup_tpu.cli.console import Console, to_json, write_file
+from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import counted, parse_seconds, write_time
 from mup_tpu.errors import MupTpuError
 
@@ -22,7 +24,9 @@ _RECENT = 20  # number of last rows from whose times the time left is estimated
 _RUNNING, _FAILURES = 8, 4  # largest number of lines for running trials, and for reasons of failures
 
 
-def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = False) -> None:
+def watch(
+    folder: Where, every: str = "5s", once: bool = False, html: File | None = None, json: bool = False
+) -> None:
     """Show a results folder as it fills: what analyze shows, time left, failures.
 
     It reads the folder alone, so the runs may be anywhere: in another process, on a cluster, in a bucket. It
@@ -32,6 +36,7 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
         folder: Results folder of a sweep or study, or its fsspec URL. It need not exist yet.
         every: Time between two looks, as 5s or 1m.
         once: Look once.
+        html: File for the report of the runs so far; a browser that shows it loads it again by itself.
         json: Print a JSON object for each look, for machines.
     """
     pause, console, watched = parse_seconds("every", every), Console(), Watched(folder)
@@ -43,6 +48,8 @@ def watch(folder: Where, every: str = "5s", once: bool = False, json: bool = Fal
                 if not once:
                     console.clear()  # does nothing where output is no terminal
                 watched.show(console)
+            if html is not None:
+                watched.write(html, 0.0 if once else pause)
         if once or watched.is_complete:
             break
         time.sleep(pause)
@@ -148,27 +155,50 @@ class Watched:
             "analysis": analysis,
         }
 
-    def show(self, console: Console) -> None:
-        """Print the state for people."""
-        if self.replaced:
-            console.print(self.replaced)
+    @property
+    def lines(self) -> list[str]:
+        """State of the runs, the first line first: counts, time left, running trials and failures."""
         if self.runs is None:
-            console.print(f"{self.path}: no run is stored yet")
+            head = f"{self.path}: no run is stored yet"
         else:
             counts = counted(self.runs["status"].value_counts().items())
             of, left = f" of {self.total}" if self.total else "", self.time_left()
-            title = f"{self.path}: {len(self.runs)}{of} trials stored ({counts})"
-            console.print(title if math.isnan(left) else f"{title}; about {write_time(left)} left")
+            head = f"{self.path}: {len(self.runs)}{of} trials stored ({counts})"
+            head += f"; about {write_time(left)} left" if left > 0 else ""
+        lines = [*filter(None, [self.replaced]), head]
+        if self.runs is not None:
+            failed = self.runs[self.runs["status"] == "failed"]
+            reasons = failed["reason"].dropna().astype(str).value_counts().head(_FAILURES)
+            lines += [f"failed ({count} ×): {why}" for why, count in reasons.items()]
+        lines += [f"running: {trial}: {doing}" for trial, doing in self.running[:_RUNNING]]
+        more = len(self.running) - _RUNNING
+        return lines + ([f"and {more} more"] if more > 0 else [])
+
+    def not_yet(self, error: MupTpuError) -> str:
+        best = math.nan if self.runs is None else self.runs["loss"].min()
+        so_far = f"best loss so far: {best:.4f}; " if math.isfinite(best) else ""
+        return f"{so_far}no optimum yet: {error}"
+
+    def show(self, console: Console) -> None:
+        """Print the state for people."""
+        head, *others = self.lines
+        console.print(head)
+        if self.runs is not None:
             try:
                 self.results.show(console)
             except MupTpuError as error:
-                best = self.runs["loss"].min()
-                so_far = f"best loss so far: {best:.4f}; " if math.isfinite(best) else ""
-                console.print(f"{so_far}no optimum yet: {error}")
-            failed = self.runs[self.runs["status"] == "failed"]
-            for why, count in failed["reason"].dropna().astype(str).value_counts().head(_FAILURES).items():
-                console.print(f"failed ({count} ×): {why}")
-        for trial, doing in self.running[:_RUNNING]:
-            console.print(f"running: {trial}: {doing}")
-        if (more := len(self.running) - _RUNNING) > 0:
-            console.print(f"and {more} more")
+                console.print(self.not_yet(error))
+        for line in others:
+            console.print(line)
+
+    def write(self, file: Path, reload_s: float) -> None:
+        """Write the report of the runs so far, with their state at its top."""
+        from mup_tpu.report import Page, Text, render
+
+        state = [Text(line) for line in self.lines]
+        try:
+            page = self.results.page()
+        except MupTpuError as error:
+            page = Page(self.path, [Text(self.not_yet(error))] if self.runs is not None else [], [], "")
+        page = replace(page, lead=[*state, *page.lead], reload_s=0.0 if self.is_complete else reload_s)
+        write_file(f"html {file}", file, render(page))

@@ -98,7 +98,7 @@ def write_scale(name: str, value: float) -> str:
     for power, prefix in ((21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G" if unit else "B"), (6, "M")):
         if value >= 10**power:
             return f"{value / 10**power:.3g}{' ' * bool(unit)}{prefix}{unit}"
-    return f"{value:.4g}" if value % 1 else f"{value:g}"
+    return f"{value:.4g}" if value % 1 and value < 1e4 else f"{value:g}"
 
 
 def write(name: str, value: Any) -> str:

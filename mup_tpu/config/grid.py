@@ -24,6 +24,8 @@ T = TypeVar("T")
 MOST_TRIALS = 100_000  # most trials of one grid; planning them takes seconds
 MOST_TUNED = 4  # hyperparameters that are tuned together
 DESIGNS = ("composite", "grid")
+# Names of the work by which a plan orders sizes of somebody's own training; they set nothing
+ORDERS = ("flops", "work")
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,12 @@ class _LossRange:
     "Loss against the hyperparameter, a line a scale; stars are optima, below their intervals",
     is_tuned,
 )
-def transfer_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None) -> Figure:
+def transfer_figure(
+    analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None, is_judged: bool = True
+) -> Figure:
     """Draw loss against log2 of the hyperparameter: a line per scale, a panel per rule, optima marked.
 
-    Tooltips in reports list the table's `runs`.
+    Tooltips in reports list the table's `runs`. Titles have the verdicts, unless several sizes grow at once.
     """
     results = names.results_of(analysis)
     ranges = [_LossRange.of(result) for result in results]
@@ -119,7 +121,7 @@ def transfer_figure(analysis: TransferAnalysis, *, runs: pd.DataFrame | None = N
         of_result = None if runs is None else runs[runs["compared"] == result.compared]
         used |= _draw_valleys(panel, result, shown, analysis, of_result)
         rule = names.rule_name(result.compared, analysis.compares)
-        texts = (f"{rule}: {result.verdict.decision}", names.alpha(result))
+        texts = (f"{rule}: {result.verdict.decision}", names.alpha(result)) if is_judged else (rule,)
         panel.set_title(style.raised(", ".join(filter(None, texts))))
         panel.set_xlabel(style.title(analysis.hyperparameter))
         panel.set_ylim(*shown.limits)

@@ -171,11 +171,8 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
             chosen = last[(last["parametrization"] == parametrization) & (last["quantity"] == quantity)]
             fits = {key[2]: fit for key, fit in fitted.items() if key[:2] == (parametrization, quantity)}
             _draw_layers(ax, chosen, scale, layers, fits)
-            ax.set_xscale("log", base=2)
             ax.set_yscale("log", base=2)
-            written = [columns.write(scale, p) for p in points]
-            ax.set_xticks(points, written, **style.turned(written, _WIDTH))
-            ax.minorticks_off()
+            style.log_ticks(ax, points, [columns.write(scale, p) for p in points], _WIDTH)
             ax.set_title(f"{style.label(parametrization)}: {title}")
             key = {"ncols": -(-len(ax.lines) // 20), "loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
             ax.legend(fontsize=7.5, title="slope", **key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import html
 import io
+import itertools
 import math
 import re
 import textwrap
@@ -317,17 +318,30 @@ def write_size(value: float, is_compute: bool = False) -> str:
 
 def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> None:
     """Format a logarithmic axis with a tick at each point of a scale; its panel has `width` inches."""
-    ax.set_xscale("log", base=2)
-    written = [columns.write_scale(scale, s) for s in scales]
-    ax.set_xticks(scales, written, **turned(written, width))
-    ax.minorticks_off()
+    log_ticks(ax, scales, [columns.write_scale(scale, s) for s in scales], width)
     ax.set_xlabel(title(scale))
 
 
-def turned(texts: Sequence[str], width: float) -> dict[str, Any]:
-    """Return text properties of ticks: turned by 90° where they would touch each other."""
-    is_crowded = max(map(len, texts), default=0) + 1 > 12 * (width - 1) / max(1, len(texts))
-    return {"rotation": 90} if is_crowded else {}
+def log_ticks(ax: Axes, points: Sequence[float], texts: Sequence[str], width: float) -> None:
+    """Make the horizontal axis logarithmic, with a tick at each of ascending points."""
+    ax.set_xscale("log", base=2)
+    log2 = np.log2(points)
+    texts, angle = apart(texts, ((width - 1) / (np.ptp(log2) or 1.0) * log2).tolist())
+    ax.set_xticks(points, texts, **angle)
+    ax.minorticks_off()
+
+
+def apart(texts: Sequence[str], places: Sequence[float]) -> tuple[list[str], dict[str, Any]]:
+    """Return texts of ticks at places in inches: turned, and some left out, where they would touch."""
+    pairs = zip(itertools.pairwise(texts), itertools.pairwise(places), strict=True)
+    if all((len(a) + len(b) + 1) / 24 < right - left for (a, b), (left, right) in pairs):
+        return [*texts], {}
+    shown, last = list[str](), -math.inf
+    for text, place in zip(texts, places, strict=True):
+        is_free = place - last > 0.16  # height of a text
+        shown.append(text if is_free else "")
+        last = place if is_free else last
+    return shown, {"rotation": 90}
 
 
 def log2_axis(ax: Axes) -> None:

@@ -78,7 +78,8 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             if below:
                 ax.text(j, i + 0.04, below, va="top", fontsize=6.5, **look)
         image = ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
-        ax.set_xticks(range(len(scales)), points, **style.turned(points, width + 1))
+        texts, angle = style.apart(points, [i * width / len(scales) for i in range(len(scales))])
+        ax.set_xticks(range(len(scales)), texts, **angle)
         ax.set_yticks(range(len(scales)), points)
         ax.set_xlabel(f"trained at {style.column_label(analysis.scale)}")
         ax.set_title(style.label(result.compared, analysis.compares))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import jinja2
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from mup_tpu import plots
 from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
+from mup_tpu.analysis.planned import Recipe
 from mup_tpu.analysis.prediction import Score
 from mup_tpu.analysis.referee import Comparison
 from mup_tpu.analysis.run_table import of_status, ranked, varied
@@ -27,6 +28,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible
 from mup_tpu.words.names import ordered, powers_in_html, results_of, rule_name
+from mup_tpu.words.plans import recipe_lines, recipe_table
 from mup_tpu.words.reasons import notes
 from mup_tpu.words.tables import (
     ON_A_PAGE,
@@ -100,6 +102,7 @@ class Page:
     lead: Sequence[Block]  # blocks at the top
     sections: Sequence[Section]
     foot: str  # how to read the page
+    reload_s: float = 0.0  # time after which a browser loads the page again; 0 for never
 
 
 def render(page: Page, template: str = "html") -> str:
@@ -141,6 +144,7 @@ def _in_markdown(text: str) -> str:
 __all__ = [
     "Page",
     "coordinate_check_page",
+    "recipe_page",
     "render",
     "search_page",
     "sweep_page",
@@ -194,6 +198,29 @@ def sweep_page(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> Page
         sections,
         _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta, unit=analysis.columns.unit),
     )
+
+
+def recipe_page(title: str, made: Recipe, analysis: TransferAnalysis) -> Page:
+    """Return the report of a plan: values at its target, what came of each size, and the losses."""
+    boxes = list[tuple[str, list[str]]]()
+    for line in recipe_lines(made):
+        if line.startswith(" "):
+            boxes[-1][1].append(line.strip())
+        else:
+            boxes.append((line[:1].upper() + line[1:], []))
+    lead = [Box(text, below) if below else Text(f"{text}.") for text, below in boxes]
+    table = recipe_table(made)
+    of_plan: dict[str, Any] = {"runs": analysis.table.runs, "is_judged": False}
+    pictures = [
+        Picture.of("transfer", partial(plots.transfer_figure, part, **of_plan), number)
+        for number, part in enumerate(analysis.parts)
+    ]
+    sections = [Section(table.title[:1].upper() + table.title[1:], [replace(table, title="")])]
+    sections.append(Section("Figures", pictures))
+    if (stored := analysis.table.stored) is not None:
+        sections.append(Section("How the runs were made", [how_made(stored)]))
+    foot = "“Known within ×2” says that the 95 % interval reaches from half of the value to twice of it."
+    return Page(f"{title}: values for the target of a plan", lead, sections, foot)
 
 
 def search_page(title: str, runs: pd.DataFrame) -> Page:

@@ -7,6 +7,7 @@ conditions on the rows that the verdict uses.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,7 +140,8 @@ class Header:
         if not isinstance(where, list) or not all(isinstance(text, str) for text in where):
             raise ValueError("its question, where, is not a list of conditions on columns")
         if not isinstance(planned, list) or not all(
-            type(scale) in (int, float) and 0 < scale < 2**63 for scale in planned
+            type(scale) in (int, float) and 0 < scale < (2**63 if type(scale) is int else math.inf)
+            for scale in planned
         ):
             raise ValueError(f"its planned scales are not numbers above 0: {shown(planned)}")
         try:

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from mup_tpu.config import require_above_zero
+from mup_tpu.config.grid import ORDERS
 from mup_tpu.config.values import require_count
 from mup_tpu.errors import ConfigError
 from mup_tpu.files import Folder
@@ -57,7 +58,13 @@ class Calls(Runner[StudyTrial]):
         return trial.id
 
     def size(self, trial: StudyTrial) -> str:
-        return " ".join(f"{name} {trial.values[name]:g}" for name in self.grid.points[0])
+        return " ".join(f"{name} {trial.values[name]:g}" for name in self.shown_sizes)
+
+    @property
+    def shown_sizes(self) -> list[str]:
+        # Not the work by which a plan orders its sizes
+        point = self.grid.points[0]
+        return [name for name in point if name not in ORDERS or len(point) == 1]
 
     def work(self, trial: StudyTrial) -> float:
         return float(trial.values[self.grid.measure])
@@ -73,9 +80,8 @@ class Calls(Runner[StudyTrial]):
 
     def jobs(self, missing: list[StudyTrial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
         missing = sorted(missing, key=self.work, reverse=True)
-        # Not what all trials share, nor the work by which a plan orders its sizes
-        point, compared, tuned = self.grid.points[0], self.grid.compared[0], self.grid.tuned
-        shown = [name for name in (*point, *compared, *tuned, "seed") if name != "compute" or len(point) == 1]
+        # Not what all trials share
+        shown = [*self.shown_sizes, *self.grid.compared[0], *self.grid.tuned, "seed"]
         known = self.store.known() if self.grid.continued else {}
         # Many longer runs may go on from one shorter.
         holds_whole = functools.cache(functools.partial(is_whole, Folder(self.how.folder) / "work"))

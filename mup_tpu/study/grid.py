@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from mup_tpu.config import Axes, Grid, parse_number, shown
-from mup_tpu.config.grid import DESIGNS, Point, Value
+from mup_tpu.config.grid import DESIGNS, ORDERS, Point, Value
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.store import FINAL, STUDY_COLUMNS, Store
 from mup_tpu.store.runs import Result
@@ -102,7 +102,7 @@ class StudyGrid(Grid[StudyTrial]):
         """Return the runs from whose checkpoints a trial may go on, the longest first."""
         if (name := self.continued) is None:
             return []
-        length, free = trial.values[name], {name, "compute"}
+        length, free = trial.values[name], {name, *ORDERS}
         points = [
             p
             for p in self.points

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from mup_tpu.config.grid import ORDERS
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import ConfigError, first_line, reason
 from mup_tpu.files import Folder, short_hash
@@ -196,8 +197,8 @@ class Program:
         self.config = None if config is None else ConfigFile(config)
         self._in_config: list[str] = []
         if self.config is not None:
-            # The compute of a plan's sizes orders them, and sets nothing.
-            self._in_config = [name for name in grid.columns if name not in {*given, "compute"}]
+            # The work of a plan's sizes orders them, and sets nothing.
+            self._in_config = [name for name in grid.columns if name not in {*given, *ORDERS}]
             given |= {*_names_in([value for value in grid.settings.values() if isinstance(value, str)])}
             if "seed" not in given and self.config.has("seed"):
                 self._in_config.append("seed")

@@ -25,7 +25,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.together import design_around
 from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of, priors_of
 from mup_tpu.config import Grid, Sweep, Trial
-from mup_tpu.config.grid import DESIGNS, design_points
+from mup_tpu.config.grid import DESIGNS, ORDERS, design_points
 from mup_tpu.config.toml import write_grid, write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
@@ -189,9 +189,10 @@ class Plan:
         top |= {"num_seeds": seeds} if self.beside and seeds > 1 else {}
         top["scale"] = points = [dict(point) for point in self._points]
         if len(self.changing) > 1:
-            top["measured_by"] = "compute"
+            # FLOP, or a product of values where these do not give them
+            top["measured_by"] = name = ORDERS[not math.isfinite(self.goal.flops({}))]
             for point, step in zip(points, self.steps, strict=True):
-                point["compute"] = self.goal.compute(step.values)
+                point[name] = self.goal.compute(step.values)
         settings = dict(self.goal.settings) | self._same
         tables = f"\n[settings]\n{write_values(settings)}\n[target]\n{write_values(target)}"
         return f"{comments}{write_grid(top)}{tables}"
@@ -381,12 +382,11 @@ def planned_of(grid: Grid[Any]) -> Planned:
         fix = {str(name): float(value) for name, value in table.get("fix", {}).items()}
         cells = []
         for point in grid.points:
-            known = {name: value for name, value in point.items() if name != "compute"}
+            known = {name: value for name, value in point.items() if name not in ORDERS}
             cells.append((grid.by_column(known), goal.sizes(known)))
         sizes, rule, laws = goal.sizes(values), str(table["rule"]), tuple(map(str, table.get("laws", ())))
         known = {**settings, **values}
-        if "compute" in grid.points[0]:
-            sizes["compute"] = goal.compute(values)
+        sizes |= {name: goal.compute(values) for name in ORDERS if name in grid.points[0]}
         if base is not None:  # fields that are not at their defaults
             default = Trial().flat()
             known = {n: v for n, v in (base.flat() | values).items() if v != default[n] or n in values}

@@ -198,13 +198,12 @@ class Goal:
         return float(math.prod(v ** (2 if kind_of(n) == "width" else 1) for n, v in known.items()))
 
     def compute(self, values: Mapping[str, Any]) -> float:
-        """Return a run's work, PFLOP where it is FLOP, by which a study orders its sizes.
+        """Return a run's work, by which a study orders its sizes.
 
         A millionth for each octave of steps parts equal ones.
         """
-        unit = 1e15 if math.isfinite(self.flops(values)) else 1.0
         apart = 1 + 1e-6 * math.log2(max(1, self.steps(values)[0]))
-        return float(f"{self.work(values) / unit * apart:.9g}")
+        return float(f"{self.work(values) * apart:.9g}")
 
     def steps(self, values: Mapping[str, Any]) -> tuple[int, int]:
         """Return the steps and layers of a run; 0 steps where they are not known."""

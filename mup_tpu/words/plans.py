@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console
 
 from mup_tpu.analysis.design import Cell
-from mup_tpu.analysis.planned import PlannedOptimum, Recipe
+from mup_tpu.analysis.planned import AtTarget, PlannedOptimum, Recipe
 from mup_tpu.analysis.trend import KEPT
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table, write
 from mup_tpu.config.values import as_number, write_time
-from mup_tpu.words.names import listed, plain, power, rule_name
+from mup_tpu.words.names import listed, number, plain, power, rule_name
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import interaction
 
@@ -33,7 +33,7 @@ LOOP_S = 3.4e-3
 
 
 def label(name: str) -> str:
-    return name if name in ("tokens", "batch") else columns.label(name)
+    return name if name in ("tokens", "batch", "steps") else columns.label(name)
 
 
 def short(value: float) -> str:
@@ -312,6 +312,8 @@ def recipe_lines(made: Recipe) -> list[str]:
         lines.append(f"expected loss {made.loss.loss:.3f} nat (95 % {low:.3f} to {high:.3f})")
     elif made.why_no_loss is not None:
         lines.append(f"expected loss unknown: {because(made.why_no_loss)}")
+    if made.came is not None:
+        lines.append(_came(made, made.came))
     for one in made.optima:
         tuned = label(one.hyperparameter)
         if one.by_rule:
@@ -327,6 +329,23 @@ def recipe_lines(made: Recipe) -> list[str]:
     if values := ", ".join(f"{label(name)} {_value(name, value)}" for name, value in made.values.items()):
         lines.append(f"the target's run: {values}")
     return lines
+
+
+def _came(made: Recipe, came: AtTarget) -> str:
+    """Say what came at the target, beside what the plan promised and the recipe expected."""
+    runs = "1 run" if came.runs == 1 else f"{came.runs} runs"
+    if not math.isfinite(came.loss):
+        return f"came at the target: {runs}, diverged"
+    best = listed([f"{label(name)} {power(math.log2(x), '.2f')}" for name, x in came.best.items()])
+    words = f"came at the target: {runs}, loss {came.loss:.3f} nat at {best}"
+    if came.values == 1:
+        return words
+    expected = sum(one.expected_cost for one in made.optima)
+    planned = made.steps[-1].promised.get("regret", math.nan)
+    return (
+        f"{words}, the best of {came.values} values; the nearest to the prediction costs {came.regret:.4f} "
+        f"nat more (the plan promised {number(planned, 4)}, the recipe expects {number(expected, 4)})"
+    )
 
 
 def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
@@ -347,5 +366,5 @@ def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
 
 
 def _value(name: str, value: Any) -> str:
-    number = as_number(str(value))
-    return short(number) if name in ("tokens", "batch") and number else write(name, value)
+    count = as_number(str(value))
+    return short(count) if name in ("tokens", "batch") and count else write(name, value)

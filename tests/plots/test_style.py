@@ -20,7 +20,7 @@ from mup_tpu.analysis import Columns, Reading, analyze, check_table, coord_check
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
-from mup_tpu.plots.style import PlainTicks, sequential
+from mup_tpu.plots.style import PlainTicks, panels, scale_axis, sequential
 from mup_tpu.store import load_runs
 
 LONG = "completedp_of_ten_words_and_a_footnote_about_its_embeddings"
@@ -345,3 +345,18 @@ def test_names_that_are_markup_stay_text():
     figure = plots.transfer_figure(analyze(table), runs=table.runs)
     assert any("seed </title><b>$x$:" in text for text in texts_of(figure, ""))
     assert "<b>" not in plots.svg(figure, "x")
+
+
+@pytest.mark.parametrize(
+    ("points", "shown", "is_turned"),
+    [
+        ([64, 128, 256], ["64", "128", "256"], False),
+        ([64, 8000, 8100], ["64", "8000", ""], True),
+        ([4e13, 4e19], ["40 TFLOP", "40 EFLOP"], False),
+    ],
+)
+def test_ticks_of_a_scale_do_not_touch(points, shown, is_turned):
+    (ax,) = panels(1, 5.2, 3.8)
+    scale_axis(ax, "flops" if points[0] > 1e9 else "width", points, 5.2)
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == shown
+    assert {tick.get_rotation() for tick in ax.get_xticklabels()} == {90.0 if is_turned else 0.0}

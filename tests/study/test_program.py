@@ -351,7 +351,7 @@ READ = {
 def test_a_configuration_is_copied_with_a_trials_values(name, tmp_path):
     (tmp_path / name).write_text(CONFIGS[name])
     study = Study(
-        tmp_path / "r", scale=[{"compute": 1.0, "model.width": 64}], tune={"optim.lr": [2.0**-17]}, seeds=2,
+        tmp_path / "r", scale=[{"flops": 1.0, "model.width": 64}], tune={"optim.lr": [2.0**-17]}, seeds=2,
         settings={"out": "{folder}/x", "model.style": "{bold}", "optim.betas.1": 0.99, "optim.new.eps": 1e-8},
         config=str(tmp_path / name),
     )  # fmt: skip

@@ -471,8 +471,9 @@ def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(tm
         main(["predict", str(tmp_path / "two"), "--keep"])
     kept = load_predictions(tmp_path / "two")
     assert [one.hyperparameter for one in kept] == ["lr", "weight_decay"]
-    (tmp_path / "there").mkdir()
-    shutil.copy(tmp_path / "two" / "predictions.json", tmp_path / "there")
+    there = tmp_path / "two_transfer"
+    there.mkdir()
+    shutil.copy(tmp_path / "two" / "predictions.json", there)
     rates, decays = ([2 ** (one.x + step) for step in (-2, -1, 0, 1, 2)] for one in kept)
     tuned = {"learning_rate": rates, "weight_decay": decays}
     sweep = replace(made.sweep, scale=(made.goal.values,), tune=tuned)
@@ -480,9 +481,16 @@ def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(tm
     for i, trial in enumerate(sweep.trials()):
         row = configured(trial) | sizes(trial, 256) | {"trial_id": f"{i}", "status": "finished"}
         runs.append(row | {"loss": loss(row)})
-    Store(tmp_path / "there", "two", sweep.axes).append(runs)
+    Store(there, "two", sweep.axes).append(runs)
+    main(["analyze", str(tmp_path / "two"), "--report", "--figures"])
     capsys.readouterr()
-    main(["analyze", str(tmp_path / "there")])
+    came = predict_planned(str(tmp_path / "two")).came
+    assert (came.runs, came.values) == (9, 9) and 0 <= came.regret < 0.05
+    page = (tmp_path / "two" / "report.html").read_text()
+    for words in ("Came at the target: 9 runs", "the plan promised", "What came (in brackets"):
+        assert words in page
+    assert "DRIFTS" not in page, "no verdict along one of several sizes that grow together"
+    main(["analyze", str(there)])
     out = " ".join(capsys.readouterr().out.split())
     scored = [line for line in out.split("μP: at ")[1:] if "predicted on" in line]
     assert len(scored) == 2 and "weight decay 2^-" in scored[1]
