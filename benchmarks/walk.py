@@ -35,10 +35,11 @@ from mup_tpu import Study, octaves
 from mup_tpu.cli import main as mup_tpu
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
-from mup_tpu.store import Store, load_runs, tables
+from mup_tpu.store import Store, load_curves, load_header, load_runs, tables
 from mup_tpu.store.header import load_predictions
 
 LEASE_S = 1.0
+tables.MERGE_EVERY = 3  # parts of a table that a writer merges
 AT = (640, 1280, 2560)  # steps at which predictions are kept
 
 
@@ -95,6 +96,9 @@ class Walk:
                 try:
                     study.tell(trial, loss_of(trial))
                     self.note("told", trial.id)
+                    if self.random.random() < 0.1:
+                        study.tell(trial, 1.0)
+                        self.note("fault", "a loss was told twice", trial.id)
                 except StoreError as error:
                     if "has a loss already" not in str(error):
                         raise
@@ -110,6 +114,8 @@ class Walk:
             at = self.random.choice(AT)
             if self.call("predict", self.folder, "--at", f"steps={at}", "--keep") == 0:
                 self.note("kept", at)
+            if self.call("analyze", self.folder, "--where", "lr<=0.25", "--keep") == 0:
+                self.note("where")
             for trial in study_in(self.folder).ask(1, until_settled=True, patience=LEASE_S):
                 study_in(self.folder).tell(trial, failed="the node was lost")
 
@@ -173,9 +179,9 @@ class Walk:
                 self.start(name, actors[name])
             time.sleep(self.random.expovariate(1.2))
             self.kill()
-            with contextlib.suppress(ChildProcessError):
-                while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                    self.alive.pop(pid, None)
+            for pid in [*self.alive]:
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del self.alive[pid]
         for pid in self.alive:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -184,17 +190,17 @@ class Walk:
 
     def finish(self) -> None:
         """Run what is missing, and compare."""
+        expected = {trial.id: loss_of(trial) for trial in study_in(self.folder).trials()}
         time.sleep(LEASE_S)
         for _ in range(20):
             self.start("last run", self.run)
             os.waitpid(self.alive.popitem()[0], 0)
             runs = load_runs(self.folder)
-            if len(runs) == len(study_in(self.folder).trials()) and (runs["status"] == "finished").all():
+            if {*expected} <= {*runs.loc[runs["status"] == "finished", "trial_id"]}:
                 break
             time.sleep(LEASE_S)
-        expected = {trial.id: loss_of(trial) for trial in study_in(self.folder).trials()}
         losses = runs[runs["status"] == "finished"].set_index("trial_id")["loss"].to_dict()
-        notes = [line.split("\t") for line in self.notes.read_text().splitlines()]
+        notes = [tuple(line.split("\t")) for line in self.notes.read_text().splitlines()]
         self.counts["told"] = sum(note[0] == "told" for note in notes)
         self.counts["calls"] = sum(note[0] == "called" for note in notes)
         self.counts["answers"] = sum(note[0] == "called" and note[2] == "0" for note in notes)
@@ -204,13 +210,23 @@ class Walk:
             Folder(self.folder), "runs", tables.part_names(Folder(self.folder), "runs"), None
         )
         stored = pd.concat(part.to_pandas() for part in parts)
-        finished = stored[stored["status"] == "finished"]["trial_id"]
+        # Where a merge was killed, both the old parts and the new one hold a row.
+        finished = stored[stored["status"] == "finished"].drop_duplicates()["trial_id"]
         kept = {p.scale for p in load_predictions(self.folder)}
         faults = [" ".join(note[1:]) for note in notes if note[0] == "fault"]
         faults += [f"lost or wrong: {name}" for name in expected if losses.get(name) != expected[name]]
         faults += [f"double: {name}" for name in finished[finished.duplicated()]]
         faults += [f"told twice: {name}" for name, count in told.items() if count > 1]
         faults += [f"lost prediction: {n[1]}" for n in notes if n[0] == "kept" and float(n[1]) not in kept]
+        if ("where",) in notes and not load_header(self.folder).where:
+            faults.append("lost condition")
+        curves = load_curves(self.folder)
+        faults += [
+            f"double curve: {name}" for name in curves[curves.duplicated(["trial_id", "step"])]["trial_id"]
+        ]
+        faults += [
+            f"wrong curve: {name}" for name in curves[curves["loss"] != 10 / curves["step"]]["trial_id"]
+        ]
         longest = {trial.id for trial in study_in(self.folder).trials() if trial.steps == 80}
         faults += [f"left over: {path}" for path in (self.folder / "work").glob("*") if path.name in longest]
         self.counts["faults"] = len(faults)
@@ -234,6 +250,7 @@ def main() -> None:
     print(f"| count, over {given.walks} walks of {given.seconds:g} s |  |\n|---|---|")
     for name, count in sorted((total | {"faults": total["faults"]}).items()):
         print(f"| {name} | {count:,} |")
+    sys.exit(total["faults"] > 0)
 
 
 if __name__ == "__main__":

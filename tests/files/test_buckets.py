@@ -21,12 +21,10 @@ import urllib.request
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -40,16 +38,10 @@ from mup_tpu.errors import ConfigError, DataError, StoreError
 from mup_tpu.files import Folder, patiently
 from mup_tpu.files import folder as files
 from mup_tpu.jobs import pools
-from mup_tpu.store import Store, is_search, load_curves, load_runs
+from mup_tpu.store import Store, is_search, load_runs
 from mup_tpu.store.header import Header, create_header, read_header
 from mup_tpu.tuning.chooser import SearchLog
 from mup_tpu.tuning.sweep import run_sweep
-
-NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "threads", "git_commit"]
-
-
-ALONE = RunOptions(threads=os.cpu_count() or 1)
-"""All cores for one pack: packs run in this process."""
 
 
 @pytest.fixture
@@ -171,60 +163,6 @@ def sweep(tiny):
         tune={"learning_rate": (0.01, 1e30)},
         compare={"parametrization": ("mup",)},
     )
-
-
-@pytest.fixture(scope="module")
-def local(sweep, tmp_path_factory):
-    """The sweep's table in a local folder."""
-    path = tmp_path_factory.mktemp("local")
-    run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
-    return path
-
-
-@pytest.fixture(scope="module")
-def sweep_file(sweep, tmp_path_factory):
-    """The same sweep for the command line."""
-    file = tmp_path_factory.mktemp("sweep") / "sweep.py"
-    file.write_text(
-        "import json\nfrom mup_tpu.config import *\nfrom mup_tpu.config.toml import from_dict\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
-        "SWEEP = Sweep('small', base, scale={'width': (32, 64)}, tune={'learning_rate': (0.01, 1e30)}, "
-        "compare={'parametrization': ('mup',)})\n"
-    )
-    return file
-
-
-def driver(cloud: Any, file: Path, url: str, *options: object) -> subprocess.Popen:
-    """A sweep that checkpoints every few steps, one thread a pack."""
-    words = ["--results", url, "--checkpoint-every", "5", "--threads", "1", *map(str, options)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "mup_tpu", "sweep", str(file), *words],
-        env=os.environ | cloud.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def assert_same_table(url: str, path: Path) -> None:
-    pd.testing.assert_frame_equal(load_curves(url), load_curves(path))
-    ours, theirs = (load_runs(where).drop(columns=NOT_RESULTS) for where in (url, path))
-    pd.testing.assert_frame_equal(ours, theirs)
-
-
-@pytest.mark.nightly
-def test_two_drivers_on_one_bucket_lose_no_trial_and_keep_none_twice(s3, sweep_file, local):
-    url = s3.url()
-    drivers = [driver(s3, sweep_file, url, "--pack-size", size) for size in (1, 2)]
-    said = [one.communicate(timeout=300)[0] for one in drivers]
-    assert [one.returncode for one in drivers] == [0, 0], said
-    assert load_runs(url)["trial_id"].is_unique
-    assert_same_table(url, local)
-    folder = Folder(url)
-    assert (folder / "checkpoints").names() == []
-    assert {"transfer.png", "analysis.json"} <= set((folder / "figures").names())
-    logs = [folder.read(f"logs/{name}").decode() for name in (folder / "logs").names()]
-    assert sum(log.count("step 30/30") for log in logs) >= 2, "workers ended without their logs"
 
 
 # Searches

@@ -18,10 +18,10 @@ killed_study(sys.argv[1]).run(trainers.resumable, workers=2, **eval(sys.argv[2])
 
 
 def killed_study(folder):
-    """The study of the script: six trials of about two seconds."""
+    """The study of the script: six trials of about a second."""
     return Study(
         folder, scale={"width": [256, 512]}, tune={"lr": octaves(-7, -5)}, compare={"rule": ["stays"]},
-        settings={"pause": 0.04}, name="killed",
+        settings={"pause": 0.02}, name="killed",
     )  # fmt: skip
 
 
