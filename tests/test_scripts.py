@@ -85,28 +85,6 @@ def test_a_cluster_that_cannot_be_reached_is_a_sentence(words, edited, tmp_path)
     assert asked.stderr.endswith("machines that run go on, and cost money\n") == (words[0] in ("up", "down"))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["lr_transfer", "--scale", "64"], "sweep experiments/lr_transfer.py --address auto --device xla "
-         "--checkpoint-every 100 --results ~/results/lr_transfer --scale 64 2>&1"),
-        (["sweep", "a.toml", "--results", "gs://b/a"], "sweep --address auto --device xla "
-         "--checkpoint-every 100 a.toml --results gs://b/a 2>&1"),
-        (["search", "a.toml"], "search --address auto --device xla --results ~/results/search a.toml 2>&1"),
-        (["train"], "train --device xla --results ~/results/train "),
-        (["sweep", "mup_tpu/templates/study.toml"], "sweep --address auto --results ~/results/sweep "
-         "mup_tpu/templates/study.toml 2>&1"),
-    ],
-)  # fmt: skip
-def test_what_is_submitted_gets_the_options_that_it_has(words, line, edited):
-    pytest.importorskip("googleapiclient")
-    command = ["bash", "-x", TPU / "cluster", "submit", *words]
-    environment = os.environ | {"CLUSTER_YAML": edited, "PYTHONPATH": str(ROOT)}
-    traced = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert f"python -m mup_tpu {line}" in traced.stderr
-
-
 def test_every_node_runs_the_ray_that_setup_installed():
     # With the dashboard, which `scripts/tpu/cluster dashboard` tunnels.
     assert CLUSTER["setup_commands"] == ["VENV=.venv EXTRAS=xla,gcp,dashboard ~/mup_tpu/scripts/tpu/setup"]

@@ -4,7 +4,6 @@ import doctest
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WITH_EXAMPLES = [
     file for file in sorted((ROOT / "mup_tpu").rglob("*.py")) if ">>> " in file.read_text("utf-8")
 ]
@@ -98,37 +96,3 @@ def test_the_reference_shows_what_packages_export(site):
     assert first == ["load_table", "analyze"]
     for attribute in ("alpha", "low", "high"):
         assert f'id="mup_tpu.analysis.Drift.{attribute}"' in page
-
-
-@pytest.mark.nightly
-def test_from_a_disk_search_finds_pages_no_table_of_results_is_cut_and_empty_headings_take_no_room(site):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.goto((site / "docs" / "predict.html").as_uri())
-        page.click(".md-search__input")
-        page.keyboard.type("regret")
-        page.wait_for_selector(".md-search-result__link", state="attached")
-        page.fill(".md-search__input", "")
-        page.keyboard.type("Study")
-        page.wait_for_selector(".md-search-result__link[href*='docs/study.html']", state="attached")
-        first = page.get_attribute(".md-search-result__link", "href")
-        assert "docs/study.html" in first, "the page that explains it, before a constant that holds the word"
-        page.goto((site / "results" / "index.html").as_uri())
-        widths = page.eval_on_selector_all(
-            ".md-typeset__table", "(all) => all.map((t) => [t.scrollWidth, t.parentElement.clientWidth])"
-        )
-        assert widths and all(table <= room for table, room in widths)
-        height = page.evaluate(
-            """() => {
-              document.querySelector(".md-typeset").insertAdjacentHTML("beforeend", `<table id="bare">
-                <thead><tr><th></th><th></th></tr></thead><tbody><tr><td>a</td><td>b</td></tr></tbody></table>`);
-              return document.querySelector("#bare thead").getBoundingClientRect().height;
-            }"""
-        )
-        assert height == 0
-        browser.close()

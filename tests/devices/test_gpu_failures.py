@@ -2,21 +2,6 @@
 
 import pytest
 
-TRAIN = """
-import gc, logging, sys, torch
-from mup_tpu.config import RunOptions, Trial
-from mup_tpu import data
-from mup_tpu.training.loop import PackRun
-
-logging.basicConfig(level="INFO", stream=sys.stdout)
-trial = Trial().replace(width=32, base_width=32, head_size=16, depth=1, sequence_length=32, batch_size=4,
-                        steps=6, eval_batches=1, precision=sys.argv[1])
-dataset = data.load(trial.data)
-def train(seed):
-    options = RunOptions(device="cuda", compile=len(sys.argv) > 2)
-    PackRun([trial.replace(seed=seed)], dataset, options).finish()
-"""
-
 
 @pytest.mark.parametrize(
     ("environment", "settings", "why"),
@@ -44,43 +29,6 @@ def test_a_gpu_that_torch_cannot_use_is_explained_once(hollow_gpu, monkeypatch, 
     assert device == "cpu"
     assert (why in note) == ("visible" not in settings)
     assert problem.startswith("torch sees none of 1 GPUs here") and why in problem
-
-
-@pytest.mark.nightly
-def test_packs_of_a_process_hold_no_memory_after_their_end(hollow_gpu, monkeypatch):
-    """Each pack used to leave a workspace of cuBLAS for its own stream: 32 MiB on an H100, up to 1 GiB."""
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    program = TRAIN + (
-        "for seed in range(2):\n    train(seed)\n    print('held', "
-        "torch.cuda.memory_allocated())\ngc.collect()\ntorch.cuda.empty_cache()\nfree = "
-        "torch.cuda.mem_get_info()[0]\nothers = torch.empty(free, dtype=torch.uint8, device='cuda')\ntry: "
-        "train(2)\nexcept Exception as error: print(type(error).__name__, error)\n"
-    )
-    lines = hollow_gpu("-c", program, "bf16", mib=300, major=7).splitlines()
-    held = {int(line.split()[1]) for line in lines if line.startswith("held")}
-    assert max(held) - min(held) < 2**20
-    assert lines[-1].startswith(
-        "PackTooLarge a trial ran out of memory (CUDA out of memory. Tried to allocate"
-    )
-    assert lines[-1].endswith("is free); --micro-batches may help")
-    assert sum("precision bf16 is slow: NVIDIA H100 80GB HBM3 has no units" in line for line in lines) == 2
-    assert sum(", starts its 6 steps on NVIDIA H100" in line for line in lines) == 2
-
-
-@pytest.mark.nightly
-def test_a_compiler_or_a_cache_folder_that_is_missing_is_named(hollow_gpu, monkeypatch, tmp_path):
-    """Inductor would compile for half a minute before Triton misses the compiler."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    program = TRAIN + (
-        "import os\nfolder = os.environ.pop('TORCHINDUCTOR_CACHE_DIR')\nfor name in ('/proc/none', "
-        "folder):\n    os.environ['TORCHINDUCTOR_CACHE_DIR'] = name\n    try: train(0)\n    except Exception "
-        "as error: print(type(error).__name__, error)\n"
-    )
-    said = hollow_gpu("-c", program, "float32", "compiled")
-    assert "ConfigError torch needs a cache folder (TORCHINDUCTOR_CACHE_DIR) that can be written:" in said
-    assert "1 finished" in said
-    assert said.count("steps are not compiled, and slower, without a C compiler (gcc, clang)") == 1
 
 
 def test_trials_of_a_gpu_that_fails_are_tried_again_by_a_new_process(hollow_gpu, monkeypatch, tmp_path):

@@ -9,7 +9,6 @@ import http.client
 import http.server
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -26,10 +25,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from mup_tpu.cli.doctor import check_folder
-from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
+from mup_tpu.config import DataConfig
 from mup_tpu.config.options import SearchOptions
 from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.data import load
@@ -37,11 +35,9 @@ from mup_tpu.data.shards import prepare
 from mup_tpu.errors import ConfigError, DataError, StoreError
 from mup_tpu.files import Folder, patiently
 from mup_tpu.files import folder as files
-from mup_tpu.jobs import pools
-from mup_tpu.store import Store, is_search, load_runs
+from mup_tpu.store import Store, is_search
 from mup_tpu.store.header import Header, create_header, read_header
 from mup_tpu.tuning.chooser import SearchLog
-from mup_tpu.tuning.sweep import run_sweep
 
 
 @pytest.fixture
@@ -148,21 +144,6 @@ def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(s3, corpus, tmp_pa
     for step in (0, 100, 3):
         assert np.array_equal(streamed.train_batch(step), local.train_batch(step))
     assert np.array_equal(streamed.validation_batches(2), local.validation_batches(2))
-
-
-# Sweeps
-
-
-@pytest.fixture(scope="module")
-def sweep(tiny):
-    base = tiny.replace(grad_clip=0.0, depth=1)
-    return Sweep(
-        "small",
-        base,
-        scale={"width": (32, 64)},
-        tune={"learning_rate": (0.01, 1e30)},
-        compare={"parametrization": ("mup",)},
-    )
 
 
 # Searches
@@ -280,26 +261,6 @@ def cut_above(cloud: Any, most: int, times: float) -> type[Quiet]:
     return Proxy
 
 
-def without_logs(cloud: Any, ended: threading.Event) -> type[Quiet]:
-    """What takes logs and is silent until the end; all else it hands on to a cloud."""
-
-    class Proxy(Quiet):
-        def handle_expect_100(self) -> bool:
-            return not self.is_held() and super().handle_expect_100()
-
-        def answer(self, length: int) -> None:
-            if not self.is_held():
-                self.hand_on(cloud, length)
-
-        def is_held(self) -> bool:
-            if "/logs/" not in urllib.parse.unquote(self.path):
-                return False
-            self.close_connection = True
-            return ended.wait()
-
-    return Proxy
-
-
 def refuses(status: int, message: str) -> type[Quiet]:
     """What answers as Google's service does to an account without rights, or to an expired token."""
 
@@ -409,18 +370,6 @@ def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, ca
         ):
             ask(Folder(url))
     assert f"{url} has not answered for 0.1 s: still waiting" in caplog.text
-
-
-@pytest.mark.nightly
-def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, sweep, caplog, monkeypatch):
-    """All workers together have as long as one."""
-    monkeypatch.setattr(pools, "_LAST_LOG_S", 2.0)
-    url, ended = moto.url(), threading.Event()
-    with server_of(without_logs(moto, ended)) as front, moto.reached(front):
-        run_sweep(sweep, url, SweepOptions(), RunOptions(threads=1), Console(quiet=True))
-        assert len(load_runs(url)) == 4
-        ended.set()
-    assert re.search(rf"the last lines of [2-4] workers' logs are lost: {url} did not take them", caplog.text)
 
 
 @pytest.mark.slow

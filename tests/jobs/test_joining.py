@@ -1,7 +1,6 @@
 """Drivers join clusters that `ray start` has started: with tokens, without, with another, of another Ray."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -13,12 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-import ray
 from rich.console import Console
 
 from mup_tpu import Study
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.cluster import ray_cluster
 from mup_tpu.store import load_runs
 
 TOKEN, OTHER = "a" * 40, "b" * 40
@@ -144,23 +141,6 @@ def test_a_driver_needs_the_token_of_the_cluster(heads, home, tmp_path, monkeypa
     run(address, tmp_path)
     assert set(load_runs(tmp_path / "out")["status"]) == {"finished"}
     assert words_about_tokens() == {"RAY_AUTH_TOKEN": TOKEN}
-
-
-@pytest.mark.nightly
-def test_a_cluster_of_another_ray_is_a_sentence_with_both_versions(heads, home, tmp_path):
-    """The head says that it is older, by the same words in the same place as Ray 2.50 does."""
-    place = (b"CLUSTER_METADATA", b"cluster")
-    with ray_cluster(heads("disabled")):
-        store = ray._private.worker.global_worker.gcs_client
-        metadata = store.internal_kv_get(*place)
-        store.internal_kv_put(
-            place[0], json.dumps(json.loads(metadata) | {"ray_version": "2.50.0"}).encode(), True, place[1]
-        )
-    try:
-        with pytest.raises(ConfigError, match="it has Ray 2.50.0 and Python 3.*, and this process Ray 2"):
-            run(heads("disabled"), tmp_path)
-    finally:
-        ray._raylet.GcsClient(heads("disabled")).internal_kv_put(place[0], metadata, True, place[1])
 
 
 @pytest.mark.slow

@@ -53,12 +53,8 @@ def described(monkeypatch):
 
     def describe(*hosts):
         nodes = [
-            {
-                "Alive": True,
-                "NodeManagerAddress": f"10.0.0.{i}",
-                "Resources": {"TPU": chips},
-                "Labels": labels,
-            }
+            {"Alive": True, "NodeManagerAddress": f"10.0.0.{i}"}
+            | {"Resources": {"TPU": chips}, "Labels": labels}
             for i, (chips, labels) in enumerate(hosts)
         ]
         monkeypatch.delenv("PJRT_DEVICE", raising=False)
@@ -149,24 +145,3 @@ def test_a_pack_on_one_host_of_a_slice_has_the_environment_of_a_single_host(clus
         by_chip = environment_of(BY_CHIP)
         assert by_chip.pop("TPU_VISIBLE_CHIPS") in "0123"
         assert by_chip == expected | {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
-
-
-SINGLE = LABELS | {"ray.io/tpu-worker-id": "0", "ray.io/tpu-topology": "2x2x1"}
-
-
-@pytest.mark.nightly
-def test_workers_use_their_chips_unless_the_driver_sets_a_device(cluster, monkeypatch):
-    with hosts(cluster, (4, SINGLE, {})):
-        told = environment_of(BY_HOST)
-        assert told["PJRT_DEVICE"] == "TPU"
-        assert not ALONE.keys() & told.keys(), "a single host asks its metadata as ever"
-        monkeypatch.setenv("PJRT_DEVICE", "TPU_C_API")
-        assert environment_of(BY_HOST)["PJRT_DEVICE"] == "TPU_C_API"
-        monkeypatch.delenv("PJRT_DEVICE")
-        assert "PJRT_DEVICE" not in environment_of(RunOptions(device="cpu")), "it was given no chips"
-
-
-@pytest.mark.nightly
-def test_workers_use_the_device_that_their_host_sets(cluster):
-    with hosts(cluster, (4, SINGLE, {"PJRT_DEVICE": "CPU"})):
-        assert environment_of(BY_HOST)["PJRT_DEVICE"] == "CPU"
