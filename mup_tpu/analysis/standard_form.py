@@ -184,7 +184,11 @@ def _without_blown_up(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
     return runs.assign(loss=runs["loss"].mask(blown_up, np.inf))
 
 
-_FLAG = re.compile(r"(is_|has_)?((?P<lost>diverged|exploded|blew_up|blown_up|is_nan|nan)|converged)")
+_FLAG = re.compile(
+    r"(is_|has_)?((?P<lost>diverged|exploded|blew_up|blown_up|is_nan|nan)|converged"
+    r"|(?P<failed>failed|crashed|oom|exit_?code|exit_status|return_?code)|success|successful|succeeded)"
+)
+_NO = ("false", "0", "0.0", "no", "n", "", "nan", "none", "<na>")
 
 
 def _with_a_result(
@@ -211,9 +215,15 @@ def _with_a_result(
                 table, ended = table[~failed], ended[~failed]
     for name in table:
         if (flag := _FLAG.fullmatch(plain_name(name))) and name not in columns.along:
-            is_set = table[name].astype(str).str.strip().str.lower().isin(("true", "1", "1.0", "yes", "y"))
-            lost = is_set if flag["lost"] else ~is_set
-            ended = ended.astype(object).mask(lost & (ended == FINISHED), DIVERGED).astype(ENDS)
+            is_set = ~table[name].astype(str).str.strip().str.lower().isin(_NO)
+            is_lost = (is_set if flag["lost"] or flag["failed"] else ~is_set) & (ended == FINISHED)
+            if flag["failed"] or "succe" in flag[0]:  # nothing is known of such a run
+                if is_lost.any():
+                    failed_by = f"{name}={table[name][is_lost].iloc[0]}"
+                    notes.append(Reason.of("states left out", counts={failed_by: int(is_lost.sum())}))
+                table, ended = table[~is_lost], ended[~is_lost]
+                continue
+            ended = ended.astype(object).mask(is_lost, DIVERGED).astype(ENDS)
     metrics = [name for name in table if means(name) == "loss"]
     if len(metrics) < 2 or columns.step in table:
         return table, ended

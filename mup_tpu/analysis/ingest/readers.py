@@ -8,6 +8,7 @@ names of folders are found by `tables`, from the column `run`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -64,10 +65,8 @@ def tune_result(file: Path) -> pd.DataFrame:
 def tune_progress(file: Path) -> pd.DataFrame:
     """Read Ray Tune's progress.csv, or any logger's; settings that it lacks are in params.json."""
     rows = pd.read_csv(io.BytesIO(content)) if (content := _bytes(file)) else pd.DataFrame()
-    params = file.parent / "params.json"
-    if params.exists() and not any(str(name).startswith("config/") for name in rows):
-        known = pd.json_normalize({"config": json.loads(_text(params))}, sep="/").iloc[0]
-        rows = rows.assign(**{str(name): value for name, value in known.items()})
+    if not any(str(name).startswith("config/") for name in rows):
+        rows = rows.assign(**_settings_beside(file))
     return rows.drop(columns=[*_BOOKKEEPING], errors="ignore")
 
 
@@ -77,8 +76,7 @@ def lightning(file: Path) -> pd.DataFrame:
     held_out = [name for name in rows if re.search(r"val|eval|test", str(name)) and "loss" in str(name)]
     if held_out:
         rows = rows.dropna(subset=held_out[:1])
-    config = pd.json_normalize({"config": _yaml(file.parent / "hparams.yaml")}, sep="/").iloc[0].items()
-    return rows.assign(**{str(name): v for name, v in config if pd.api.types.is_scalar(v) and pd.notna(v)})
+    return rows.assign(**_settings_beside(file))
 
 
 def trainer(file: Path) -> pd.DataFrame:
@@ -101,7 +99,7 @@ def trainer(file: Path) -> pd.DataFrame:
 
 
 def training_log(file: Path) -> pd.DataFrame:
-    """Read the output of a training program; settings are in the names of files and folders."""
+    """Read the output of a training program; settings are in names of files and folders, or beside it."""
     from mup_tpu.logs import TrainingLog
 
     log, content = TrainingLog(), _bytes(file)
@@ -115,12 +113,34 @@ def training_log(file: Path) -> pd.DataFrame:
     above = map(settings, content[:_PROBED].decode(errors="replace").splitlines()[:200])
     printed = next((line for line in above if "lr" in line and {*line} & {"width", "depth", "size"}), {})
     table = table.assign(**{what: value for what, value in printed.items() if what not in in_name})
-    if log.learning_rate and "lr" not in {*in_name, *printed}:
+    beside = {} if in_name else _settings_beside(file)
+    table = table.assign(**{name: v for name, v in beside.items() if means(name) not in printed})
+    if log.learning_rate and "lr" not in {*in_name, *printed, *map(means, beside)}:
         rates = pd.Series(log.rates, dtype=float) if log.rates else log.learning_rate
         table = pd.concat(
             [table, pd.Series(rates, name="learning_rate", index=None if log.rates else table.index)], axis=1
         )
     return table.rename_axis("step").reset_index()
+
+
+# Settings of a run that frameworks write beside its log
+_BESIDE = (
+    "params.json", "hparams.yaml", "config.yaml", "args.yaml", "args.json", ".hydra/config.yaml",
+    ".hydra/overrides.yaml",
+)  # fmt: skip
+
+
+def _settings_beside(log: Path) -> dict[str, Any]:
+    """Return the settings of a run, as `config/NAME`, from the first file of them in its folder."""
+    file = next((log.parent / name for name in _BESIDE if (log.parent / name).is_file()), None)
+    if file is None:
+        return {}
+    if file.name == "overrides.yaml":
+        content: Any = dict(re.findall(r"(?m)^- \+*([\w.]+)=(.+)$", _text(file)))
+    else:
+        content = json.loads(_text(file)) if file.suffix == ".json" else _wandb_config(_yaml(file))
+    config = pd.json_normalize({"config": content}, sep="/").iloc[0].items()
+    return {str(name): v for name, v in config if pd.api.types.is_scalar(v) and pd.notna(v)}
 
 
 def _column(name: str) -> str:
@@ -439,7 +459,7 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
     if str(path).startswith(tuple(f"{tracker}:" for tracker in TRACKERS)):
         return read_project
     place = Path(str(path))
-    if place.is_file() and any(reader.of_file and reader.matches(place) for reader in READERS):
+    if _reader_of(place) is not None:
         return read_tool
     if is_file(path):
         return read_file
@@ -451,9 +471,21 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
     return read_tool if is_read else None
 
 
+def _reader_of(file: Path) -> Reader | None:
+    if not file.is_file():
+        return None
+    stat = file.stat()
+    return _probed(file, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _probed(file: Path, *_stamp: int) -> Reader | None:
+    """Return the reader of a file, which is asked for several times and probed once."""
+    return next((reader for reader in READERS if reader.of_file and reader.matches(file)), None)
+
+
 def is_log_of_one_run(path: str | Path) -> bool:
-    place = Path(str(path))
-    reader = next((r for r in READERS if place.is_file() and r.of_file and r.matches(place)), None)
+    reader = _reader_of(Path(str(path)))
     return reader is not None and reader.read is training_log
 
 
@@ -461,9 +493,8 @@ def read_tool(path: str | Path) -> pd.DataFrame:
     """Read the runs in a folder or file of another tool."""
     place = Path(str(path))
     with errors_in_a_sentence(str(path)):
-        if place.is_file():
-            reader = next(r for r in READERS if r.of_file and r.matches(place))
-            return reader.read(place)
+        if (reader_of_file := _reader_of(place)) is not None:
+            return reader_of_file.read(place)
         matches = [(r, sorted(file for file in place.rglob(r.files) if r.matches(file))) for r in READERS]
         matches = [(reader, files) for reader, files in matches if files]
         if not matches:

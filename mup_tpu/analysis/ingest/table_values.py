@@ -73,8 +73,12 @@ def meanings(column: pd.Series, states: States) -> pd.Series:
 
 
 def state_of(value: object) -> str:
-    """Return the meaning of a word such as OOM; "" for others."""
-    return next((kind for kind, words in _KNOWN.items() if _state(value) in words.split()), "")
+    """Return the meaning of a word such as OOM, or of one behind a number: `3.4 (crashed)`; "" for others."""
+    remark = _REMARK.fullmatch(str(value).strip())
+    state = _state(remark["words"] if remark else value)
+    words = ((kind, word) for kind, of_kind in _KNOWN.items() for word in of_kind.split())
+    is_longer = state.startswith  # "killed at step 300", but not "terminated early"
+    return next((k for k, w in words if state == w or (k != FINISHED and is_longer(f"{w}-"))), "")
 
 
 def _state(value: object) -> str:
@@ -259,6 +263,10 @@ def _read(value: object) -> tuple[str, str] | None:
         return ("nan", "plain") if value is None or value is pd.NA or value is pd.NaT else None
     text = value.strip().replace("\N{MINUS SIGN}", "-").strip("$").replace("\\times", "×")
     text = _BEST.sub("", text)
+    if remark := _REMARK.fullmatch(text):
+        if (state := state_of(text)) == DIVERGED:
+            return "inf", "plain"
+        text = remark["number"] if state == FINISHED else text
     text = re.split(r"\s*(?:->|→)\s*", text)[0]  # the first value of a schedule
     if fraction := re.fullmatch(r"([0-9.]+)/([0-9]+)", text):
         return repr(float(fraction[1]) / float(fraction[2])), "plain"
@@ -284,7 +292,16 @@ def _read(value: object) -> tuple[str, str] | None:
     return (text + share, "comma") if _COMMA.fullmatch(text) else None
 
 
-_BEST = re.compile(r"\s*\((best|optimal|optimum|chosen|selected|default|ours)\)$|(?<=nan)\s*\(.*\)$", re.I)
+# What qualifies a number and changes nothing, such as its unit
+_BEST = re.compile(
+    r"\s*\((best|optimal|optimum|chosen|selected|default|ours|peak|max|base|final|last)\)$|(?<=nan)\s*\(.*\)$"
+    r"|(?<=[0-9])\s*nats?([ /](per )?tok(en)?)?$",
+    re.I,
+)
+# A number with words behind it: 3.4 (crashed), 3.4 [killed at step 300], 3.4 - diverged
+_REMARK = re.compile(
+    r"(?P<number>.*[0-9.])\s*(?:[(\[]\s*|\s[-–—:]\s|[,;]\s*)(?P<words>[a-zA-Z][^()\[\]]*)[)\]]?"
+)
 _EMPTY = {"", "nan", "none", "null", "na", "n/a", "<na>", "-", "–", "—"}
 _INFINITE = re.compile(r"[+-]?(inf(inity)?|∞)|div(\.|erged|erges)?|[>≥]=?\s*[0-9.]+", re.IGNORECASE)
 _RAISED, _DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -413,7 +430,7 @@ class Reading:
             require_above_zero("chance", self.chance)
 
 
-_WITH_ERROR = re.compile(r"\s*([^\s(]+)\s*(?:±|\+/-|\+-|\()\s*([^\s)]+)\s*\)?")
+_WITH_ERROR = re.compile(r"\s*([^\s(]+)\s*(?:±|\+/-|\+-|\()\s*([^\s)a-zA-Z][^\s)]*)\s*\)?")
 
 
 def unit_by_perplexity(table: pd.DataFrame, column: str, unit: LossUnit) -> LossUnit:

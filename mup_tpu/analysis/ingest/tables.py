@@ -599,7 +599,8 @@ def set_rate(steps: np.ndarray, rates: np.ndarray, length: float | None) -> floa
     length = max(float(steps[-1]), length or 0.0)
     if len(rates) < 2 or is_flat or highest <= 0:
         return highest if highest > 0 else None
-    begins = [0.0] if top == 0 else np.linspace(steps[top - 1], steps[top], 101).tolist()
+    # Of a warm-up that ends before the first step of the log only a round peak tells that there was none.
+    begins = np.linspace(steps[top - 1] if top else 0.0, steps[top], 101).tolist()
     peaks = []
     for begin, decay, end in itertools.product(begins, _DECAYS, (0.0, 0.01, 0.1, None)):
         left = decay((steps[top:] - begin) / max(length - begin, 1.0))
@@ -612,10 +613,18 @@ def set_rate(steps: np.ndarray, rates: np.ndarray, length: float | None) -> floa
         if top:
             misses = np.append(misses, abs(peak * steps[top - 1] / max(begin, 1e-9) - rates[top - 1]))
         if misses.max() < _FITS * peak:
+            if not top and not begin and _is_round(float(peak)):
+                return float(peak)
             peaks.append((float(misses.max()), float(peak)))
     if peaks and max(p for _, p in peaks) < (1 + ROUNDING) * min(p for _, p in peaks):
         return min(peaks)[1]
     return highest if top or steps[0] <= ROUNDING * length else None
+
+
+def _is_round(rate: float) -> bool:
+    """Return whether a person may have set a rate: two digits, or 2 to the power of a half."""
+    octaves = 2 * math.log2(rate)
+    return math.isclose(rate, float(f"{rate:.1e}"), rel_tol=2e-3) or abs(octaves - round(octaves)) < 6e-3
 
 
 def at_logged_steps(rows: pd.DataFrame) -> pd.DataFrame:

@@ -176,6 +176,9 @@ for name, shares in (("linear", {250: 0.75, 500: 0.5, 1000: 0.0}), ("cosine", {5
     text(f"rates of a {name} schedule", pd.concat([RUNS.assign(
         run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share, loss=RUNS["loss"] + 1 - step / 1000)
         for step, share in shares.items()]), note="peak of the schedule")  # fmt: skip
+text("rates of a schedule whose warm-up ends before the first step", pd.concat([RUNS.assign(
+    run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * (1000 - step) / 850, loss=RUNS["loss"] + 1 - step / 1000)
+    for step in (250, 500, 1000)]), error="name the runs such as")  # fmt: skip
 text("rates of an unknown schedule", pd.concat([RUNS.assign(
     run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share, loss=RUNS["loss"] + 1 - step / 1000)
     for step, share in ((500, 0.7), (750, 0.1), (1000, 0.05))]), error="name the runs such as")  # fmt: skip
@@ -200,8 +203,17 @@ text(
 for written in ("—", "n/a", "NaN (diverged)", "> 10"):
     text(f"a diverged run as {written}", RUNS.assign(loss=[*map(str, RUNS["loss"][:-1]), written]),
          losses=lambda loss: loss.where(RUNS.index < 14, np.inf))  # fmt: skip
-text("a failed run as OOM", pd.concat([RUNS.astype({"loss": object}), RUNS[:1].assign(lr=2.0**-5, loss="OOM")]),
-     note="1 OOM runs left out")  # fmt: skip
+for remark in ("3.4 (crashed)", "5.13 [killed at step 300]", "4.9 (running)", "OOM"):
+    text(f"a failed run as {remark}", pd.concat([RUNS.astype({"loss": object}), RUNS[:1].assign(lr=2.0**-5, loss=remark)]),
+         note=f"1 {remark} runs left out")  # fmt: skip
+for remark in ("7.2 (diverged)", "7.2 - diverged"):
+    text(f"a diverged run as {remark}", RUNS.assign(loss=[*map(str, RUNS["loss"][:-1]), remark]),
+         losses=lambda loss: loss.where(RUNS.index < 14, np.inf))  # fmt: skip
+text("losses and rates with words", cells("lr", "{} (peak)".format, cells("loss", "{} nats".format)))
+text("a remark that is not known", cells("loss", "{} (other data)".format), error="must be numbers")
+for flag, lost in (("exit_code", 137), ("crashed", True), ("success", False)):
+    text(f"failed runs by a column {flag}", pd.concat([RUNS.assign(**{flag: {137: 0}.get(lost, not lost)}),
+         RUNS[:1].assign(lr=2.0**-5, **{flag: lost})]), note=f"1 {flag}={lost} runs left out")  # fmt: skip
 text("two diverged runs of a cell", pd.concat([RUNS.assign(loss=RUNS["loss"].where(RUNS.index < 14)), RUNS[14:].assign(
     loss=np.nan)]), losses=lambda loss: loss.where(RUNS.index < 14, np.inf))  # fmt: skip
 text("a config beside names that round", RUNS.assign(trial_name=[f"train_{i}_lr={lr:.4f}" for i, lr in enumerate(
@@ -552,6 +564,24 @@ def logs(program):
 
 
 KINDS |= {f"logs of {program}": Kind(logs(program)) for program in LOGS}
+
+
+def logs_with(file, text):
+    """Enter logs whose settings lie in a file beside each."""
+
+    @kind(f"logs with {file}")
+    def write(folder):
+        for number, (width, lr, loss) in each_run():
+            (place := folder / "runs" / str(number) / file).parent.mkdir(parents=True)
+            place.write_text(text.format(width=width, lr=lr))
+            log = folder / "runs" / str(number) / "train.log"
+            log.write_text("".join(f"step {s} val_loss {loss + (1000 - s) / 500}\n" for s in (500, 1000)))
+        return folder / "runs"
+
+
+logs_with("config.yaml", "model:\n  d_model: {width}\noptim:\n  lr: {lr!r}\n")
+logs_with(".hydra/overrides.yaml", "- model.width={width}\n- +optim.lr={lr!r}\n")
+logs_with("args.json", '{{"d_model": {width}, "lr": {lr!r}}}')
 
 
 @kind("W&B's local runs")
