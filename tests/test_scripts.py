@@ -87,7 +87,7 @@ def test_a_cluster_that_cannot_be_reached_is_a_sentence(words, edited, tmp_path)
 
 def test_every_node_runs_the_ray_that_setup_installed():
     # With the dashboard, which `scripts/tpu/cluster dashboard` tunnels.
-    assert CLUSTER["setup_commands"] == ["VENV=.venv EXTRAS=xla,gcp,dashboard ~/mup_tpu/scripts/tpu/setup"]
+    assert CLUSTER["setup_commands"] == ["VENV=.venv EXTRAS=tpu,gcp,dashboard ~/mup_tpu/scripts/tpu/setup"]
     starts = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
     assert len(starts) == 4
     assert all(re.search(r"(^|=token )~/mup_tpu/\.venv/bin/ray (stop|start )", line) for line in starts)
