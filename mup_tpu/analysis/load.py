@@ -6,6 +6,7 @@ regret needs losses. The error of an optimum follows from its interval, or from 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from mup_tpu.analysis.ingest.table_values import (
     LossUnit,
     Reading,
     filled_down,
+    is_cross_entropy,
     numbers,
     plain_sizes,
     plain_units,
@@ -144,12 +146,16 @@ def default_columns(path: Place) -> Columns:
     axes = load_axes(path)
     along, tuned = axes.columns((*axes.scale, *axes.compare)), axes.tuned
     along += DATA if {*IN_FINGERPRINT} & {*axes.scale, *axes.compare} else ()
-    # A program of a study may print bits per byte, as nanochat does.
-    losses = " ".join(load_values(path, "versions")) if axes.is_study else ""
-    is_bpb = re.search(r'"loss": "[^"]*(bpb|bits.per.byte)', losses, re.IGNORECASE)
+    # A program of a study names what it prints: a loss, bits per byte as nanochat does, or an error.
+    printed = (json.loads(text).get("loss") for text in load_values(path, "versions") if axes.is_study)
+    name, unit = next(filter(None, printed), "loss"), "nat"
+    if re.search("bpb|bits.per.byte", name, re.IGNORECASE):
+        unit = "bpb"
+    elif not is_cross_entropy(name):
+        unit = name
     return Columns(
         axes.size, tuned[0], parametrization=axes.compared, along=along, tuned_beside=tuned[1:],
-        is_per_token=not axes.is_study, unit="bpb" if is_bpb else "nat",
+        is_per_token=not axes.is_study, unit=unit, loss_name=name,
     )  # fmt: skip
 
 

@@ -333,7 +333,7 @@ def predict_analysis(
         made += [_predict(result, tuned, trend, analysis, target, seed) for target in targets]
     if not made:
         raise TableError(
-            f"no rule can be predicted: {LEAST} {columns.label(analysis.scale)}s with an optimum inside the "
+            f"no rule can be predicted: {LEAST} {columns.plural(analysis.scale)} with an optimum inside the "
             f"grid are needed, and the best rule has {most}"
         )
     return Predictions(analysis, tuple(targets), tuple(made), trends, tuple(notes))

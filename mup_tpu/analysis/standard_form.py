@@ -392,7 +392,7 @@ def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
     missing = [column for column in needed if column not in table]
     for f in fields(columns):
         named = getattr(columns, f.name)
-        for column in (named,) if isinstance(named, str) and f.name != "unit" else ():
+        for column in (named,) if isinstance(named, str) and f.name not in ("unit", "loss_name") else ():
             if column and not isinstance(column, Usual) and column not in (*table, *missing):
                 missing.append(column)
     if missing:

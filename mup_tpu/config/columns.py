@@ -7,6 +7,7 @@ Rows, the store's schema, tables of searches, and labels of figures and reports 
 from __future__ import annotations
 
 import json
+import re
 import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -90,6 +91,12 @@ def title(name: str) -> str:
 
 def label(name: str) -> str:
     return _column(name).label
+
+
+def plural(name: str) -> str:
+    """Write "widths", or "values of n_embd" of a name that is no word."""
+    is_word = re.fullmatch("[a-z ]*[a-rt-z]", written := label(name)) and written != "compute"
+    return f"{written}s" if is_word else f"values of {written}"
 
 
 def write_scale(name: str, value: float) -> str:

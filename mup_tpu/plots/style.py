@@ -128,11 +128,12 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 def in_unit(quantity: str, columns: Columns) -> str:
     """Return the label of an axis of losses or their differences, in the table's unit."""
+    name = plain(columns.quantity if quantity == "loss" else quantity)
     if columns.unit == "nat":
-        return f"{quantity} (nat per token)" if columns.is_per_token else f"{quantity} (nat)"
+        return f"{name} (nat per token)" if columns.is_per_token else f"{name} (nat)"
     # The axis has the negative of a metric that is maximized.
     sign = "−" if columns.maximized and quantity == "loss" else ""
-    return f"{sign}{columns.unit}" if quantity == "loss" else f"{quantity} ({columns.unit})"
+    return f"{sign}{name}" if quantity == "loss" else f"{name} ({plain(columns.unit)})"
 
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:

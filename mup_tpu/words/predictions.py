@@ -65,8 +65,12 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     staying, following = _cost(made.staying, unit), _cost(made.following, unit)
     lines.append(f"with the optimum {small}: {staying}; {large}: {following}")
     if made.loss is not None:
+        of, digits = (" nat", ".3f") if unit == "nat" else ("", ".3g")
+        of_metric = predictions.analysis.columns
+        value, *ends = (of_metric.metric(x) for x in (made.loss.loss, made.loss.low, made.loss.high))
+        low, high = sorted(ends)
         lines.append(
-            f"expected loss {made.loss.loss:.3f} {unit} (95 % {made.loss.low:.3f} to {made.loss.high:.3f})"
+            f"expected {of_metric.quantity} {value:{digits}}{of} (95 % {low:{digits}} to {high:{digits}})"
         )
     elif made.why_no_loss is not None and not predictions.analysis.columns.maximized:
         lines.append(f"expected loss unknown: {because(made.why_no_loss, predictions.analysis.columns)}")
@@ -103,8 +107,8 @@ def _octaves(count: float) -> str:
 
 
 def _cost(cost: ExpectedCost, unit: str) -> str:
-    digits = 4 if cost.expected < 0.1 else 2
-    return f"{cost.expected:.{digits}f} {unit} (at most {cost.high:.{digits}f})"
+    digits = ".2g" if unit != "nat" else ".4f" if cost.expected < 0.1 else ".2f"
+    return f"{cost.expected:{digits}} {unit} (at most {cost.high:{digits}})"
 
 
 def predictions_to_dict(predictions: Predictions) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import on_one_line
-from mup_tpu.config.columns import label, write_scale
+from mup_tpu.config.columns import label, plural, write_scale
 from mup_tpu.errors import given
 from mup_tpu.words.names import amount, listed
 
@@ -24,6 +24,7 @@ def because(reason: Reason, columns: Columns = Columns()) -> str:
         name: because(v, columns) if isinstance(v, Reason) else v for name, v in reason.values.items()
     }
     values |= {"scale": label(columns.scale), "tuned": label(columns.hyperparameter)}
+    values["several"] = plural(columns.scale)
     for name in ("column", "tuned_column"):
         if name in values:
             values[name] = label(values[name])
@@ -57,7 +58,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "extend grids": "no optimum inside the grid at {scale} {scales}: extend it there first",
         "extend grids and add a scale": "no optimum inside the grid at {scale} {scales}: extend it there, "
         "and add a {scale}, since a verdict needs {needed} and there are {known}",
-        "few scales": "a verdict needs {needed} {scale}s, and there are {known}",
+        "few scales": "a verdict needs {needed} {several}, and there are {known}",
         "planned scale": "the verdict is open, and {scale} {at} is planned: take a first look at it",
         "source not run": "{scale} {at} was not run at the optimum of {scales}: its loss there is "
         "extrapolated",
@@ -100,7 +101,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "nat)",
         "parameters unknown": "the table does not give the number of parameters of a run",
         "parameters differ": "runs of one scale differ in their number of parameters",
-        "no prediction": "{compared}: no {tuned_column} predicted, since {known} of {scales} {scale}s have "
+        "no prediction": "{compared}: no {tuned_column} predicted, since {known} of {scales} {several} have "
         "an optimum inside their grid, and {needed} are needed",
         # Why a folder is in no table of all sweeps.
         "a search": "a search",
@@ -213,7 +214,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         ),
         "scales not planned": "{scale} {scales} left out, since the sequence does not plan it",
         "sequence": "{name} numbers the {purchases} purchases of a sequence: its looks are counted, and it "
-        "is assumed to have planned the {scale}s of the table",
+        "is assumed to have planned the {several} of the table",
         # Notes on an analysis.
         "rounded losses": "losses are rounded to {step:g}, so the noise is taken to be at least that large",
         "no replicates": "{compared}: one run in each cell, so intervals come from the residuals of the fits",

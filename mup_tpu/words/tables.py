@@ -41,14 +41,21 @@ _MOST_VALUES = 8  # most values of a column that are written one by one
 
 
 def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
-    metric = "loss" if columns.unit == "nat" else columns.unit
-    headings = (*map(label, columns.scales), "optimum", "95 % interval", metric, "near-optimal", "status")
+    digits = ".4f" if columns.unit == "nat" else ".4g"
+    headings = (
+        *map(label, columns.scales),
+        "optimum",
+        "95 % interval",
+        columns.quantity,
+        "near-optimal",
+        "status",
+    )
     rows = [
         (
             *(write_scale(name, size) for name, size in zip(columns.scales, o.sizes, strict=True)),
             power(o.x, ".2f") if o.is_bracketed else "-",
             "-" if math.isnan(o.low) else f"{bound(o.low, '.2f')} to {bound(o.high, '.2f')}",
-            f"{columns.metric(o.loss):.4f}" if math.isfinite(o.loss) else "-",
+            f"{columns.metric(o.loss):{digits}}" if math.isfinite(o.loss) else "-",
             f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
             status(o, columns.unit),
         )

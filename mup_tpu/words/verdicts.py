@@ -15,7 +15,7 @@ from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, Decision, LookTaken, Regret, Verdict
-from mup_tpu.config.columns import CONFIGURED, label
+from mup_tpu.config.columns import CONFIGURED, label, plural
 from mup_tpu.words import names
 from mup_tpu.words.names import amount, exponent, listed, number, plain, point, power
 from mup_tpu.words.reasons import because, notes
@@ -73,14 +73,14 @@ def _verdict(
         law = f"best {label(columns.hyperparameter)} ∝ {label(columns.scale)}^{alpha}"
         return f"{name}: {law}; no verdict, since a regret needs losses, and the table has optima alone."
     if not drift.is_known or regret is None:
-        known = f"{len(drift.scales)} of {scales} {label(columns.scale)}s have an optimum inside their grid"
+        known = f"{len(drift.scales)} of {scales} {plural(columns.scale)} have an optimum inside their grid"
         return f"{name}: {decided.decision}: {known}, and {NEEDED} are needed."
     moves = decided.decision == Decision.MOVES
     numbers = drift.moved if moves else (drift.alpha, drift.low, drift.high)
     law = f"best {label(columns.hyperparameter)} ∝ {label(columns.scale)}^"
     law += exponent(*numbers).replace("(", "(95 % ") if is_told(*numbers[1:]) else "α with α not known"
     if moves:
-        law += f" over these {label(columns.scale)}s"
+        law += f" over these {plural(columns.scale)}"
     elif decided.decision == Decision.DRIFTS and drift.is_told and not drift.has_moved:
         law += ", not a power law"
     elif decided.decision == Decision.OPEN:
@@ -195,7 +195,7 @@ def recommendation(result: TransferResult, columns: Columns) -> str:
     advice = use if result.verdict.may_copy else f"if you {use}"
     beyond = ""
     if result.verdict.decision == Decision.MOVES:
-        beyond = f"; the optimum moves, so do not copy it beyond these {label(columns.scale)}s"
+        beyond = f"; the optimum moves, so do not copy it beyond these {plural(columns.scale)}"
     return f"{advice}: the expected cost is {cost}, at most {high}{beyond}"
 
 

@@ -16,7 +16,7 @@ import pytest
 import ruamel.yaml
 from rich.console import Console
 
-from mup_tpu import Study
+from mup_tpu import Study, plots
 from mup_tpu.cli import main
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import load_curves, load_runs
@@ -188,16 +188,27 @@ def test_a_log_that_tells_no_loss_ends_the_sweep_after_the_first_trial(code, wor
     assert output(tmp_path).endswith(code[7:-2] + "\n"), "the log is kept"
 
 
-def test_a_loss_in_bits_per_byte_is_said_to_be_one(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("printed", "loss", "unit", "heading"),
+    [
+        ("Validation bpb", None, "bpb", "bpb"),
+        ("val mse", "val mse", "val mse", "val mse"),
+        ("val loss", None, "nat", "val loss"),
+    ],
+)
+def test_a_loss_has_the_name_and_unit_that_the_program_prints(printed, loss, unit, heading, tmp_path, capsys):
     code = (
         "import math, sys; width, lr = map(float, sys.argv[1:])\n"
-        "bpb = 1 + (math.log2(lr) + 2) ** 2 / 20 - width / 1e3\n"
-        "print('Step 00100 | Validation bpb:', bpb)"
+        "loss = 1 + (math.log2(lr) + 2) ** 2 / 20 - width / 1e3\n"
+        f"print('Step 00100 | {printed}:', loss)"
     )
-    run(tmp_path, code, scale=(64, 128), rates=(0.0625, 0.125, 0.25, 0.5, 1.0), console=Console(width=200))
-    assert "loss: `Validation bpb` of lines like `Step 00100 | Validation" in capsys.readouterr().out
-    verdict = str(study_of(tmp_path / "results", (64, 128), (0.0625, 0.125, 0.25, 0.5, 1.0)).verdict())
-    assert " bpb" in verdict and " nat" not in verdict
+    grid = {"scale": (64, 128), "rates": (0.0625, 0.125, 0.25, 0.5, 1.0)}
+    run(tmp_path, code, **grid, loss=loss, console=Console(width=200))
+    assert f"loss: `{printed}` of lines like `Step 00100 | {printed}" in capsys.readouterr().out
+    verdict = study_of(tmp_path / "results", *grid.values(), loss=loss).verdict()
+    assert f" {unit}" in str(verdict) and (unit == "nat") == (verdict.epsilon == 0.01)
+    axes = plots.transfer_figure(verdict).axes
+    assert axes[0].get_ylabel() == heading + " (nat)" * (unit == "nat")
 
 
 def test_a_loss_named_after_its_run_is_the_loss_of_all_runs(tmp_path):

@@ -45,6 +45,12 @@ class Columns:
     unit: str = "nat"  # Unit of losses and regrets: nat, or the name of a metric that is in none
     is_per_token: bool = True  # Whether nat are those of a token; a study may be of images
     maximized: bool = False  # Whether the loss is the negative of a metric that is maximized
+    loss_name: str = "loss"  # Name that whoever trains gave to a loss in nat
+
+    @property
+    def quantity(self) -> str:
+        """Name of what a run is judged by, for sentences and axes."""
+        return self.loss_name if self.unit == "nat" else self.unit
 
     def metric(self, loss: float) -> float:
         return -loss if self.maximized else loss

@@ -335,6 +335,10 @@ _CROSS_ENTROPY = re.compile(r"(^|_)(loss|ce|xent|nll|cross_entropy|nats?)(_|$)")
 _BITS = re.compile(r"(^|_)(bpt|bits|bits_per_token)(_|$)")
 
 
+def is_cross_entropy(name: str) -> bool:
+    return means(name) == "loss" or bool(_CROSS_ENTROPY.search(plain_name(name)))
+
+
 # Unit of a loss -> pattern of its column's name, in the order of trying
 _UNITS = {
     "perplexity": _PERPLEXITY, "score": SCORE, "bpb": _BITS_PER_BYTE, "bit": _BITS,
@@ -369,7 +373,7 @@ class LossUnit:
                 f"{given('unit', 'bpb')} if {column} is one"
             )
         if self.maximize:
-            if unit != "score" and (means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column))):
+            if unit != "score" and is_cross_entropy(column):
                 raise TableError(
                     f"{column} is a loss, of which less is better: leave out {given('maximize')}"
                 )
@@ -380,8 +384,9 @@ class LossUnit:
                 Reason.of("maximized", name=column),
             )
         if unit == "nat":
-            if self.name == "nat" or means(column) == "loss" or _CROSS_ENTROPY.search(plain_name(column)):
-                return rows, columns, None
+            if self.name == "nat" or is_cross_entropy(column):
+                is_named = columns.loss_name != Columns.loss_name
+                return rows, columns if is_named else replace(columns, loss_name=str(column)), None
             return rows, replace(columns, unit=column), Reason.of("unit unknown", name=column)
         if unit == "score":
             raise TableError(
