@@ -172,7 +172,10 @@ text(
     note="1 runs left out",
 )
 text("steps that follow the width", RUNS.assign(step=RUNS["width"] * 4))
-for name, shares in (("linear", {250: 0.75, 500: 0.5, 1000: 0.0}), ("cosine", {500: 0.55, 1000: 0.1})):
+for name, shares in (
+    ("linear", {250: 0.75, 500: 0.5, 1000: 0.0}),
+    ("cosine", {250: 0.8682, 500: 0.55, 1000: 0.1}),
+):
     text(f"rates of a {name} schedule", pd.concat([RUNS.assign(
         run=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share, loss=RUNS["loss"] + 1 - step / 1000)
         for step, share in shares.items()]), note="peak of the schedule")  # fmt: skip
