@@ -138,7 +138,7 @@ main(sys.argv[1:])
 @pytest.mark.slow
 def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, small):
     command = [
-        "train", *small[:-2], "--steps", "120", "--corpus", corpus,
+        "train", *small[:-2], "--steps", "60", "--corpus", corpus,
         "--checkpoints", tmp_path / "c", "--checkpoint-every", "10", "--results", tmp_path / "r",
     ]  # fmt: skip
     command = [str(part) for part in command]

@@ -1,24 +1,17 @@
 """TPU slices of several hosts, on a fake Ray cluster: nodes of this machine with the labels of two slices."""
 
-import signal
-import threading
 import time
 
 import psutil
 import pytest
 import ray
 from light_jobs import Placed
-from rich.console import Console
 
-from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import RayActors, slots
-from mup_tpu.jobs.driver import Failed, Finished, Started, run_jobs
-from mup_tpu.store import load_runs
+from mup_tpu.jobs.driver import Failed, Finished, run_jobs
 from mup_tpu.tpu.hosts import SliceKind
-from mup_tpu.training.record import PackProgress
-from mup_tpu.tuning import runner
-from mup_tpu.tuning.sweep import run_sweep
 
 pytestmark = pytest.mark.slow
 BY_SLICE = RunOptions(device="xla", placement="slice", checkpoint_every=20)
@@ -108,49 +101,6 @@ def wait_for_chips():
 def processes(name, is_of_these_tests):
     """Processes of Ray that run a method of an actor."""
     return [p for p in psutil.process_iter(["name"]) if name in p.info["name"] and is_of_these_tests(p)]
-
-
-@pytest.mark.nightly
-def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_checkpoint(
-    two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests, with_torch_xla
-):
-    """The second host dies, which reports nothing."""
-    # Long enough for the first host to train on while the second one is killed.
-    base = tiny.replace(steps=400, depth=1, sequence_length=16)
-    sweep = Sweep("slices", base, scale={"width": (32,)}, tune={"learning_rate": (0.003, 0.01)})
-    seen, lost = [], []
-
-    def recorded(*arguments):
-        for job, event in run_jobs(*arguments):
-            seen.append(event)
-            yield job, event
-
-    monkeypatch.setattr(runner, "run_jobs", recorded)
-
-    def lose_one():
-        deadline = time.monotonic() + 240
-        while not (found := processes("HostActor.follow", is_of_these_tests)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        # Without collectives it may run ahead, and end before the first checkpoint.
-        found[0].send_signal(signal.SIGSTOP)
-        while not list(tmp_path.glob("checkpoints/*/step-*/meta.json")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        lost.append(found[0])
-        found[0].kill()
-
-    thread = threading.Thread(target=lose_one)
-    thread.start()
-    options = SweepOptions(ray=True, pack_size=4)
-    outcome = run_sweep(sweep, str(tmp_path), options, BY_SLICE, Console(quiet=True))
-    thread.join()
-    assert outcome == {"finished": 4}
-    runs = load_runs(tmp_path)
-    assert len(runs) == 4 and runs["trial_id"].is_unique
-    assert seen.count(Started()) == 2, "the pack was started twice"
-    again = seen[seen.index(Started(), 1) :]
-    assert next(event for event in again if isinstance(event, PackProgress)).step > 20, "it began anew"
-    assert not psutil.wait_procs(lost, timeout=60)[1], "the worker that was lost is still there"
-    wait_for_chips()
 
 
 @pytest.mark.nightly

@@ -10,8 +10,20 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.tuning.sequence import buy
+
+
+@pytest.fixture(scope="session")
+def one_width() -> Callable[..., Sweep]:
+    """Function that returns a sweep of some rates at one width, in μP."""
+    axes: dict[str, Any] = {"scale": {"width": (32,)}, "compare": {"parametrization": ("mup",)}}
+
+    def one_width(base: Trial, *rates: float) -> Sweep:
+        return Sweep("x", base, tune={"learning_rate": rates}, **axes)
+
+    return one_width
 
 
 @pytest.fixture(scope="session")

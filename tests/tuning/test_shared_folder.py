@@ -10,19 +10,19 @@ from mup_tpu.jobs.this_machine import start_process
 from mup_tpu.store import load_runs
 from mup_tpu.tuning.runner import CheckpointFolders
 
-DRIVERS = 3
+DRIVERS = 2
 
 
 @pytest.mark.slow
 def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     """Each driver packs the same trials differently, and checkpoints every third step."""
     results = tmp_path / "results"
-    base = json.dumps(tiny.replace(steps=12).to_dict())
+    base = json.dumps(tiny.replace(steps=6).to_dict())
     script = (
         "import json, os\nfrom rich.console import Console\nfrom mup_tpu.config import *\nfrom "
         "mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nbase = "
         f"from_dict(Trial, json.loads({base!r}))\nsweep = Sweep('shared', base, "
-        "scale={'width': (32,)}, tune={'learning_rate': (0.003, 0.01)}, num_seeds=1 + n % 3,\n"
+        "scale={'width': (32,)}, tune={'learning_rate': (0.003, 0.01)}, num_seeds=2 + n,\n"
         "              compare={'parametrization': ('mup',)})\nrun = "
         "RunOptions(checkpoint_every=3, threads=max(2, os.cpu_count()))\nrun_sweep(sweep, results, "
         "SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"

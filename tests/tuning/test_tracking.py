@@ -1,6 +1,5 @@
 """Trackers hold each trial that ended, with its settings and curve, and agree with the table."""
 
-import dataclasses
 import math
 import os
 import shutil
@@ -11,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu.analysis import load_table
-from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.tuning.sweep import run_sweep
@@ -124,45 +123,30 @@ def records_of(file):
             at += left
 
 
-def test_a_sweep_sends_its_trials_and_stores_them_whatever_a_tracker_does(tiny, tmp_path, monkeypatch):
+def test_a_sweep_sends_its_trials_and_stores_them_whatever_a_tracker_does(one_width, tiny, tmp_path):
     pytest.importorskip("tensorboard")
     base, alone = tiny.replace(steps=3, eval_batches=1), RunOptions(threads=os.cpu_count() or 1)
-    sweep = Sweep(
-        "told",
-        base,
-        scale={"width": (32,)},
-        tune={"learning_rate": (0.01, 0.02)},
-        compare={"parametrization": ("mup",)},
-    )
+    sweep = one_width(base, 0.01, 0.02)
     options = SweepOptions(track=("tensorboard",))
     run_sweep(sweep, str(tmp_path / "a"), options, alone, Console(quiet=True))
     names = set(load_runs(tmp_path / "a")["trial_id"])
     assert {path.name for path in (tmp_path / "a" / "tensorboard").iterdir()} == names and len(names) == 2
-    Store(tmp_path / "b", "told")
+    Store(tmp_path / "b", "x")
     (tmp_path / "b" / "tensorboard").touch()  # a file in place of its folder
-    more = dataclasses.replace(sweep, tune={"learning_rate": (0.01,)})
     with pytest.warns(UserWarning, match="tensorboard gets no more trials: "):
-        run_sweep(more, str(tmp_path / "b"), options, alone, Console(quiet=True))
+        run_sweep(one_width(base, 0.01), str(tmp_path / "b"), options, alone, Console(quiet=True))
     assert len(load_runs(tmp_path / "b")) == 1
 
 
-def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(tiny, tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(one_width, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    sweep = Sweep(
-        "told",
-        tiny,
-        scale={"width": (32,)},
-        tune={"learning_rate": (0.01,)},
-        compare={"parametrization": ("mup",)},
-    )
-    options = SweepOptions(track=("wandb",))
+    options, run = SweepOptions(track=("wandb",)), RunOptions(threads=1)
     with pytest.raises(ConfigError, match=r"track 'wandb' needs its package: pip install '.\[wandb\]'"):
-        run_sweep(sweep, str(tmp_path / "c"), options, RunOptions(threads=1), Console(quiet=True))
+        run_sweep(one_width(tiny, 0.01), str(tmp_path / "c"), options, run, Console(quiet=True))
 
 
 @pytest.mark.parametrize(
-    ("how", "place"),
-    [("cut", 0.0), ("cut", 0.7), ("flipped", 0.01), ("flipped", 0.999)],
+    ("how", "place"), [("cut", 0.0), ("cut", 0.7), ("flipped", 0.01), ("flipped", 0.999)]
 )
 def test_a_run_whose_event_file_is_damaged_is_left_out_with_a_word(stored, tmp_path, place, how):
     """TensorBoard's reader stops at the damage, and says nothing."""

@@ -7,7 +7,7 @@ import pandas as pd
 from rich.console import Console
 
 from mup_tpu.cli.analysis import analyze, show
-from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.tuning.sweep import run_sweep
@@ -17,14 +17,8 @@ ALONE = RunOptions(threads=os.cpu_count() or 1)
 NOT_RESULTS = ["wall_time_s", "finished_at", "threads", "git_commit"]
 
 
-def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(tiny, tmp_path, capsys):
-    sweep = Sweep(
-        "x",
-        tiny,
-        scale={"width": (32,)},
-        tune={"learning_rate": (0.003, 0.01)},
-        compare={"parametrization": ("mup",)},
-    )
+def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(one_width, tiny, tmp_path, capsys):
+    sweep = one_width(tiny, 0.003, 0.01)
     url, run, console = "memory://bucket/sweep", replace(ALONE, checkpoint_every=10), Console()
     folder = Folder(url)
     folder.write("checkpoints/another-drivers/step-00000010/meta.json", b"{}")
