@@ -1,6 +1,6 @@
 """Search for learning rate, warm-up, init and multipliers of a narrow GPT-2 in μP, for zero-shot transfer.
 
-mup-tpu search experiments/tune_small.py              searches; after a stop, --resume goes on
+mup-tpu search experiments/tune_small.py              searches; after a stop, it goes on
 mup-tpu transfer results/tune_small --at width=256
 """
 

@@ -29,7 +29,7 @@ PREDICTED = sorted((RESULTS / "prediction").glob("*/predictions.json"))
 """Predictions beside runs at their scale."""
 TOGETHER = sorted({path.parent for path in STORES} - {RESULTS, RESULTS / "prediction"})
 """Folders of several sweeps, each with figures that compare them."""
-SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
+SEARCHES = [path for path in STORES if (path / "search.json").exists()]
 SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
 
 

@@ -21,7 +21,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import TableError
-from mup_tpu.store import Condition
+from mup_tpu.store import STUDY_COLUMNS, Condition
 
 # Ends of runs; unfinished ones say nothing of their trial
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
@@ -171,11 +171,11 @@ _PARTS = ("optimizer", "train", "model", "data")  # parts of a trial in the orde
 def varied(runs: pd.DataFrame) -> list[str]:
     """Return the columns of configured numbers that vary in a run table, without seeds."""
     columns = sorted(CONFIGURED.values(), key=lambda column: _PARTS.index(column.part))
-    return [
-        c.name
-        for c in columns
-        if c.type in (int, float) and c.field not in ("seed", "data_seed") and runs[c.name].nunique() > 1
-    ]
+    if "data_fingerprint" in runs:  # our networks
+        names = [c.name for c in columns if c.type in (int, float) and c.field not in ("seed", "data_seed")]
+    else:
+        names = [c for c in map(str, runs) if c not in STUDY_COLUMNS and runs[c].dtype.kind in "if"]
+    return [name for name in names if runs[name].nunique() > 1]
 
 
 def ranked(runs: pd.DataFrame) -> pd.DataFrame:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,8 +20,8 @@ from mup_tpu.cli.study import StudyOptions, keep_plan, refuse_options_of_network
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, Grid, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table
-from mup_tpu.config.options import File, FolderName, SearchOptions
-from mup_tpu.config.sweep import Search
+from mup_tpu.config.options import File, FolderName
+from mup_tpu.config.sweep import Search, SearchOptions
 from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed, raised_as
@@ -76,9 +78,6 @@ class SearchRun:
 
     results: FolderName | None = None
     """Results folder (or fsspec URL); by default results/EXPERIMENT."""
-    resume: bool = False
-    """Go on with the search in the folder: unfinished trials continue from their checkpoints, and the
-    algorithm knows all earlier losses."""
     options: SearchOptions = SearchOptions()
     """Algorithm, scheduler, limits."""
     where: SweepOptions = SweepOptions(pack_size=1)
@@ -144,6 +143,8 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
 
     refuse_options_of_networks(how.run, how.where)
     study, trainer = load_study(file, how.results, options.loss)
+    if study.grid.space is not None:
+        raise ConfigError(f"{file} is the file of a search, not of a sweep: `mup-tpu search {file}` takes it")
     trainer = options.trainer or trainer
     if trainer is None:
         raise ConfigError("trainer is missing: give --trainer, or set it in the file")
@@ -284,49 +285,80 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         console.print("--until-settled runs a part of these trials, batch by batch, and may add seeds")
 
 
-def search(file: Annotated[File, tyro.conf.Positional], how: SearchRun = SearchRun()) -> None:
+def search(
+    file: Annotated[File, tyro.conf.Positional],
+    how: SearchRun = SearchRun(),
+    study: StudyOptions = StudyOptions(),
+) -> None:
     """Search several hyperparameters at once with Ray Tune.
 
-    Every trial is stored.
+    Every trial is stored. The same command goes on after a stop.
 
     Args:
         file: Script with a SEARCH; or a TOML file: experiment, the shared trial under [base.model] and so on,
-            and [space.NAME] tables with kind (loguniform, uniform, choice), low and high, or values.
+            and [space.NAME] tables with kind (loguniform, uniform, choice), low and high, or values. With
+            trainer, scale and [settings] in place of the base it searches your own training. [search] has
+            options of --help's "options"; those given here, other than the defaults, go before.
         how: How the search is run.
+        study: Options of a search of your own training.
     """
     from mup_tpu.config.toml import load_search
 
-    loaded = read_script(file, "SEARCH", Search) if is_script(file) else load_search(file)
-    search_and_show(loaded, how, f"mup-tpu search {file}")
-
-
-def search_and_show(search: Search, how: SearchRun, command: str) -> None:
-    """Run a search, then print the numbers of its trials, the best trial, and the next command."""
-    from mup_tpu.config.columns import write
-
+    values = {} if is_script(file) else read_toml(file)
+    command, given = f"mup-tpu search {file}", options_given(how.options)
     if how.run.eval_every or how.run.checkpoint_every:
         raise ConfigError(
             "eval_every and checkpoint_every are for sweeps: a search evaluates and checkpoints by "
             "--evaluations"
         )
-    console = Console()
-    with console.status("importing ray"):
-        from mup_tpu.tuning.search import run_search
-        from mup_tpu.tuning.transfer import best_trial
+    console, outcome = Console(), Counter[str]()
+    if study.trainer is not None or kind_of(values) == "study":
+        from mup_tpu.study.study import load_study
 
-    folder = how.results or f"results/{search.experiment}"
-    outcome = run_search(search, folder, how.options, how.where, how.run, how.resume, console)
-    ended = counted(sorted(outcome.counts.items()))
+        refuse_options_of_networks(how.run, replace(how.where, pack_size=0))
+        made, trainer = load_study(file, how.results, study.loss)
+        if made.grid.space is None:
+            raise ConfigError(f"{file} has no [space]: `mup-tpu sweep {file}` takes it")
+        if (trainer := study.trainer or trainer) is None:
+            raise ConfigError("trainer is missing: give --trainer, or set it in the file")
+        made.search, folder = replace(made.search, **given), made.folder
+        run = partial(study.run, made, trainer, how.where)
+    else:
+        if study != StudyOptions():
+            raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
+        loaded = read_script(file, "SEARCH", Search) if is_script(file) else load_search(file)
+        loaded = replace(loaded, search=replace(loaded.search, **given))
+        folder = how.results or f"results/{loaded.experiment}"
+        with console.status("importing ray"):
+            from mup_tpu.tuning.search import search_networks
+        run = partial(search_networks, loaded, folder, how.where, how.run, console)
+    try:
+        outcome = run()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped; finished trials are stored in {folder}; continue with: {command}"
+        ) from None
+    ended = counted(sorted(outcome.items()))
     console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}")
-    if outcome.unfinished:
-        at = f" --results {how.results}" if how.results else ""
-        console.print(f"{outcome.unfinished} trials are unfinished; continue with: {command}{at} --resume")
-    if outcome.counts["finished"]:
-        best = best_trial(folder)
-        point = ", ".join(f"{name} {write(name, best.trial.flat()[name])}" for name in search.space)
-        console.print(f"best: loss {best.loss:.4f} at {point}", style="bold")
-        width = 4 * search.base.model.width  # an example: two octaves are often predicted well
-        console.print(f"transfer it with: mup-tpu transfer {folder} --at width={width}")
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    show_and_judge(outcome.counts, folder, lambda: None)
+    show_and_judge(outcome, folder, lambda: _show_best(folder, console))
+
+
+def options_given(options: SearchOptions) -> dict[str, Any]:
+    """Return the options of a search that are not the defaults."""
+    return {name: value for name, value in vars(options).items() if value != getattr(SearchOptions, name)}
+
+
+def _show_best(folder: str, console: Console) -> None:
+    """Print the best finished trial of a search, and the command that takes it to a larger size."""
+    from mup_tpu.analysis.run_table import of_status, ranked, varied
+    from mup_tpu.config.columns import write
+    from mup_tpu.store import load_axes, load_runs
+
+    runs = load_runs(folder)
+    if len(finished := of_status(ranked(runs), "finished")):
+        best = finished.iloc[0]
+        point = ", ".join(f"{name} {write(name, best[name])}" for name in varied(runs))
+        console.print(f"best: loss {best['loss']:.4f} at {point}", style="bold")
+        size = load_axes(folder).size
+        wide = write(size, 4 * best[size])  # an example: two octaves are often predicted well
+        console.print(f"transfer it with: mup-tpu transfer {folder} --at {size}={wide}")

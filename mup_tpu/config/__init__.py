@@ -5,11 +5,10 @@ from mup_tpu.config.options import (
     DEVICES,
     DryRunOptions,
     RunOptions,
-    SearchOptions,
     SequenceOptions,
     SweepOptions,
 )
-from mup_tpu.config.sweep import Domain, Search, Sweep
+from mup_tpu.config.sweep import Domain, Search, SearchOptions, Sweep
 from mup_tpu.config.trial import (
     PARTS,
     DataConfig,

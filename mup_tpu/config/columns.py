@@ -84,6 +84,11 @@ def _column(name: str) -> Column:
     return COLUMNS.get(name) or _OF_FIELD.get(name) or Column(name, str, name)
 
 
+def is_power(name: str) -> bool:
+    """Return whether people write a column's values as powers of 2."""
+    return _column(name).as_power
+
+
 def title(name: str) -> str:
     unit = _column(name).unit
     return f"{label(name)} ({unit})" if unit else label(name)
@@ -109,8 +114,7 @@ def write_scale(name: str, value: float) -> str:
 
 
 def write(name: str, value: Any) -> str:
-    column = COLUMNS.get(name) or next((c for c in CONFIGURED.values() if c.field == name), None)
-    if column is not None and column.as_power:
+    if is_power(name):
         return format_learning_rate(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -15,7 +16,6 @@ from mup_tpu.config.values import (
     described,
     option,
     parse_limit,
-    parse_seconds,
     require_above_zero,
     require_valid,
 )
@@ -193,8 +193,8 @@ class TransferOptions:
     def __post_init__(self) -> None:
         require_above_zero("num_seeds", self.num_seeds)
 
-    def split(self, scale: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the fields that grow, and other changes: steps and batch size if `scale` lacks them."""
+    def values(self, read: Callable[[str, str], Any]) -> dict[str, Any]:
+        """Return the values at the target by name; `read` converts the text of a name's value."""
         fields: dict[str, Any] = {}
         for text in (part for one in self.at for part in one.split(",")):
             name, equals, value = text.partition("=")
@@ -204,9 +204,14 @@ class TransferOptions:
                 raise ConfigError(
                     f"at {text!r} and another value of {name} were both given: give one of them"
                 )
-            fields[name] = parse_value(name, value, "at")
+            fields[name] = read(name, value)
         if not fields:
             raise ConfigError(f"transfer needs a target, such as {given('at', 'width=1024')}")
+        return fields
+
+    def split(self, scale: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the fields that grow, and other changes: steps and batch size if `scale` lacks them."""
+        fields = self.values(partial(parse_value, option="at"))
         changes = {n: v for n, v in fields.items() if n in ("steps", "batch_size") and n not in scale}
         if len(changes) == len(fields):
             return fields, {}
@@ -220,35 +225,3 @@ class TransferOptions:
                 f"results folder {path} has no trial of {lacking}: give {given('compare', stored[0])}"
             )
         return tuple(rules)
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """Options of a search."""
-
-    algorithm: Literal["random", "hyperopt", "optuna"] = "optuna"
-    """Search algorithm: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
-    scheduler: Literal["asha", "none"] = "asha"
-    """Scheduler that stops hopeless trials early: asynchronous successive halving, or none."""
-    num_samples: int = described(32, above=0, most=100_000)
-    """Trials in all."""
-    evaluations: int = described(10, above=0)
-    """Evaluations per trial; at each the trial is checkpointed, and may be stopped."""
-    grace: Real = described(0.2, above=0, most=1)
-    """Share of its steps before a trial may be stopped."""
-    reduction_factor: Real = described(3.0, above=1)
-    """Number of trials at a rung of ASHA for each one that continues."""
-    budget: str | None = None
-    """Longest time, as 90s, 30m or 2h; --resume continues unfinished trials."""
-    max_concurrent: int = described(0, least=0)
-    """Most packs at once; 0 takes as many as there is room for."""
-    seed: int = described(0, least=0, most=2**32 - 1)
-    """Seed of the algorithm."""
-
-    def __post_init__(self) -> None:
-        require_valid(self)
-        self.seconds  # noqa: B018 (checks budget)
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.budget is None else parse_seconds("budget", self.budget)

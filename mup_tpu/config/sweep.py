@@ -11,7 +11,18 @@ from typing import Any, Literal
 from mup_tpu.config.columns import configured
 from mup_tpu.config.grid import Axes, Grid, Point, Value
 from mup_tpu.config.trial import Trial, field_column, field_type
-from mup_tpu.config.values import as_kind, as_word, require_name, require_valid, require_value
+from mup_tpu.config.values import (
+    Real,
+    as_kind,
+    as_word,
+    described,
+    parse_limit,
+    parse_number,
+    require_name,
+    require_valid,
+    require_value,
+    shown,
+)
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
@@ -105,18 +116,61 @@ class Domain:
     kind: Literal["loguniform", "uniform", "choice"] = "loguniform"  # distribution of the values
     low: float = 0.0  # least value (loguniform, uniform)
     high: float = 0.0  # largest value (loguniform, uniform)
-    values: tuple[float, ...] = ()  # the values of a choice
+    values: tuple[Value, ...] = ()  # the values of a choice
 
     def __post_init__(self) -> None:
         require_valid(self)
         if self.kind == "choice":
-            if not self.values:
-                raise ConfigError("values of a choice are empty: give at least one")
+            powers = (parse_number(v) if isinstance(v, str) and "^" in v else v for v in self.values)
+            object.__setattr__(self, "values", tuple(powers))
+            if len({*self.values}) < 2:
+                raise ConfigError(
+                    f"values {shown(self.values)} of a choice leave nothing to choose: give two at least, "
+                    "and set a single value for all trials"
+                )
             return
         if not (self.low < self.high and math.isfinite(self.high - self.low)):
             raise ConfigError(f"low {self.low:g} is not below high {self.high:g}")
         if self.kind == "loguniform" and self.low <= 0:
             raise ConfigError(f"low {self.low:g} of a loguniform is not above 0")
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """Return the values of a choice, or the least and the largest value."""
+        return self.values or (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search."""
+
+    algorithm: Literal["random", "hyperopt", "optuna", "bohb"] = "optuna"
+    """Search algorithm: uniformly random, HyperOpt's TPE, Optuna's TPE, or BOHB, which models each length."""
+    scheduler: Literal["asha", "median", "none"] = "asha"
+    """Scheduler that stops hopeless trials early: asynchronous successive halving, what is worse than the
+    median, or none."""
+    num_samples: int = described(32, above=0, most=10_000)
+    """Trials in all."""
+    evaluations: int = described(10, above=0)
+    """Evaluations per trial of our networks; at each the trial is checkpointed, and may be stopped."""
+    grace: Real = described(0.2, above=0, most=1)
+    """Share of its steps before a trial may be stopped."""
+    reduction_factor: Real = described(3.0, above=1)
+    """Number of trials at a rung of ASHA for each one that continues."""
+    budget: str | None = None
+    """Longest time of this call, as 90s, 30m or 2h; run the same command to continue."""
+    max_concurrent: int = described(0, least=0)
+    """Most trials (packs of our networks) at once; 0 takes as many as there is room for."""
+    seed: int = described(0, least=0, most=2**32 - 1)
+    """Seed of the algorithm."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        self.seconds  # noqa: B018 (checks budget)
+
+    @property
+    def seconds(self) -> float:
+        return parse_limit("budget", self.budget)
 
 
 @dataclass(frozen=True)
@@ -127,6 +181,7 @@ class Search:
     base: Trial = field(default_factory=Trial)  # trial with the fields that all trials share
     space: dict[str, Domain] = field(default_factory=dict)
     """Domains by name of a trial's field, e.g. learning_rate, warmup, weight_decay, alpha_out, init_std."""
+    search: SearchOptions = SearchOptions()  # algorithm, scheduler, limits
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -134,16 +189,19 @@ class Search:
         if not self.space:
             raise ConfigError("space of the search is empty: give at least one domain, e.g. learning_rate")
         for name, domain in self.space.items():
-            for value in domain.values or (domain.low, domain.high):
+            for value in domain.ends:
                 try:
                     self.trial({name: value})
                 except ConfigError as error:
                     raise ConfigError(f"space of {as_word(name)}: {error}") from None
 
-    def trial(self, point: dict[str, float]) -> Trial:
+    def trial(self, point: Mapping[str, Any]) -> Trial:
         """Return the trial at a point of the space; fields of whole numbers are rounded."""
-        flat = self.base.flat()
+        kinds = {name: type(value) for name, value in self.base.flat().items()}
         exact = {
-            name: round(value) if type(flat.get(name)) is int else value for name, value in point.items()
+            name: round(value)
+            if kinds.get(name) is int and isinstance(value, float)
+            else as_kind(kinds.get(name), value, name)
+            for name, value in point.items()
         }
         return self.base.replace(**exact)

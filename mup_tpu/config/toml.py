@@ -45,19 +45,20 @@ _COMMANDS = {
 
 
 def kind_of(values: Collection[str]) -> str:
-    """Return the kind of a TOML file by its top keys: "trial", "sweep", "study" or "search"."""
-    if "space" in values:
-        return "search"
+    """Return the kind of a TOML file by its top keys: "trial", "sweep", "search", or anyone's "study"."""
     if not _STUDY_KEYS.isdisjoint(values):
         return "study"
+    if "space" in values:
+        return "search"
     return "sweep" if "experiment" in values else "trial"
 
 
 _STUDY_KEYS = {"trainer", "settings", "loss", "config", "continued"}
+_NOT_OF_SWEEPS = {*_STUDY_KEYS, "space", "search"}
 # Keys of a sweep of our networks, which alone has a base, and of a study
 _KEYS = (
     "experiment", "scale", "measured_by", "tune", "design", "compare", "num_seeds", "target",
-    "base", "trainer", "loss", "config", "settings", "continued",
+    "base", "trainer", "loss", "config", "settings", "continued", "space", "search",
 )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def read_grid(path: str | Path, kind: str) -> dict[str, Any]:
             if key not in _KEYS:
                 hint = "; names of your own go into [settings]" if kind == "study" else ""
                 raise ConfigError((not hint and _misplaced(key, "", True)) or unknown_key(key, _KEYS) + hint)
-            if (key == "base" and kind == "study") or (key in _STUDY_KEYS and kind == "sweep"):
+            if (key == "base" and kind == "study") or (key in _NOT_OF_SWEEPS and kind == "sweep"):
                 raise ConfigError(f"{key} is not for the file of a {kind}")
             if key in _TEXTS and not isinstance(value, str):
                 raise ConfigError(f"{key} {shown(value)} is not text")

@@ -10,7 +10,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -47,7 +47,7 @@ class Job(ABC):
 
     `str` of a job is its name in log lines, such as "a pack of 3 trials".
 
-    `run` yields reports, which are signs of life, and returns the result. `yield Question(...)` waits, and
+    `run` yields reports, which are signs of life, and returns the result. `yield Request(...)` waits, and
     its value is the driver's answer. It raises PackTooLarge where parts of the job may fit in memory,
     WorkerLost or DeviceFailed where another process may do it, and a MupTpuError for what the user can mend.
     Any other error fails this job alone. `split` returns jobs of at most `fits` members in place of this one,
@@ -85,6 +85,18 @@ class Request:
     """A job waits for an answer of the driver, such as whether to train on."""
 
     content: Any
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Content of a job's request: which of its trials are hopeless?
+
+    The answer is the trial_ids of those that stop.
+    """
+
+    points: Mapping[str, Sequence[tuple[int, float]]]
+    """Losses of trials that train, by trial_id, each with its step; only those since the last request."""
+    steps: int = 0  # steps of a whole trial; 0 if they are not known
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,7 @@ class Pool(ABC, Generic[W]):
     `fill` starts workers as far as there is room, up to a number in all. `hand` gives a job to an idle
     worker, or to a new one. `hear` waits up to a second for events of busy workers: reports as the job yields
     them, its end as an `Ended`, a dead worker as `Lost`; it raises ConfigError where workers do not start. A
-    job with a `Question` waits for `answer`. A worker is idle again after the end of its job. `end` ends a
+    job with a `Request` waits for `answer`. A worker is idle again after the end of its job. `end` ends a
     busy or lost worker at once, `terminate` sends it SIGTERM.
     """
 
@@ -218,7 +230,7 @@ def run_jobs(
     jobs: Any,
     pool: Pool[Any],
     heartbeat: float,
-    decide: Callable[[Any, Any], Any] = lambda job, question: None,
+    decide: Callable[[Any, Any], Collection[str]] = lambda job, question: (),
 ) -> Generator[tuple[Any, Any]]:
     """Run jobs, yielding (job, event) as events come; close the generator to end running jobs.
 
@@ -228,7 +240,7 @@ def run_jobs(
 
     Jobs come in the order of their start, from a list or from a search, which makes each when a worker is
     free; their length is a limit. The pool stays open. A worker counts as hung after `heartbeat` seconds
-    without a report. `decide` answers the content of a job's `Question`.
+    without a report. `decide` answers the content of a job's `Request`.
 
     Raises:
         Preempted: SIGTERM ended the run before all jobs had ended.

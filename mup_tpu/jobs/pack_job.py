@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import CONFIGURED, write
-from mup_tpu.jobs.driver import Job, JobContext, Preparing, Request
+from mup_tpu.jobs.driver import Evaluated, Job, JobContext, Preparing, Request
 from mup_tpu.models import declare, training_flops
 from mup_tpu.training.record import PackResult
 from mup_tpu.training.trials import pack_key
@@ -102,17 +102,6 @@ def make_packs(
 FolderOf = Callable[[list[Trial]], str | None]
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """Question after an evaluation of a pack: which members train on?
-
-    The answer names the trial_ids of members to stop; None checkpoints the pack and ends the job.
-    """
-
-    step: int
-    losses: dict[str, float]  # loss of the rows of members that train, by trial_id, nat per token
-
-
 @dataclass(eq=False)
 class PackJob(Job):
     """A pack to train; its parts, after a split, have their own folders of checkpoints."""
@@ -170,11 +159,10 @@ class PackJob(Job):
                 yield event
                 if self.asks and event.validation_losses is not None:
                     rows = zip(training.so_far().rows, event.statuses, strict=True)
-                    losses = {row["trial_id"]: row["loss"] for row, status in rows if status == "running"}
-                    decision = yield Request(Evaluated(event.step, losses))
-                    if decision is None:
-                        # The loop writes the checkpoint of this step only when it goes on.
-                        training.save()
-                        return training.so_far("preempted")
-                    training.stop(decision)
+                    points = {
+                        row["trial_id"]: [(event.step, row["loss"])]
+                        for row, status in rows
+                        if status == "running"
+                    }
+                    training.stop((yield Request(Evaluated(points, event.steps))))
         raise AssertionError("a pack ends with its result")

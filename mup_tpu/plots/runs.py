@@ -126,7 +126,7 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
 
 def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
     # The axis is logarithmic for powers of 2, and where values differ by more than a factor of 5.
-    is_power = columns.COLUMNS[name].as_power
+    is_power = columns.is_power(name)
     if values.min() <= 0 or not (is_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())):
         return values
     if is_power:

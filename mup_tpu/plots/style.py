@@ -117,13 +117,19 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write name.png and name.svg, the same bytes for the same figure."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    file = io.BytesIO()
+    file, drawn = io.BytesIO(), io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(file, dpi=150, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+    paths[1].write_text(_rounded(drawn.getvalue()), encoding="utf-8")
     # 256 colours look the same and take a third of the bytes.
     Image.open(file).convert("RGB").quantize(256).save(paths[0], optimize=True)
     return paths
+
+
+def _rounded(svg: str) -> str:
+    """Round to hundredths of a point: later digits depend on the processor that fitted the data."""
+    return re.sub(r"(?<!scale\(0)(\.\d\d)\d+", r"\1", svg)
 
 
 def in_unit(quantity: str, columns: Columns) -> str:
@@ -385,10 +391,9 @@ def svg(figure: Figure, prefix: str) -> str:
         figure.savefig(
             file, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
-    text = file.getvalue()
+    text = _rounded(file.getvalue())
     text = text[text.index("<svg") :].rstrip().removesuffix("</svg>")
-    # Hundredths of a point are enough. Comments, ids of groups and indents take half of the bytes.
-    text = re.sub(r"(?<!scale\(0)(\.\d\d)\d+", r"\1", text)
+    # Comments, ids of groups and indents take half of the bytes.
     text = re.sub(r"\s+", " ", re.sub(r'<!--.*?-->|(?<=<g) id="[^"]*"', "", text))
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
     circles, scale = [], 72 / figure.dpi

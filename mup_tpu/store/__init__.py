@@ -3,8 +3,7 @@
 from mup_tpu.store.header import STUDY_COLUMNS, Condition, results_folder
 from mup_tpu.store.runs import (
     FINAL,
-    LOG_FILE,
-    LOG_OBJECTS,
+    SEARCH_FILE,
     Store,
     done_of,
     holds_store,
@@ -17,7 +16,7 @@ from mup_tpu.store.runs import (
 )  # fmt: skip
 
 __all__ = [
-    "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Condition", "Store",
+    "FINAL", "SEARCH_FILE", "STUDY_COLUMNS", "Condition", "Store",
     "done_of", "holds_store", "is_search", "load_axes", "load_curves", "load_header", "load_runs",
     "load_values", "results_folder",
 ]  # fmt: skip

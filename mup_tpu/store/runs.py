@@ -38,8 +38,7 @@ from mup_tpu.store.header import (
     results_folder,
 )  # fmt: skip
 
-LOG_FILE, LOG_OBJECTS = "search.jsonl", "search"
-"""Log of a search in its results folder: a file; in a bucket, a folder of objects."""
+SEARCH_FILE = "search.json"  # proposals of a search, in its results folder
 
 FINAL = ("finished", "diverged", "stopped")
 """Statuses of results; "failed" and "preempted" trials are run again."""
@@ -195,7 +194,7 @@ def holds_store(path: str | os.PathLike[str]) -> bool:
 def is_search(path: str | os.PathLike[str]) -> bool:
     folder = results_folder(path)
     with accessed(folder, "read"):
-        return not {LOG_FILE, LOG_OBJECTS}.isdisjoint(folder.names())
+        return SEARCH_FILE in folder.names()
 
 
 def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None) -> pd.DataFrame:

@@ -34,9 +34,9 @@ from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import MupTpuError, StoreError, first_line, raised_as, reason
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import allow_children, end_descendants
-from mup_tpu.jobs.driver import Preparing, WorkerLost
+from mup_tpu.jobs.driver import Evaluated, Preparing, Request, WorkerLost
 from mup_tpu.logs import Logged, LossUnknown, TrainingLog
-from mup_tpu.study.report import Ending, Report, Reported, StudyTrial, number
+from mup_tpu.study.report import Curve, Ending, Report, Reported, StudyTrial, number
 
 Function = Callable[[Any, Report], Any]
 
@@ -56,7 +56,7 @@ _LAST_LINES, _LONGEST_LINE = 3, 200  # of the output, in the reason of a failure
 class Outcome:
     """End of an attempt."""
 
-    status: str  # "finished", "diverged", "failed" or "preempted"
+    status: str  # "finished", "diverged", "stopped", "failed" or "preempted"
     loss: float
     reason: str | None = None
     points: tuple[tuple[int, float], ...] = ()  # reported losses by step
@@ -127,15 +127,17 @@ class Output:
 class Attempt(ABC):
     """A trial's process, as its worker sees it.
 
-    The process may close, tear or flood any of its pipes, so nothing here waits for it.
+    The process may close, tear or flood any of its pipes, so nothing here waits for it. With `asked_for`, the
+    driver is asked at each loss whether that trial stops.
     """
 
     doing = ""  # work of a process that has not reported yet
     is_alive_without_reports = False  # whether silence after a report is no sign of a process that hangs
     _has_launchers = False  # whether its work may run below other processes than its own
 
-    def __init__(self, output: Output, private: Sequence[int]) -> None:
+    def __init__(self, output: Output, private: Sequence[int], asked_for: StudyTrial | None = None) -> None:
         self.output, self._private = output, private  # descriptors of the worker that the process closes
+        self._asked_for = asked_for
         # What the process sends through each open pipe, and the reader of it
         self._readers: dict[int, Callable[[bytes], Iterable[Reported | Outcome]]] = {}
         self._pid = 0
@@ -147,6 +149,10 @@ class Attempt(ABC):
     @abstractmethod
     def _ended(self, code: int, is_terminated: bool) -> Outcome:
         """Return the outcome of a process that has exited, perhaps as it got SIGTERM."""
+
+    @abstractmethod
+    def _points(self) -> list[tuple[int, float]]:
+        """Return the losses by step so far."""
 
     def _terminate(self) -> None:
         os.kill(self._pid, signal.SIGTERM)
@@ -163,7 +169,7 @@ class Attempt(ABC):
 
     def run(
         self, timeout: float, is_ending: Callable[[], bool]
-    ) -> Generator[Reported | Preparing, None, Outcome]:
+    ) -> Generator[Reported | Preparing | Request, Any, Outcome]:
         """Run the process to its end, and yield its reports; all its processes have ended then.
 
         It is ended after `timeout` seconds; `is_ending` says whether the machine is taken away.
@@ -192,8 +198,9 @@ class Attempt(ABC):
 
     def _events(
         self, began: float, timeout: float, is_ending: Callable[[], bool]
-    ) -> Generator[Reported | Preparing, None, Outcome]:
+    ) -> Generator[Reported | Preparing | Request, Any, Outcome]:
         reported, yielded_at, terminated_at, exited_at = None, began, math.inf, math.inf
+        asked_at = 0  # last step that the driver was asked about
         outcome: Outcome | None = None
         while outcome is None:
             look_s = _LOOK_EVERY_S if self._readers else _LOOK_EVERY_S / 10
@@ -205,7 +212,17 @@ class Attempt(ABC):
                 else:
                     latest = reported = event
             now = time.monotonic()
-            if latest is not None and (
+            new, trial = [], self._asked_for
+            if latest is not None and outcome is None and trial is not None:
+                new = [(step, loss) for step, loss in self._points() if step > asked_at]
+            if latest is not None and trial is not None and new:
+                asked_at, yielded_at = new[-1][0], now
+                steps = latest.steps or trial.values.get("steps", 0)
+                whole = int(steps) if isinstance(steps, int | float) else 0
+                if (yield Request(Evaluated({trial.id: new}, whole))):
+                    why, points = f"stopped by the search at step {asked_at}", tuple(self._points())
+                    return Outcome("stopped", new[-1][1], why, points=points, step=asked_at)
+            elif latest is not None and (
                 now - yielded_at >= _REPORT_EVERY_S or not self.is_alive_without_reports
             ):
                 yielded_at = now
@@ -277,11 +294,17 @@ class FunctionAttempt(Attempt):
     doing = "running, without a report yet"
 
     def __init__(
-        self, output: Output, private: Sequence[int], function: Function, trial: StudyTrial, folder: str
+        self,
+        output: Output,
+        private: Sequence[int],
+        function: Function,
+        trial: StudyTrial,
+        folder: str,
+        asks: bool = False,
     ) -> None:
-        super().__init__(output, private)
+        super().__init__(output, private, trial if asks else None)
         self._function, self._trial, self._folder = function, trial, folder
-        self._line = b""
+        self._line, self._curve = b"", Curve()
 
     def _start(self) -> None:
         sends, prints = self._pipe(self._messages), self._pipe(self._printed)
@@ -290,11 +313,14 @@ class FunctionAttempt(Attempt):
         def child() -> NoReturn:
             for descriptor in ours:
                 os.close(descriptor)
-            _call(self._function, self._trial, self._folder, sends, prints)
+            _call(self._function, self._trial, self._folder, sends, prints, self._asked_for is not None)
 
         self._pid = _fork(child)
         os.close(sends)
         os.close(prints)
+
+    def _points(self) -> list[tuple[int, float]]:
+        return [*self._curve.points]
 
     def _messages(self, part: bytes) -> Iterator[Reported | Outcome]:
         *lines, self._line = (self._line + part).split(b"\n")
@@ -304,7 +330,12 @@ class FunctionAttempt(Attempt):
             try:
                 match json.loads(line):
                     case {"report": fields}:
-                        yield Reported(**fields)
+                        reported = Reported(**fields)
+                        if not math.isnan(reported.loss):
+                            while self._curve.points and self._curve.points[-1][0] > reported.step:
+                                self._curve.points.pop()  # it goes on from a checkpoint before
+                            self._curve.add(reported.step, reported.loss)
+                        yield reported
                         continue
                     case {"outcome": fields}:
                         points = tuple((step, loss) for step, loss in fields["points"])
@@ -328,9 +359,15 @@ class ProgramAttempt(Attempt):
     is_alive_without_reports = _has_launchers = True
 
     def __init__(
-        self, output: Output, words: list[str], added: Mapping[str, str], folder: str, loss: str | None
+        self,
+        output: Output,
+        words: list[str],
+        added: Mapping[str, str],
+        folder: str,
+        loss: str | None,
+        asked_for: StudyTrial | None = None,
     ) -> None:
-        super().__init__(output, ())  # none outlives exec
+        super().__init__(output, (), asked_for)  # no descriptor outlives exec
         self._words, self._added, self._folder, self._loss = words, added, folder, loss
         self._log = TrainingLog(loss)
 
@@ -379,6 +416,9 @@ class ProgramAttempt(Attempt):
         except LossUnknown as error:
             return Outcome("failed", math.nan, str(error), lacks_loss=True)
         return self._with_curve(Outcome.of(logged.loss, logged=logged))
+
+    def _points(self) -> list[tuple[int, float]]:
+        return self._log.curve()
 
     def _metrics(self) -> TrainingLog | None:
         """Read the metrics that the program has written into its folder; None if its output tells as much."""
@@ -441,8 +481,10 @@ def _redirect(prints: int) -> None:
         os.dup2(source, target)
 
 
-def _call(function: Function, trial: StudyTrial, folder: str, sends: int, prints: int) -> NoReturn:
-    """Call the function in this process, send its outcome, and end."""
+def _call(
+    function: Function, trial: StudyTrial, folder: str, sends: int, prints: int, sends_all: bool
+) -> NoReturn:
+    """Call the function in this process, send its outcome, and end; `sends_all` sends each loss."""
     allow_children()
     _redirect(prints)
     os.close(prints)
@@ -457,7 +499,7 @@ def _call(function: Function, trial: StudyTrial, folder: str, sends: int, prints
     report: Report | None = None
     before = len(sys.modules)
     try:
-        report = made = Report(folder, lambda reported: send(report=vars(reported)))
+        report = made = Report(folder, lambda reported: send(report=vars(reported)), sends_all)
         signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         outcome = Outcome.of(number("the returned loss", function(trial, report)))

@@ -53,6 +53,7 @@ class Calls(Runner[StudyTrial]):
     code: str | None  # fingerprint of the trainer
     payload: bytes  # the pickled trainer
     open_pool: Callable[[], Pool[Any]]  # once
+    asks: bool = False  # whether the driver may stop trials at their losses
 
     def trial_id(self, trial: StudyTrial) -> str:
         return trial.id
@@ -78,8 +79,11 @@ class Calls(Runner[StudyTrial]):
         lengths = sorted({trial.values[name] for trial in trials})
         return [{t: n for t, n in trials.items() if t.values[name] == length} for length in lengths]
 
-    def jobs(self, missing: list[StudyTrial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
-        missing = sorted(missing, key=self.work, reverse=True)
+    def place(self, trials: int, at_most: int = 0) -> None:
+        self.pool = self.open_pool()
+
+    def jobs(self, trials: list[StudyTrial]) -> Sequence[FunctionJob]:
+        missing = sorted(trials, key=self.work, reverse=True)
         # Not what all trials share
         shown = [*self.shown_sizes, *self.grid.compared[0], *self.grid.tuned, "seed"]
         known = self.store.known() if self.grid.continued else {}
@@ -88,8 +92,8 @@ class Calls(Runner[StudyTrial]):
         jobs = []
         for trial in missing:
             begun = [t.id for t in self.grid.shorter(trial) if finished(t, known) and holds_whole(t)]
-            jobs.append(FunctionJob(self.payload, trial, self.how, shown, begun))
-        return jobs, self.open_pool()
+            jobs.append(FunctionJob(self.payload, trial, self.how, shown, begun, self.asks))
+        return jobs
 
     @functools.cached_property
     def losses(self) -> dict[str, None]:
@@ -212,17 +216,23 @@ def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
 
 
 def place_on_ray(
-    folder: str, address: str | None, resources: Mapping[str, float], console: Console
+    folder: str, address: str | None, resources: Mapping[str, float], console: Console, at_most: int = 0
 ) -> tuple[int, OpensPool]:
-    """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial."""
+    """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial.
+
+    `at_most` limits the trials at once; 0 is no limit.
+    """
     for name, amount in resources.items():
         require_above_zero(f"resources {name}", amount)
 
     @contextlib.contextmanager
     def opened() -> Iterator[Pool[Any]]:
-        from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots_with
+        from mup_tpu.jobs.cluster import RayActors, Slots, ray_cluster, slots_with
 
-        look = functools.partial(slots_with, resources)
+        def look() -> Slots:
+            room = slots_with(resources)
+            return replace(room, count=min(room.count, at_most or room.count))
+
         with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
             yield pool
 

@@ -13,12 +13,13 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mup_tpu.config import Axes, Grid, parse_number, shown
+from mup_tpu.config import Axes, Domain, Grid, parse_number, shown
 from mup_tpu.config.grid import DESIGNS, ORDERS, Point, Value
+from mup_tpu.config.toml import from_dict
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.store import FINAL, STUDY_COLUMNS, Store
 from mup_tpu.store.runs import Result
@@ -34,8 +35,11 @@ class StudyGrid(Grid[StudyTrial]):
 
     settings: Mapping[str, Any] = field(default_factory=dict)  # values that all trials share
     continued: str | None = None  # name of the scale whose longer runs go on from shorter ones
+    space: Mapping[str, Any] | None = None  # domains of a search, in place of `tune`
 
     def __post_init__(self) -> None:
+        if self.space is not None:
+            self._check_space(self.space)
         if not isinstance(self.settings, Mapping):
             raise ConfigError(f"settings {shown(self.settings)} is not names with their values")
         plain = {name: self._check("", name, value) for name, value in self.settings.items()}
@@ -45,6 +49,35 @@ class StudyGrid(Grid[StudyTrial]):
             raise ConfigError(
                 f"continued={shown(self.continued)} must be a name in scale: {', '.join(self.points[0])}"
             )
+
+    def _check_space(self, space: Any) -> None:
+        for name in ("tune", "compare", "design", "continued"):
+            if getattr(self, name):
+                raise ConfigError(f"{name} is for a sweep, and space for a search: give one of them")
+        if len(self.points) > 1 or self.num_seeds > 1:
+            what = f"scale with {len(self.points)} points" if len(self.points) > 1 else "several num_seeds"
+            raise ConfigError(f"{what}: a search has one size and one seed; its best values go to others")
+        if not isinstance(space, Mapping) or not space:
+            raise ConfigError(
+                f"space {shown(space)} is not names with domains, as {{'learning_rate': {{'low': 1e-4, "
+                "'high': 1e-1}}"
+            )
+        domains = {
+            name: domain if isinstance(domain, Domain) else from_dict(Domain, domain, f"space of {name}")
+            for name, domain in space.items()
+        }
+        for name, domain in domains.items():
+            for value in domain.ends:
+                self._check("space", name, value)
+        object.__setattr__(self, "space", domains)
+
+    @cached_property
+    def tuned(self) -> dict[str, tuple[Any, ...]]:
+        return super().tuned if self.space is None else {name: d.ends for name, d in self.space.items()}
+
+    @cached_property
+    def tuned_points(self) -> tuple[Point, ...]:
+        return super().tuned_points if self.space is None else ()  # an algorithm chooses them
 
     def _check(self, where: str, name: Any, value: Any) -> Value:
         words = name.split(".") if isinstance(name, str) else [""]
@@ -88,7 +121,8 @@ class StudyGrid(Grid[StudyTrial]):
 
     @cached_property
     def columns(self) -> dict[str, type]:
-        values = {**self.points[0], **self.compared[0], **self.tuned_points[0], **self.settings}
+        tuned = {name: values[0] for name, values in self.tuned.items()}
+        values = {**self.points[0], **self.compared[0], **tuned, **self.settings}
         return {name: type(value) for name, value in values.items()}
 
     def trial(self, values: Mapping[str, Value], seed: int) -> StudyTrial:
@@ -117,11 +151,15 @@ class StudyGrid(Grid[StudyTrial]):
             "name": self.experiment,
             "scale": list(self.points),
             "measured_by": self.measure,
-            "tune": {key: list(values) for key, values in self.tuned.items()},
+            **(
+                {"tune": {key: list(values) for key, values in self.tuned.items()}}
+                if self.space is None
+                else {"space": {key: asdict(domain) for key, domain in self.space.items()}}
+            ),
             "compare": {key: [p[key] for p in self.compared] for key in self.compared[0]},
             "seeds": self.num_seeds,
             "settings": dict(self.settings),
-            **({"design": self.design or DESIGNS[0]} if len(self.tuned) > 1 else {}),
+            **({"design": self.design or DESIGNS[0]} if len(self.tuned) > 1 and not self.space else {}),
             **({"continued": self.continued} if self.continued else {}),
         }
 

@@ -112,11 +112,13 @@ class Curve:
 class Report:
     """`report(step=..., loss=...)`: a point of the trial's learning curve, and a sign of life.
 
-    The trial's folder is kept until it has a result. `send` takes reports for the driver.
+    The trial's folder is kept until it has a result. `send` takes reports for the driver, with `sends_all`
+    each loss, also those of an earlier attempt.
     """
 
-    def __init__(self, folder: str, send: Callable[[Reported], None]) -> None:
+    def __init__(self, folder: str, send: Callable[[Reported], None], sends_all: bool = False) -> None:
         self._folder, self._send, self._sent_at = Folder(folder), send, -math.inf
+        self._sends_all = sends_all
         self.folder: Path | str = Path(folder) if self._folder.is_local else folder
         """Folder for checkpoints; it outlives a killed attempt."""
         self.ending = False  # whether the machine is being taken away: save and report once more
@@ -133,6 +135,8 @@ class Report:
                 curve = Curve(points, _whole("stride", saved["stride"]) or 1, _whole("seen", saved["seen"]))
                 self.resume_step = self.step = _whole("step", saved["step"])
                 self.curve = curve
+                for step, loss in points if sends_all else ():
+                    send(Reported(step, 0, loss))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 print(f"{folder}/{_RESUME} cannot be read ({reason(error)}): the trial starts anew")
 
@@ -163,7 +167,7 @@ class Report:
         if saved:
             self._folder.write(_RESUME, json.dumps({"step": self.step, **asdict(self.curve)}).encode())
         now = time.monotonic()
-        if now - self._sent_at >= _SEND_EVERY_S:
+        if now - self._sent_at >= _SEND_EVERY_S or (self._sends_all and loss is not None):
             self._send(Reported(self.step, steps, value))
             self._sent_at = now
         # The signal may come after the function has looked at `ending` and before it is here: a report that

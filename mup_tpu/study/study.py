@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,10 +21,10 @@ from mup_tpu.analysis import analyze, load_table, predict
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.config import require_above_zero
+from mup_tpu.config import SearchOptions, require_above_zero, shown
 from mup_tpu.config.grid import Points
 from mup_tpu.config.options import TrackerName
-from mup_tpu.config.toml import read_grid
+from mup_tpu.config.toml import from_dict, read_grid
 from mup_tpu.config.values import parse_limit, require_count
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.store import Store, results_folder
@@ -61,6 +61,7 @@ class Study:
         folder: results folder, or its fsspec URL.
         scale: one name with its numbers, or a list of points that set several names; it grows.
         tune: hyperparameter: one name with its numbers; or two to four, which are tuned together.
+        space: for a search, names with a `Domain` each, in place of `tune`; the scale then has one point.
         compare: one name with its values; None compares nothing.
         seeds: seeds of every cell, from 0.
         settings: values that all trials share.
@@ -73,6 +74,7 @@ class Study:
         loss: loss in the output of a training program: the text before the number, or a regular expression
             with one group; None recognises it.
         config: YAML, TOML or JSON file of a training program; each trial gets a copy with its values.
+        search: how the space is searched, as {"algorithm": "hyperopt", "num_samples": 24}.
 
     Raises:
         ConfigError: a name or value is not allowed.
@@ -83,7 +85,8 @@ class Study:
         folder: str | os.PathLike[str],
         *,
         scale: Points,
-        tune: Mapping[str, Sequence[Any]],
+        tune: Mapping[str, Sequence[Any]] | None = None,
+        space: Mapping[str, Any] | None = None,
         compare: Mapping[str, Sequence[Any]] | None = None,
         seeds: int = 1,
         settings: Mapping[str, Any] | None = None,
@@ -93,16 +96,22 @@ class Study:
         continued: str | None = None,
         loss: str | None = None,
         config: str | None = None,
+        search: SearchOptions | Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = str(results_folder(folder))
         name = name or self.folder.rstrip("/").rpartition("/")[2]
         self.grid = StudyGrid(
             name, scale=scale, tune=tune, compare=compare, num_seeds=seeds, settings=settings or {},
-            measured_by=measured_by, design=design, continued=continued,
+            measured_by=measured_by, design=design, continued=continued, space=space,
         )  # fmt: skip
-        self.loss, self.config = loss, config
-        of_program = {key: value for key, value in (("loss", loss), ("config", config)) if value is not None}
-        self._definition = json.dumps(self.grid.to_dict() | of_program, indent=1).encode()
+        if search is not None and space is None:
+            raise ConfigError(f"search {shown(search)} needs a space: names with a domain each")
+        if not isinstance(search, SearchOptions):
+            search = from_dict(SearchOptions, dict(search or {}), "search")
+        self.loss, self.config, self.search = loss, config, search
+        more = {"loss": loss, "config": config, "search": asdict(search) if space is not None else None}
+        given = {key: value for key, value in more.items() if value is not None}
+        self._definition = json.dumps(self.grid.to_dict() | given, indent=1).encode()
         self._opened: tuple[Store, Leases] | None = None
 
     @classmethod
@@ -137,7 +146,7 @@ class Study:
         track: Sequence[TrackerName] = (),
         console: Console | None = None,
     ) -> Counter[str]:
-        """Run the trials that are missing, and store each as it ends.
+        """Run the trials that are missing, or search the space, and store each trial as it ends.
 
         Args:
             train: called as `train(trial, report)`, each time in a process of its own; returns the loss. Or
@@ -165,12 +174,18 @@ class Study:
         deadline = time.monotonic() + parse_limit("budget", budget)
         seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
+        space, options = self.grid.space, self.search
+        if space is not None:
+            deadline = min(deadline, time.monotonic() + options.seconds)
+            if until_settled:
+                raise ConfigError("until_settled is for a sweep; this study searches a space")
         function = find_trainer(train, self.grid, self.loss, self.config)
         on_ray = ray or address is not None or resources is not None
+        at_most = 0 if space is None else options.max_concurrent
         if on_ray:
-            threads, pool = place_on_ray(self.folder, address, resources or {}, console)
+            threads, pool = place_on_ray(self.folder, address, resources or {}, console, at_most)
         else:
-            threads, pool = place_here(self.folder, workers)
+            threads, pool = place_here(self.folder, at_most or None if workers is None else workers)
         points = settleable(self.grid, self.grid.by_size, self.folder) if until_settled else None
         store, leases = self._open(points)
         code = fingerprint(function)
@@ -188,9 +203,21 @@ class Study:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
                 payload = pickled(function, by_value=on_ray)
                 calls = Calls(
-                    store, console, heartbeat, track, deadline, self.grid, leases, how, code, payload, opened
+                    store, console, heartbeat, track, deadline, self.grid, leases, how, code, payload, opened,
+                    asks=space is not None,
+                )  # fmt: skip
+                if space is None:
+                    return calls.run_grid(self.grid, points)
+                from mup_tpu.tuning.search import run_search  # with Ray Tune
+
+                shared = {**self.grid.points[0], **self.grid.settings}
+                return run_search(
+                    space,
+                    options,
+                    shared,
+                    lambda at: self.grid.trial({**self.grid.points[0], **at}, 0),
+                    calls,
                 )
-                return calls.run_grid(self.grid, points)
         except KeyboardInterrupt:
             console.print(f"stopped; finished trials are stored in {self.folder}, the same call goes on")
             raise
@@ -212,6 +239,10 @@ class Study:
             ConfigError: count or patience is not allowed.
             StoreError: the folder cannot be written, or holds another study.
         """
+        if self.grid.space is not None:
+            raise ConfigError(
+                "a search gives no trials away: it asks about each while it runs, so run it here"
+            )
         require_count("count", count)
         require_above_zero("patience", patience)
         points = settleable(self.grid, self.grid.by_size, self.folder) if until_settled else None
@@ -319,7 +350,8 @@ class Study:
         return self._open()[0].results()[columns].reset_index(drop=True)
 
     def __repr__(self) -> str:
-        return f"Study({self.folder!r}: {self.grid.axes}, {len(self.grid.trials())} trials)"
+        what = f"{len(self.grid.trials())} trials" if self.grid.space is None else "a search"
+        return f"Study({self.folder!r}: {self.grid.axes}, {what})"
 
     def _repr_html_(self) -> str:
         frame = self.to_frame()

@@ -7,7 +7,7 @@ a folder of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,16 @@ from rich.console import Console
 
 from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import to_keep
+from mup_tpu.analysis.run_table import of_status, ranked
+from mup_tpu.config import parse_number, unknown_key
+from mup_tpu.config.columns import write
+from mup_tpu.config.grid import Value
 from mup_tpu.config.options import TransferOptions
-from mup_tpu.errors import ConfigError, MupTpuError
+from mup_tpu.errors import ConfigError, MupTpuError, StoreError
 from mup_tpu.files.local import scratch_folder
 from mup_tpu.jobs.this_machine import visible_gpus
 from mup_tpu.store import load_runs
-from mup_tpu.store.header import keep_predictions
+from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.study.study import Study
 from mup_tpu.tuning.plan import Measured, Plan, Speed, plan
 from mup_tpu.words.plans import at_words, recipe_lines
@@ -115,7 +119,8 @@ def _run(
 def target_study(path: str, target: TransferOptions, results: str | None) -> tuple[Study, list[str]]:
     """Return a study of the predicted values at a target, and what is predicted, a sentence each.
 
-    The target is that of a plan in the folder, or `target.at`; the prediction is kept for its score.
+    The target is that of a plan in the folder, or `target.at`; a prediction is kept for its score. The values
+    of a search are those of its best trial.
     """
     source = Study.load(path)
     grid = source.grid
@@ -123,6 +128,8 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
     if others:
         raise ConfigError(f"compare {', '.join((name, *others))}: a study's target has one of them")
     point: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    kept: Sequence[KeptPrediction] = ()
     if (made := predict_planned(path)) is not None:
         if target.at:
             raise ConfigError(
@@ -135,16 +142,40 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
         best = {one.hyperparameter: one.value for one in made.optima}
         kept, sentences = made.kept(name, grid.measure, float(measure)), recipe_lines(made)
     else:
-        point, _ = target.split(grid.points[0])
+        known = {**grid.points[0], **grid.settings}
+
+        def read(key: str, text: str) -> Value:
+            if key not in known:
+                raise ConfigError(f"at: {unknown_key(key, known)}")
+            kind = type(known[key])
+            return kind(parse_number(text, f"at: {key}")) if kind in (int, float) else text
+
+        changes = target.values(read)
+        point = {key: changes.pop(key) for key in grid.points[0] if key in changes}
         if missing := [key for key in grid.points[0] if key not in point]:
             raise ConfigError(f"at {', '.join(target.at)}: {', '.join(missing)} of the target is missing")
-        predicted = source.predict(**{grid.measure: point[grid.measure]})
-        chosen = replace(predicted, predictions=tuple(p for p in predicted.predictions if p.compared == name))
-        best = {one.hyperparameter: one.value for one in chosen.predictions}
-        kept, sentences = to_keep(chosen), str(predicted).splitlines()
-    # A single value is no design of several: the others are settings.
-    first, *others = best
-    settings = dict(grid.settings) | {key: best[key] for key in others}
+        if grid.space is not None:
+            finished = of_status(ranked(load_runs(path)), "finished")
+            if finished.empty:
+                raise StoreError(f"results folder {path} holds no finished trial")
+            row = finished.to_dict("records")[0]
+            best = {key: row[key] for key in grid.space}
+            at, values = (
+                ", ".join(f"{key} {write(key, value)}" for key, value in some.items())
+                for some in (grid.points[0], best)
+            )
+            sentences = [f"{at}, searched: loss {row['loss']:.4f} with {values}"]
+        else:
+            predicted = source.predict(**{grid.measure: point[grid.measure]})
+            of_rule = tuple(p for p in predicted.predictions if p.compared == name)
+            chosen = replace(predicted, predictions=of_rule)
+            best = {one.hyperparameter: one.value for one in chosen.predictions}
+            kept, sentences = to_keep(chosen), str(predicted).splitlines()
+    # A single value is no design of several: the others are settings. A tuned value is a number.
+    first = next((key for key, value in best.items() if type(value) in (int, float)), "")
+    if not first:
+        raise ConfigError(f"space of {path} has no hyperparameter with numbers, which a study tunes")
+    settings = dict(grid.settings) | changes | {key: best[key] for key in best if key != first}
     study = Study(
         results or f"{path.rstrip('/')}_transfer",
         scale=[{key: type(grid.points[0][key])(value) for key, value in point.items()}],

@@ -241,6 +241,7 @@ class FunctionJob(Job):
     how: How
     shown: Collection[str]  # names of values in lines of progress
     shorter: Sequence[str] = ()  # ids of finished trials from whose checkpoints this one may go on
+    asks: bool = False  # whether the driver is asked at each loss whether the trial stops
 
     def __post_init__(self) -> None:
         self.trials = [self.trial]
@@ -281,10 +282,11 @@ class FunctionJob(Job):
                 gpu = {n: os.environ[n] for n in ("CUDA_VISIBLE_DEVICES",) if n in os.environ}
                 title = " ".join(f"{name}={value}" for name, value in {**gpu, **added}.items())
                 output = Output(self.how.folder, f"{name}.txt", f"$ {title} {shlex.join(words)}\n")
-                attempt = ProgramAttempt(output, words, added, folder.path, function.loss)
+                asked_for = self.trial if self.asks else None
+                attempt = ProgramAttempt(output, words, added, folder.path, function.loss, asked_for)
             else:
                 output = Output(self.how.folder, f"{name}.txt")
-                attempt = FunctionAttempt(output, here.private, function, self.trial, folder.path)
+                attempt = FunctionAttempt(output, here.private, function, self.trial, folder.path, self.asks)
             signals: list[int] = []
             handlers = {signal.SIGTERM: lambda number, frame: signals.append(number)}
             with handling(handlers if here.handles_sigterm else {}):

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mup_tpu.config.columns import write
-from mup_tpu.config.sweep import Search
-from mup_tpu.config.toml import from_dict
-from mup_tpu.config.trial import Trial
 from mup_tpu.config.values import counted, write_time
-from mup_tpu.store import Store
 from mup_tpu.training.record import count_statuses
-
-if TYPE_CHECKING:
-    from mup_tpu.tuning.chooser import SearchLog
 
 T = TypeVar("T")
 
@@ -79,7 +69,9 @@ class TrialProgress(Generic[T]):
         self._advance(job, 0.0, "split")
         del self._shares[job]
 
-    def ended(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    def ended(
+        self, job: Any, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         """Show that the trials of a job are stored."""
         size, statuses = self._size(job.trials[0]), count_statuses(rows)
         self._ended[size] += statuses
@@ -118,49 +110,3 @@ class TrialProgress(Generic[T]):
         self._shares[job] = share
         self._bars.update(self._tasks[self._size(job.trials[0])], advance=more, note=note)
         self._bars.update(self._all, advance=more * self._work(job.trials[0]))
-
-
-class SearchProgress:
-    """A line for each trial that ends, with the best one of the store; on a terminal also running trials."""
-
-    def __init__(self, console: Console, search: Search, store: Store, total: int, log: SearchLog) -> None:
-        self._console, self._search, self._total, self._log = console, search, total, log
-        self._ended, self._best = len(log.ended), ""
-        self._running: dict[int, str] = {}
-        self._status = console.status("")
-        finished = store.results().query("status == 'finished'").sort_values("loss")
-        self._least = math.inf
-        if len(finished):
-            row = finished.to_dict("records")[0]
-            self._least, values = row["loss"], from_dict(Trial, json.loads(row["config"])).flat()
-            self._best = f", best {self._least:.4f} ({self._words(values)})"
-
-    def __enter__(self) -> Self:
-        self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._status.stop()
-
-    def update(self, keys: Sequence[int], doing: str) -> None:
-        """Show what trials do; those that end are removed."""
-        self._running |= dict.fromkeys(keys, doing)
-        self._status.update("; ".join(f"trial {key} {doing}" for key, doing in self._running.items()))
-
-    def ended(self, key: int, row: Mapping[Any, Any]) -> None:
-        """Print the end of a proposal whose row is stored."""
-        loss, point = float(row["loss"]), self._words(self._log.proposals[key])
-        if row["status"] == "finished" and loss < self._least:
-            self._least, self._best = loss, f", best {loss:.4f} ({point})"
-        self._end(key, f"{row['status']} at step {row['steps_done']}: loss {loss:.4f}, {point}", self._best)
-
-    def refused(self, key: int, reason: str) -> None:
-        self._end(key, f"is left out: {reason}")
-
-    def _end(self, key: int, how: str, best: str = "") -> None:
-        self._ended += 1
-        self._running.pop(key, None)
-        self._console.print(f"trial {key} {how}; {self._ended} of {self._total} ended{best}")
-
-    def _words(self, values: Mapping[str, Any]) -> str:
-        return " ".join(f"{name} {write(name, values[name])}" for name in self._search.space)

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Any, Generic, Self, TypeVar
 
@@ -28,7 +28,7 @@ from mup_tpu.config.options import TrackerName
 from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.jobs.driver import Failed, Finished, Pool, Preparing, Split, Started, run_jobs
+from mup_tpu.jobs.driver import Evaluated, Failed, Finished, Pool, Preparing, Split, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials, work
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.jobs.this_machine import device_kind
@@ -52,6 +52,8 @@ class Runner(ABC, Generic[T]):
     method `note`.
     """
 
+    pool: Pool[Any] = field(init=False, repr=False)  # as `place` opens it; it stays for the next call
+
     store: Store
     console: Console
     heartbeat: float  # seconds without a report after which a worker counts as hung
@@ -73,8 +75,12 @@ class Runner(ABC, Generic[T]):
         """Return the expected time of a trial, in any unit."""
 
     @abstractmethod
-    def jobs(self, missing: list[T]) -> tuple[Sequence[Any], Pool[Any]]:
-        """Return jobs in the order of their start, and an open pool that stays for the next call."""
+    def place(self, trials: int, at_most: int = 0) -> None:
+        """Open the pool for a number of trials, `at_most` of whose jobs run at once; 0 is no limit."""
+
+    @abstractmethod
+    def jobs(self, trials: list[T]) -> Sequence[Any]:
+        """Return jobs for the pool in the order of their start."""
 
     @abstractmethod
     def rows(self, job: Any, ended: Finished | Failed) -> Rows: ...
@@ -135,44 +141,57 @@ class Runner(ABC, Generic[T]):
         outcome: Counter[str] = Counter()
         if missing:
             purchases = {self.trial_id(trial): trials[trial] for trial in missing}
-            jobs, pool = self.jobs(missing)
-            with (
-                contextlib.closing(run_jobs(jobs, pool, self.heartbeat)) as events,
-                TrialProgress(missing, self.size, self.work, console) as progress,
-            ):
-                for job, event in events:
-                    match event:
-                        case Started():
-                            progress.started(job)
-                        case Preparing(doing):
-                            progress.update(job, doing)
-                        case Split(parts, reason):
-                            progress.split(job)
-                            console.print(f"{reason}: split into {len(parts)} packs")
-                        case Finished() | Failed():
-                            rows, curves = self.rows(job, event)
-                            rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
-                            store.append(rows, curves)  # before trackers, which may fail
-                            self._tracking.add(rows, curves)
-                            progress.ended(job, rows)
-                            outcome += (statuses := count_statuses(rows))
-                            if statuses["preempted"]:
-                                raise Preempted(
-                                    f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, "
-                                    "and the same command goes on"
-                                )
-                            for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
-                                console.print(f"{job} failed: {reason}", style="red", markup=False)
-                            self.stored(job, rows)
-                        case report:
-                            progress.update(job, report=report)
-                    if time.monotonic() >= self.deadline:
-                        break
+            self.place(len(missing))
+            progress = TrialProgress(missing, self.size, self.work, console)
+            outcome = self.drive(self.jobs(missing), progress, purchases)
             if summary := self.summary():
                 console.print(summary)
         # The same command goes on from checkpoints of failed and unfinished trials.
         if not outcome["failed"] and time.monotonic() < self.deadline:
             self.tidy(trials, store.done)
+        return outcome
+
+    def drive(
+        self,
+        jobs: Any,
+        progress: Any,
+        purchases: Mapping[str, int | None],
+        decide: Callable[[Any, Evaluated], Collection[str]] = lambda job, question: (),
+    ) -> Counter[str]:
+        """Run jobs, and store the rows of each as it ends; return the number of their trials by status.
+
+        `progress` follows the jobs as `TrialProgress` does. `decide` names trials that a job's request stops.
+        """
+        store, outcome = self.store, Counter[str]()
+        with contextlib.closing(run_jobs(jobs, self.pool, self.heartbeat, decide)) as events, progress:
+            for job, event in events:
+                match event:
+                    case Started():
+                        progress.started(job)
+                    case Preparing(doing):
+                        progress.update(job, doing)
+                    case Split(parts, reason):
+                        progress.split(job)
+                        self.console.print(f"{reason}: split into {len(parts)} packs")
+                    case Finished() | Failed():
+                        rows, curves = self.rows(job, event)
+                        rows = [{**row, "purchase": purchases.get(row["trial_id"])} for row in rows]
+                        store.append(rows, curves)  # before trackers, which may fail
+                        self._tracking.add(rows, curves)
+                        progress.ended(job, rows, curves)
+                        outcome += (statuses := count_statuses(rows))
+                        if statuses["preempted"]:
+                            raise Preempted(
+                                f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, and "
+                                "the same command goes on"
+                            )
+                        for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
+                            self.console.print(f"{job} failed: {reason}", style="red", markup=False)
+                        self.stored(job, rows)
+                    case report:
+                        progress.update(job, report=report)
+                if time.monotonic() >= self.deadline:
+                    break
         return outcome
 
 
@@ -239,7 +258,8 @@ class Packs(Runner[Trial]):
     """Trials of our networks, several of one shape a job.
 
     Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. Trials go on from
-    checkpoints of the same trials with `steps_before` steps; 0 is none.
+    checkpoints of the same trials with `steps_before` steps; 0 is none. At `evaluations` of a search a trial
+    is checkpointed, and may be stopped.
     """
 
     def __init__(
@@ -252,8 +272,12 @@ class Packs(Runner[Trial]):
         console: Console,
         steps_before: Callable[[Trial], int] = lambda trial: 0,
         deadline: float = math.inf,
+        evaluations: int = 0,
     ) -> None:
         super().__init__(store, console, options.heartbeat, options.track, deadline)
+        if evaluations:
+            run = replace(run, checkpoint_every=1)
+        self._evaluations = evaluations
         self._scale, self._steps_before, self._corpora = scale, steps_before, corpora
         self._options, self._pack_size = run, options.pack_size
         self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
@@ -275,15 +299,18 @@ class Packs(Runner[Trial]):
     def size(self, trial: Trial) -> str:
         return describe(trial, self._scale)
 
-    def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
-        """Return packs of missing trials in the order of their start, and the open pool that runs them."""
-        for batch_size in {trial.data.batch_size for trial in missing}:
+    def place(self, trials: int, at_most: int = 0) -> None:
+        self._place = self._pools.place(trials, self._options, at_most or trials)
+        self.pool = self._place.pool
+        refuse_another_device(str(self.store.folder), self._place.run)
+        self._began, self._rates = time.monotonic(), []
+
+    def jobs(self, trials: list[Trial]) -> Sequence[PackJob]:
+        for batch_size in {trial.data.batch_size for trial in trials}:
             self._options.require_parts(batch_size)
-        place = self._pools.place(len(missing), self._options)
-        refuse_another_device(str(self.store.folder), place.run)
-        size = 1 if self._options.split_over > 1 else self._pack_size
+        place, size = self._place, 1 if self._options.split_over > 1 else self._pack_size
         packs, by_steps = list[list[Trial]](), dict[int, list[Trial]]()
-        for trial in missing:
+        for trial in trials:
             by_steps.setdefault(self._steps_before(trial), []).append(trial)
         for before, group in sorted(by_steps.items()):
             parts = make_packs(group, place.workers, place.execution, size, place.gpu)
@@ -300,13 +327,25 @@ class Packs(Runner[Trial]):
                     f"{at_start} of {len(parts)} packs have no checkpoint of {before} steps or before to go "
                     "on from, and train from the start"
                 )
-        self._began, self._rates = time.monotonic(), []
-        return [PackJob(pack, place.run, self._folders.of, scale=self._scale) for pack in packs], place.pool
+
+        def options(pack: list[Trial]) -> RunOptions:
+            if not (count := self._evaluations):
+                return place.run
+            every = max(1, pack[0].train.steps // count)
+            return replace(place.run, eval_every=every, checkpoint_every=every)
+
+        asks = self._evaluations > 0
+        return [PackJob(pack, options(pack), self._folders.of, asks, self._scale) for pack in packs]
 
     def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:
         if isinstance(ended, Finished) and ended.result.rates:
             self._rates.append(ended.result.rates)
-        return rows_of_pack(job, ended, self._corpora)
+        if isinstance(ended, Failed):
+            outcome = {"device": device_kind(job.options), "pack_size": len(job.trials)}
+            of = self._corpora.of
+            return [failed_row(t, of(t), ended.reason, **outcome) for t in job.trials], []
+        result: PackResult = ended.result
+        return result.rows, result.curves
 
     def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
         self._folders.remove(job.trials)
@@ -326,15 +365,6 @@ class Packs(Runner[Trial]):
             waits = [r.input_wait for r in self._rates]
             parts.append(f"input wait {mean(waits):.1%}, at most {max(waits):.1%}")
         return " · ".join(parts)
-
-
-def rows_of_pack(job: PackJob, ended: Finished | Failed, corpora: Corpora) -> Rows:
-    """Return rows and curves of a pack; of a failed one, a row with the reason for each trial."""
-    if isinstance(ended, Failed):
-        outcome = {"device": device_kind(job.options), "pack_size": len(job.trials)}
-        return [failed_row(t, corpora.of(t), ended.reason, **outcome) for t in job.trials], []
-    result: PackResult = ended.result
-    return result.rows, result.curves
 
 
 class CheckpointFolders:

@@ -1,232 +1,249 @@
-"""Searches: Ray Tune chooses trials (`chooser.py`), the driver runs them, and the store keeps their rows.
+"""Searches, of our networks or of anyone's training: Ray Tune chooses trials, and a runner runs them.
 
-The memory of a search is its log (`chooser.py`). A resumed search replays the log, then goes on with
-unfinished trials from their checkpoints.
+`chooser.py` proposes points and stops trials; `runner.py` runs jobs and stores their rows. The same call
+again goes on with unfinished trials from their checkpoints, then with new ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, Self, TypeVar
 
+import pandas as pd
 from rich.console import Console
 
-from mup_tpu.config import RunOptions, SweepOptions, Trial
-from mup_tpu.config.options import SearchOptions
-from mup_tpu.config.sweep import Search
-from mup_tpu.errors import ConfigError, Preempted
-from mup_tpu.jobs.driver import Failed, Finished, Preparing, Split, Started, run_jobs
-from mup_tpu.jobs.pack_job import Evaluated, PackJob
-from mup_tpu.jobs.pools import Pools
-from mup_tpu.store import FINAL, Store
-from mup_tpu.training.process import handling
-from mup_tpu.training.trials import pack_key
-from mup_tpu.tuning.chooser import Chooser, SearchLog
-from mup_tpu.tuning.progress import SearchProgress
-from mup_tpu.tuning.runner import (
-    CheckpointFolders,
-    Corpora,
-    refuse_another_device,
-    rows_of_pack,
-    with_precision,
-)
-from mup_tpu.tuning.tracking import Tracking, require_packages
+from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.config.columns import write
+from mup_tpu.config.grid import Point
+from mup_tpu.config.sweep import Domain, Search, SearchOptions
+from mup_tpu.errors import ConfigError, given
+from mup_tpu.jobs.driver import Evaluated
+from mup_tpu.store import FINAL, Store, load_curves
+from mup_tpu.tuning.chooser import Chooser
+from mup_tpu.tuning.runner import Corpora, Packs, Runner, with_precision
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class SearchOutcome:
-    """End of a call of a search."""
-
-    counts: Counter[str]  # trials of this call by status
-    unfinished: int  # trials left for a resumed search
-    interrupted: bool = False  # whether Ctrl-C ended the call
+def search_networks(
+    search: Search, results: str, where: SweepOptions, run: RunOptions, console: Console
+) -> Counter[str]:
+    """Search hyperparameters of our networks; return the number of this call's trials by status."""
+    if run.placement == "slice":  # the driver's answers reach one host alone
+        raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
+    options = search.search
+    deadline = time.monotonic() + options.seconds
+    search = replace(search, base=with_precision(search.base, results, run, console))
+    where = replace(where, pack_size=where.pack_size or 1)
+    store, corpora = Store(results, search.experiment), Corpora([search.base])
+    scale, each = ("width",), options.evaluations
+    with Packs(store, corpora, scale, where, run, console, deadline=deadline, evaluations=each) as packs:
+        return run_search(search.space, options, search.base.flat(), search.trial, packs, where.pack_size)
 
 
 def run_search(
-    search: Search,
-    results: str,
+    space: Mapping[str, Domain],
     options: SearchOptions,
-    where: SweepOptions,
-    run: RunOptions,
-    resume: bool,
-    console: Console,
-) -> SearchOutcome:
-    """Run a search, or the rest of it, and store its trials."""
-    if run.placement == "slice":  # the driver's answers reach one host alone
-        raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
-    require_packages(where.track)
-    deadline = time.monotonic() + (options.seconds or math.inf)
-    search = replace(search, base=with_precision(search.base, results, run, console))
-    store, corpora = Store(results, search.experiment), Corpora([search.base])
-    folder = store.folder
-    folders = CheckpointFolders(folder, corpora.trial_id, replace(run, checkpoint_every=1))
-    counts: Counter[str] = Counter()
+    base: Mapping[str, Any],
+    trial_of: Callable[[Point], T],
+    runner: Runner[T],
+    pack_size: int = 1,
+) -> Counter[str]:
+    """Run a search, or the rest of it; return the number of this call's trials by status.
+
+    `base` holds the values that all trials share, and `trial_of` makes a trial of a point of the space.
+    """
+    folder = runner.store.folder
     busy = f"results folder {folder} is being written by another search; wait for it, or stop it"
-    with folder.locked("search.lock", busy):  # two would propose the same keys; in a bucket the log sees it
-        log = SearchLog(folder)
-        if log.events and not resume:
-            raise ConfigError(
-                f"results folder {folder} holds a search of {len(log.proposals)} trials; "
-                "go on with --resume, or give this one a folder of its own"
-            )
-        if resume and not log.events:
-            raise ConfigError(f"results folder {folder} holds no search to resume: leave out --resume")
-        log.begin(search, options)
-        left = options.num_samples - len(log.ended)
-        if left <= 0:
-            return SearchOutcome(counts, 0)
-        tracking = Tracking(where.track, store)
-        with (
-            contextlib.closing(Pools(where, str(folder), console)) as pools,
-            _pause_on_interrupt(console) as interrupted,
-        ):
-            place = pools.place(left, run, options.max_concurrent or left)
-            refuse_another_device(results, place.run)
-
-            def make_job(pack: list[Trial]) -> PackJob:
-                # A checkpoint at each evaluation, since a trial may be paused at any of them.
-                every = max(1, pack[0].train.steps // options.evaluations)
-                run_and_ask = replace(place.run, eval_every=every, checkpoint_every=every)
-                return PackJob(pack, run_and_ask, folders.of, asks=True)
-
-            def is_pausing() -> bool:
-                return bool(interrupted) or time.monotonic() >= deadline
-
-            progress = SearchProgress(console, search, store, options.num_samples, log)
-            proposals = _Proposals(
-                search, Chooser(search, options, log), corpora, progress, make_job, is_pausing, left,
-                where.pack_size or 1, {row["trial_id"]: row for row in store.results().to_dict("records")},
-            )  # fmt: skip
-            events = run_jobs(proposals, place.pool, where.heartbeat, proposals.decide)
-            with progress, contextlib.closing(events):
-                for job, event in events:
-                    match event:
-                        case Started():
-                            progress.update(proposals.keys(job), "starting")
-                        case Preparing(doing):
-                            progress.update(proposals.keys(job), doing)
-                        case Split(parts, reason):
-                            console.print(f"{reason}: split into {len(parts)} packs")
-                        case Finished(preempted=True) if is_pausing():
-                            progress.update(proposals.keys(job), "paused")
-                        case Finished(preempted=True):
-                            raise Preempted(f"preempted in {job}; go on with --resume")
-                        case Finished() | Failed():
-                            rows, curves = rows_of_pack(job, event, corpora)
-                            # The row before the log: a kill between them costs no trial, since a resumed
-                            # search takes the end of a proposal from its row.
-                            store.append(rows, curves)
-                            tracking.add(rows, curves)
-                            for row in rows:
-                                counts[row["status"]] += 1
-                                proposals.end(row)
-                                if row["status"] == "failed":
-                                    console.print(f"{job} failed: {row['reason']}", style="red")
-                            folders.remove(job.trials)
-                        case report:
-                            progress.update(proposals.keys(job), f"at step {report.step}")
-        folders.remove_done([*proposals.trials.values()], store.done)
-    return SearchOutcome(counts, options.num_samples - len(log.ended), bool(interrupted))
+    with folder.locked("search.lock", busy):
+        chooser = Chooser(space, options, base, folder)
+        searched = Searched(chooser, options, trial_of, runner, pack_size)
+        outcome = Counter[str]()
+        if len(searched):
+            runner.place(len(searched), options.max_concurrent)
+            outcome = runner.drive(searched, searched, {}, searched.decide)
+        runner.tidy([*searched.trials.values()], runner.store.done)
+    return outcome
 
 
-@dataclass
-class _Proposals:
-    """Jobs of a search, each made when a worker is free, and the answers to their questions."""
+class Searched(Generic[T]):
+    """Trials of a search: their jobs, each made when a worker is free, and their progress.
 
-    search: Search
-    chooser: Chooser
-    corpora: Corpora
-    progress: SearchProgress
-    make_job: Callable[[list[Trial]], PackJob]
-    is_pausing: Callable[[], bool]
-    left: int
-    pack_size: int
-    rows: dict[str, Mapping[Any, Any]]  # rows of trials that have ended, by trial_id
-    trials: dict[str, Trial] = field(default_factory=dict)  # proposed trials by trial_id
-    waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Numbers of proposals without an end, by trial_id: an algorithm may propose a point again."""
+    Trials are known by their trial_id; an algorithm may propose one again, under another number.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        options: SearchOptions,
+        trial_of: Callable[[Point], T],
+        runner: Runner[T],
+        pack_size: int,
+    ) -> None:
+        self._chooser, self._options, self._trial_of = chooser, options, trial_of
+        self._runner, self._pack_size = runner, pack_size
+        self.trials: dict[str, T] = {}
+        self._numbers: dict[str, list[int]] = defaultdict(list)  # numbers of a trial's proposals
+        self._points: dict[str, list[tuple[int, float]]] = defaultdict(list)  # known losses by step
+        self._told: Counter[str] = Counter()  # points of a trial that the scheduler knows
+        self._steps: dict[str, int] = {}  # steps of a whole trial, where they are known
+        self._longest = 0  # steps of finished trials, for those whose steps are not known
+        self._best, self._best_words = math.inf, ""
+        self._ended: set[int] = set()
+        self._running: dict[int, str] = {}
+        self._status = runner.console.status("")
+        store = runner.store
+        self._final: dict[str, Mapping[Any, Any]] = {
+            str(row["trial_id"]): row for row in store.results().to_dict("records")
+        }
+        names = {number: self._trial_id(number) for number in range(len(chooser.points))}
+        self._unfinished = [n for n, name in names.items() if name and name not in self._final]
+        ended = [name for name in self._final if name in names.values()]
+        points = load_curves(store.folder.path) if ended else pd.DataFrame({"trial_id": []})
+        by_id = {str(name): part.to_dict("records") for name, part in points.groupby("trial_id")}
+        # A finished trial may tell how long a stopped one would have been.
+        for name in sorted(ended, key=lambda name: str(self._final[name]["status"])):
+            self._end(self._final[name], by_id.get(name, []))
 
     def __len__(self) -> int:
-        return self.left
+        return len(self._unfinished) + max(0, self._options.num_samples - len(self._chooser.points))
 
-    def __iter__(self) -> Iterator[PackJob]:
+    def __iter__(self) -> Iterator[Any]:
         while trials := self._draw():
-            packs = defaultdict(list)
-            # Points of a space may differ in shape, and only trials of one shape train together.
-            for trial in trials:
-                packs[pack_key(trial)].append(trial)
-            yield from map(self.make_job, packs.values())
+            yield from self._runner.jobs(trials)  # of several shapes, several jobs
 
-    def _draw(self) -> list[Trial]:
-        trials = list[Trial]()
-        while len(trials) < self.pack_size and self.left and not self.is_pausing():
-            if (key := self.chooser.propose()) is None:
+    def _draw(self) -> list[T]:
+        trials = list[T]()
+        while len(trials) < self._pack_size and time.monotonic() < self._runner.deadline:
+            if self._unfinished:
+                trial_id = self._trial_id(self._unfinished.pop(0))
+            elif len(self._chooser.points) < self._options.num_samples:
+                if (number := self._chooser.propose()) is None:
+                    break
+                trial_id = self._trial_id(number)
+            else:
                 break
-            self.left -= 1
-            try:
-                trial = self.search.trial(self.chooser.log.proposals[key])
-            except ConfigError as error:  # the ends of each domain are allowed, not all between them
-                self.progress.refused(key, str(error))
-                self.chooser.end(key, self._finite(math.inf, self.search.base), is_whole=False)
-                continue
-            trial_id = self.corpora.trial_id(trial)
-            self.trials[trial_id] = trial
-            self.waiting[trial_id].append(key)
-            if trial_id in self.rows:
-                self.end(self.rows[trial_id])
-            elif len(self.waiting[trial_id]) == 1:  # else it runs already
-                trials.append(trial)
+            if trial_id in self._final:
+                self._end(self._final[trial_id], ())
+            elif trial_id and len(self._numbers[trial_id]) == 1:  # else it runs already
+                trials.append(self.trials[trial_id])
         return trials
 
-    def keys(self, job: PackJob) -> list[int]:
-        return [key for trial in job.trials for key in self.waiting[self.corpora.trial_id(trial)]]
+    def _trial_id(self, number: int) -> str:
+        """Return the trial_id of a proposal; "" if no trial may have its values."""
+        try:
+            trial = self._trial_of(self._chooser.points[number])
+        except ConfigError as error:  # the ends of each domain are allowed, not all between them
+            self._chooser.end(number, [(1.0, math.inf)])
+            self._print_end(number, f"is left out: {error}")
+            return ""
+        trial_id = self._runner.trial_id(trial)
+        self.trials[trial_id] = trial
+        if number not in self._numbers[trial_id]:
+            self._numbers[trial_id].append(number)
+        return trial_id
 
-    def decide(self, job: PackJob, question: Evaluated) -> set[str] | None:
-        """Return the trial_ids that ASHA stops; None pauses the job, for a resumed search to go on with."""
-        share, stopped = question.step / job.trials[0].train.steps, set[str]()
-        for trial_id, loss in question.losses.items():
-            first, *_ = self.waiting[trial_id]
-            self.progress.update([first], f"at step {question.step}: loss {loss:.4f}")
-            if self.chooser.stops(first, share, self._finite(loss, self.trials[trial_id])):
+    def decide(self, job: Any, question: Evaluated) -> set[str]:
+        """Return the trial_ids that the scheduler stops."""
+        stopped = set()
+        for trial_id, points in question.points.items():
+            step, loss = points[-1]
+            self._show([self._numbers[trial_id][0]], f"at step {step}: loss {loss:.4f}")
+            self._points[trial_id] += points
+            if question.steps:
+                self._steps[trial_id] = question.steps
+            if self._tell(trial_id):
                 stopped.add(trial_id)
-        # ASHA hears of the loss even if the trial pauses: its next evaluation has another share.
-        return None if self.is_pausing() else stopped
+        return stopped
 
-    def end(self, row: Mapping[Any, Any]) -> None:
-        """Log the end of a trial whose row is stored."""
-        trial_id, status = row["trial_id"], row["status"]
-        loss = self._finite(row["loss"], self.trials[trial_id])
-        for key in self.waiting.pop(trial_id):
-            self.chooser.end(key, loss, is_whole=status in ("finished", "diverged"))
-            self.progress.ended(key, row)
+    def _tell(self, trial_id: str) -> bool:
+        """Tell the scheduler what it does not know of a trial; return whether it stops it."""
+        if not (steps := self._steps.get(trial_id, self._longest)):
+            return False
+        new = self._points[trial_id][self._told[trial_id] :]
+        self._told[trial_id] += len(new)
+        return self._chooser.stops(self._numbers[trial_id][0], [(step / steps, loss) for step, loss in new])
+
+    def _end(self, row: Mapping[Any, Any], curve: Sequence[Mapping[Any, Any]]) -> None:
+        """Take the end of a trial whose row is stored."""
+        trial_id, status = str(row["trial_id"]), row["status"]
+        splits = {point["split"] for point in curve}
+        split = "validation" if "validation" in splits else "train"
+        known = self._points[trial_id]
+        last = known[-1][0] if known else 0
+        of_split = [(int(p["step"]), float(p["loss"])) for p in curve if p["split"] == split]
+        known += [point for point in of_split if point[0] > last]
+        if planned := row.get("steps_planned"):
+            self._steps[trial_id] = int(planned)
+        if status == "finished" and known:
+            self._longest = max(self._longest, known[-1][0])
+        for name in [*self._points]:  # for which the steps were not known, perhaps
+            self._tell(name)
+        steps = self._steps.get(trial_id, self._longest)
+        shares = [(step / steps, loss) for step, loss in known if step < steps]
+        reached = shares[-1][0] if shares and status == "stopped" else 1.0
+        for number in self._numbers[trial_id]:
+            self._chooser.end(number, [*shares, (reached, float(row["loss"]))])
+            self._ended.add(number)
         if status in FINAL:
-            self.rows[trial_id] = row
+            self._final[trial_id] = row
+        if status == "finished" and row["loss"] < self._best:
+            self._best = float(row["loss"])
+            self._best_words = f", best {self._best:.4f} ({self._words(self._numbers[trial_id][0])})"
 
-    def _finite(self, loss: float, trial: Trial) -> float:
-        # Algorithms and schedulers need a number for a divergence: twice the loss of chance.
-        worst = 2 * math.log(self.corpora.of(trial).vocab_size)
-        return min(loss, worst) if math.isfinite(loss) else worst
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
 
-@contextlib.contextmanager
-def _pause_on_interrupt(console: Console) -> Iterator[list[int]]:
-    """Handle Ctrl-C: the first pauses running trials at their next evaluation, the second ends at once.
+    def started(self, job: Any) -> None:
+        self.update(job, "starting")
 
-    Yields a list that is empty until Ctrl-C is pressed.
-    """
-    interrupted: list[int] = []
+    def split(self, job: Any) -> None:
+        self.update(job, "split")
 
-    def on_interrupt(number: int, frame: object) -> None:
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted.append(number)
-        console.print("stopping: running trials checkpoint at their next evaluation; Ctrl-C again stops now")
+    def update(self, job: Any, doing: str = "", report: Any = None) -> None:
+        doing = doing or f"at step {report.step}"
+        self._show([n for t in job.trials for n in self._numbers[self._runner.trial_id(t)]], doing)
 
-    with handling({signal.SIGINT: on_interrupt}):
-        yield interrupted
+    def _show(self, numbers: Collection[int], doing: str) -> None:
+        self._running |= dict.fromkeys(numbers, doing)
+        self._status.update("; ".join(f"trial {number} {doing}" for number, doing in self._running.items()))
+
+    def ended(self, job: Any, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
+        """Take and print the ends of a job's trials, whose rows are stored."""
+        for row in rows:
+            if row["status"] == "preempted":
+                continue
+            trial_id, loss = str(row["trial_id"]), float(row["loss"])
+            self._end(row, [point for point in curves if point["trial_id"] == trial_id])
+            for number in self._numbers[trial_id]:
+                at = f"{row['status']} at step {row['steps_done']}: loss {loss:.4f}, {self._words(number)}"
+                self._print_end(number, at)
+            steps, points = self._steps.get(trial_id, self._longest), self._points[trial_id]
+            if (
+                self._options.scheduler != "none"
+                and row["status"] == "finished"
+                and not any(step < steps for step, _ in points)
+            ):
+                raise ConfigError(
+                    f"scheduler {self._options.scheduler!r} stops trials by their losses on the way, and "
+                    f"{self.trials[trial_id]} reported none before its end: report some, or give "
+                    f"{given('scheduler', 'none')}"
+                )
+
+    def _print_end(self, number: int, how: str) -> None:
+        self._ended.add(number)
+        self._running.pop(number, None)
+        self._runner.console.print(
+            f"trial {number} {how}; {len(self._ended)} of {self._options.num_samples} ended{self._best_words}"
+        )
+
+    def _words(self, number: int) -> str:
+        return " ".join(f"{name} {write(name, v)}" for name, v in self._chooser.points[number].items())

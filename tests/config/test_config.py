@@ -21,8 +21,7 @@ from mup_tpu.config import (
     parse_number,
 )
 from mup_tpu.config.grid import design_points
-from mup_tpu.config.options import SearchOptions
-from mup_tpu.config.sweep import Domain, Search
+from mup_tpu.config.sweep import Domain, Search, SearchOptions
 from mup_tpu.config.toml import (
     from_dict,
     load_search,
@@ -100,7 +99,7 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
         (lambda: SearchOptions(budget="infs"), "budget 'infs' is not a time; write 90s, 30m or 2h"),
         (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),
         (lambda: Domain("uniform", -1e308, 1e308), "low -1e.308 is not below high 1e.308"),
-        (lambda: Search("x", space={"tied": Domain("choice", values=(0.5,))}), "space of tied: tied 0.5 is"),
+        (lambda: Search("x", space={"tied": Domain("choice", values=(0.5, 1.5))}), "space of tied: tied 0.5"),
         (lambda: Sweep("x", num_seeds=10**6), "num_seeds 1000000 is not allowed: it must be at most 100,000"),
         (lambda: Sweep("x", num_seeds=10**4), "the grid has 420,000 trials; at most 100,000"),
         (lambda: Sweep("x", scale=({},)), "scale .* is not a name with its values"),

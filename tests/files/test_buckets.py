@@ -28,8 +28,7 @@ import pytest
 
 from mup_tpu.cli.doctor import check_folder
 from mup_tpu.config import DataConfig
-from mup_tpu.config.options import SearchOptions
-from mup_tpu.config.sweep import Domain, Search
+from mup_tpu.config.sweep import Domain, SearchOptions
 from mup_tpu.data import load
 from mup_tpu.data.shards import prepare
 from mup_tpu.errors import ConfigError, DataError, StoreError
@@ -37,7 +36,7 @@ from mup_tpu.files import Folder, patiently
 from mup_tpu.files import folder as files
 from mup_tpu.store import Store, is_search
 from mup_tpu.store.header import Header, create_header, read_header
-from mup_tpu.tuning.chooser import SearchLog
+from mup_tpu.tuning.chooser import Chooser
 
 
 @pytest.fixture
@@ -149,35 +148,26 @@ def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(s3, corpus, tmp_pa
 # Searches
 
 
-@pytest.fixture
-def search(tiny):
-    return Search("x", tiny, {"learning_rate": Domain("loguniform", 1e-3, 1e-1)})
-
-
-def test_a_search_keeps_its_log_in_a_bucket(s3, search):
-    """An object an event, which the next driver reads."""
+def test_a_search_in_a_bucket_goes_on_and_of_two_at_once_one_is_refused(s3):
     folder = Folder(s3.url())
-    log = SearchLog(folder)
     assert not is_search(str(folder))
-    log.begin(search, SearchOptions())
-    for point in range(20):
-        log.end(log.propose({"learning_rate": 0.01 * point}), loss=float(point))
-    log.propose({"learning_rate": 0.5})
-    again = SearchLog(folder)
-    again.begin(search, SearchOptions())
-    assert again.proposals == log.proposals and again.ended == log.ended == set(range(20))
-    assert len((folder / "search").names()) == 42 and is_search(str(folder))
-    with pytest.raises(ConfigError, match=f"seed of the search differs from {folder}/search"):
-        SearchLog(folder).begin(search, SearchOptions(seed=1))
 
+    def chooser(seed=0):
+        return Chooser({"rate": Domain("uniform", 0.0, 1.0)}, SearchOptions(seed=seed), {}, folder)
 
-def test_of_two_searches_on_one_bucket_the_second_to_write_is_refused(s3, search):
-    folder = Folder(s3.url())
-    first, second = SearchLog(folder), SearchLog(folder)
-    first.begin(search, SearchOptions())
+    first = chooser()
+    for number in range(20):
+        assert first.propose() == number
+        first.end(number, [(1.0, first.points[number]["rate"])])
+    assert is_search(str(folder))
+    second = chooser()
+    assert second.points == first.points
+    second.end(19, [(1.0, first.points[19]["rate"])])
+    assert second.propose() == 20
     with pytest.raises(StoreError, match=f"{folder} is being written by another search"):
-        second.begin(search, SearchOptions())
-    assert second.events == [] and len(SearchLog(folder).events) == 1
+        first.propose()
+    with pytest.raises(ConfigError, match=f"seed of the search differs from that in {folder}/search.json"):
+        chooser(seed=1)
 
 
 # What goes wrong

@@ -32,7 +32,6 @@ from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
 from mup_tpu.errors import TableError, extra_with, reason
 from mup_tpu.files import read_local
 from mup_tpu.store.header import STORE_FILE
-from mup_tpu.store.runs import LOG_FILE
 
 if TYPE_CHECKING:
     from mup_tpu.logs import TrainingLog
@@ -409,9 +408,6 @@ def _some(names: Iterable[Any]) -> str:
     return ", ".join(sorted(map(str, names))[:8])
 
 
-_OURS = (STORE_FILE, LOG_FILE)
-
-
 @dataclass(frozen=True)
 class Reader:
     """Reader of the runs that one tool writes."""
@@ -463,7 +459,7 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
         return read_tool
     if is_file(path):
         return read_file
-    is_foreign = place.is_dir() and not any((place / name).exists() for name in _OURS)
+    is_foreign = place.is_dir() and not (place / STORE_FILE).exists()
     if not is_foreign or next(place.glob(f"*/{STORE_FILE}"), None) is not None:  # a folder of our sweeps
         return None
     # A probe reads files, so it waits until they are read.

@@ -66,7 +66,7 @@ def test_folders_of_other_things_are_no_tracker_s(tmp_path):
     assert find_reader(tmp_path) is read_tool
     with pytest.raises(TableError, match="holds no runs"):
         load_table(tmp_path)
-    (tmp_path / "search.jsonl").touch()  # a search of ours, which logs there too
+    (tmp_path / "store.json").touch()  # a sweep of ours, which logs there too
     assert find_reader(tmp_path) is None
 
 
