@@ -57,6 +57,9 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
 
     A name is the scale itself, or a column with one value per scale, such as params or flops.
     """
+    if not at and table.runs["scale"].nunique() < LEAST:
+        several = columns.plural(table.columns.scale)
+        raise TableError(f"a prediction needs runs at {LEAST} {several}, and these are of one")
     if not at:
         target = f"{table.columns.scale}={2 * table.runs['scale'].max():g}"
         raise TableError(f"a prediction needs a target, such as {given('at', target)}")

@@ -137,7 +137,8 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "peak of a schedule": "the learning rate is the peak of the schedule whose values {name} has, of no "
         "warm-up beyond step {step}",
         "plain from a logarithm": lambda v: f"{v['of']} is {v['base']}^{on_one_line(v['name'])}",
-        "one size": "no column of a scale is known, so all runs are read as of one size",
+        "one size": "no column of a scale is known, so all runs are read as of one size, 1; "
+        "a model of size 2 is twice as large",
         "unit in a heading": lambda v: (
             f"values of {on_one_line(v['name'])} are multiplied by {v['factor']:g}"
         ),

@@ -146,8 +146,9 @@ def means(name: object) -> str:
 
 
 def _spelt(table: pd.DataFrame, name: str) -> str:
-    """Return a chosen column as the table spells it: lr is learning_rate where that is its only rate."""
+    """Return a chosen column as the table spells it: lr is learning_rate, wd is params_wd or config/wd."""
     alike = [str(column) for column in table if means(column) == means(name) != ""]
+    alike = [c for c in map(str, table) if re.split(r"[/.]|^params_", c)[-1] == name] or alike
     return alike[0] if name not in table and len(alike) == 1 else name
 
 
@@ -158,7 +159,7 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     notes: list[Reason] = []
     for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):
         if not isinstance(named := getattr(columns, part), Usual):
-            names[part] = _spelt(table, named) if part in ("hyperparameter", "scale") else named
+            names[part] = _spelt(table, named)
             continue
         find = {"hyperparameter": _find_rate, "scale": find_scale}.get(part)
         column = find(table, notes) if find else _find(table, part, getattr(defaults, part), notes)
@@ -186,9 +187,13 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         ]
         with_digits = (c for c in varying if table[c].astype(str).str.contains("[0-9]").all())
         if all(distinct(table[name]) == len(table) for name in with_digits):  # no other column may be a size
-            table, names["scale"] = table.assign(size=1.0), "size"
+            table, columns = table.assign(size=1.0), replace(columns, scale="size")
             notes.append(Reason.of("one size"))
-    guessed = {part: column for part, column in names.items() if column != getattr(columns, part)}
+    guessed = {
+        part: column
+        for part, column in names.items()
+        if part != "tuned_beside" and column != getattr(columns, part)
+    }
     # A column with the usual name that was passed over may vary: a logged learning rate, say.
     passed_over = [
         getattr(defaults, part)

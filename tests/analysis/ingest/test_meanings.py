@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table, predict
 from mup_tpu.analysis.ingest.table_values import LossUnit, numbers, plain_sizes
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.words.reasons import notes as notes_of
@@ -109,6 +109,21 @@ def test_numbers_as_people_write_them(texts, values):
         assert str(error.value).startswith(values)
     else:
         np.testing.assert_allclose(numbers(pd.Series(texts), "c"), values)
+
+
+@pytest.mark.parametrize("written", ["params_wd", "config/wd", "optim.wd"])
+def test_a_column_of_a_tracker_may_be_given_by_its_last_name(written):
+    table = RUNS.rename(columns={"lr": written})
+    assert len(check_table(table, Reading(Columns(hyperparameter="wd"))).runs) == len(RUNS)
+
+
+def test_runs_of_one_size_have_an_optimum_and_no_prediction():
+    runs = RUNS[RUNS["width"] == 64].drop(columns="width")
+    analysis = analyze(check_table(runs))
+    assert notes_of(analysis.table)[-1].endswith("a model of size 2 is twice as large")
+    assert abs(analysis.results[0].optima[0].x + 8) < 0.1
+    with pytest.raises(TableError, match="a prediction needs runs at 2 sizes, and these are of one"):
+        predict(analysis.table, at=[])
 
 
 def test_repeats_that_a_column_tells_apart_are_no_seeds():

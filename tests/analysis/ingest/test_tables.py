@@ -42,7 +42,7 @@ TOO_LARGE = "cannot be read: it has more than 134,217,728 bytes unpacked, the mo
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("runs.csv.gz", gzip.compress(bytes(2**27 + 1), 1), TOO_LARGE),
+        ("runs.csv.gz", lambda: gzip.compress(bytes(2**27 + 1), 1), TOO_LARGE),
         ("runs.parquet", pd.DataFrame({"lr": np.zeros(2**24 + 1, np.int8)}).to_parquet(), TOO_LARGE),
         ("runs.yaml", b"- 1\n" * 2**19, "it has more than 1,048,576 bytes unpacked"),
         # Rows that reach to a column far away
