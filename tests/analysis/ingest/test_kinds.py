@@ -130,9 +130,10 @@ text(
     cells("width", points, cells("lr", lambda lr: comma(lr, 9), cells("loss", comma))),
     scale=thousands,
 )
-for failed in (0.0, -1.0):
-    text(f"failed runs with loss {failed:g}", pd.concat([RUNS, RUNS[::5].assign(lr=2.0**-5, loss=failed)]),
-         note=f"3 runs with loss {failed:g} left out")  # fmt: skip
+for failed, less in ((0.0, 0.0), (-1.0, 1.5)):
+    text(f"failed runs with loss {failed:g}",
+         pd.concat([RUNS.assign(loss=RUNS["loss"] - less), RUNS[::5].assign(lr=2.0**-5, loss=failed)]),
+         losses=lambda loss, less=less: loss - less, note=f"3 runs with loss {failed:g} left out")  # fmt: skip
 text("failed runs with one loss", pd.concat([RUNS, *(RUNS[::5].assign(lr=2.0**x, loss=2.97) for x in (-5, -4, -3))]),
      note="9 runs with loss 2.97 left out")  # fmt: skip
 for failed in (999.0, 1e9):
