@@ -309,7 +309,7 @@ def test_values_stay_in_their_words_and_no_shell_reads_them(tmp_path):
     study = Study(
         tmp_path, scale={"width": [1]}, tune={"lr": [0.5]}, settings={"text": f"a b; touch {tmp_path}/made"}
     )
-    program = "import sys; assert sys.argv[1] == sys.argv[2] + ' b; touch ' + sys.argv[3]; print(1.5)"
+    program = "import sys; assert sys.argv[1] == sys.argv[2] + ' b; touch ' + sys.argv[3]; print(*{{1.5}})"
     study.run(f'{sys.executable} -c "{program}" {{text}} a {tmp_path}/made', workers=1)
     assert load_runs(tmp_path)["loss"].tolist() == [1.5] and not (tmp_path / "made").exists()
 

@@ -226,7 +226,9 @@ HARM = {
 def test_functions_that_misbehave_or_harm_their_surroundings_have_rows_and_the_others_go_on(
     train, hows, tmp_path, patience
 ):
+    begun = time.monotonic()
     runs = each(tmp_path / "one", train, hows, timeout=f"{6 * patience}s", heartbeat=3.0 * patience)
+    assert 0 < runs["wall_time_s"].max() < time.monotonic() - begun
     for how, (status, reason) in hows.items():
         row = runs.loc[how]
         assert row["status"] == status and (reason is None or reason in row["reason"]), how
