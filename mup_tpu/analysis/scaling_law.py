@@ -1,8 +1,9 @@
-"""Scaling laws: loss against parameters, L = E + A·N^-α, and the loss expected along any scale.
+"""Scaling laws: loss against parameters and tokens, or compute, and the loss expected along any scale.
 
-The law is fitted as approach 3 of Hoffmann et al. 2022 (arXiv:2203.15556, section 3.3 and appendix D.3): the
-Huber loss (δ = 1e-3) of residuals in log L, least from many starts. The original fit stopped early (Besiroglu
-et al. 2024, arXiv:2404.10102), so that each fit is polished from several starts, and not moving is an error.
+A law is L = E + Σ A·x^-α over its sizes x: parameters N and tokens D (Hoffmann et al. 2022, arXiv:2203.15556,
+equation 2), or one size, such as compute; both are forms of OLMo's ladders (Bhagia et al. 2024,
+arXiv:2412.04403). The fit is Hoffmann's approach 3: the Huber loss (δ = 1e-3) of residuals in log L, least
+from several starts. Theirs stopped early (Besiroglu et al. 2024, arXiv:2404.10102).
 
 `expected_loss` extrapolates along any scale. With r octaves from the largest one and L(0) the loss there,
 
@@ -12,18 +13,19 @@ A power law E + A·scale^−a is a straight line in h. W is its model error: its
 octave. α, bend and scatter are weighed on a grid; all else is normal. A law without W is too sure; along a
 batch size none holds (benchmarks/prediction.md).
 
-Shapes: P points, S starts (or scales), K combinations of the grid, R bootstrap draws, T parameters
-θ = (log E, log A, α).
+Shapes: P points, A sizes, S starts (or scales), K combinations of the grid, R bootstrap draws, T parameters
+θ = (log E, log A, α, log B, β …).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import scipy
 
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
@@ -32,12 +34,11 @@ HUBER_DELTA = 1e-3  # residual in log L above which a point counts linearly
 DRAWS = 200
 # Largest factor on the scatter in a draw: with one degree of freedom it is otherwise unbounded
 _MOST_INFLATED = 30.0
-_POLISHED = 24
-_ITERATIONS = 400
-_STALLED = 25  # A start ends that gains less than a millionth in this many iterations
-_LOG_E = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0)
-_EXPONENTS = (0.1, 0.3, 0.5, 1.0, 1.5)
-_LOG_COEFFICIENTS = (-4.0, -2.0, -1.0, 0.0, 1.0)  # of the term of N at the geometric mean of the data
+_MANY = 8  # runs a parameter from which runs themselves are drawn
+_STARTS = 4
+_EXPONENTS = (0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5)
+_LEAST, _MOST_EXPONENT = 1e-12, 5.0  # of E, A and B, whose logarithm is kept
+_NAMES = (("A", "α"), ("B", "β"))  # coefficient and exponent of each size
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,24 @@ class ExpectedLoss:
         return self.low <= loss <= self.high
 
 
+@dataclass(frozen=True)
+class BestSize:
+    """Best split of a compute budget, C = 6·N·D, with 95 % intervals of the law."""
+
+    compute: float  # FLOP
+    params: tuple[float, float, float]  # best, low, high
+    tokens: tuple[float, float, float]
+    loss: tuple[float, float, float]
+
+
 @dataclass(frozen=True, eq=False)
 class ScalingLaw:
-    """A fitted law L = E + A·N^-α. Its errors are those of a bootstrap, which is drawn on first use."""
+    """A fitted law L = E + A·x^-α, or E + A·N^-α + B·D^-β. Its errors are those of a bootstrap."""
 
     theta_T: np.ndarray
     log_l_P: np.ndarray
-    log_n_P: np.ndarray
+    log_x_PA: np.ndarray
+    asymptote: float | None = None  # E where it is pinned
 
     @property
     def irreducible(self) -> float:
@@ -75,37 +87,54 @@ class ScalingLaw:
         # α
         return float(self.theta_T[2])
 
+    @property
+    def parameters(self) -> dict[str, float]:
+        # By name: E, A, α …
+        return dict(zip(self._names, _plain(self.theta_T).tolist(), strict=True))
+
+    @property
+    def _names(self) -> list[str]:
+        return ["E", *itertools.chain(*_NAMES[: self.log_x_PA.shape[1]])]
+
     @cached_property
-    def _fitted_P(self) -> np.ndarray:
-        return _log_loss(self.theta_T[None], self.log_n_P)[0]
+    def residual_P(self) -> np.ndarray:
+        return self.log_l_P - _log_loss(self.theta_T, self.log_x_PA)
+
+    @cached_property
+    def _freedom(self) -> int:
+        return len(self.log_l_P) - len(self.theta_T) + (self.asymptote is not None)
 
     @cached_property
     def scatter(self) -> float:
         # Standard deviation of residuals in log L
-        return float(np.sqrt(((self.log_l_P - self._fitted_P) ** 2).sum() / (len(self.log_l_P) - 3)))
+        return float(np.sqrt((self.residual_P**2).sum() / self._freedom))
 
     @cached_property
     def bootstrap(self) -> tuple[np.ndarray, np.ndarray]:
         """Return draws of θ (R, T), and the scatter (R,) of each.
 
-        The parametric form: resampling a handful of residuals covers far less than it claims. Each draw has
-        its own scatter, because a few residuals leave the scatter uncertain too.
+        Many runs are drawn themselves, as by Besiroglu et al. Resampling a handful covers far less than it
+        claims: normal errors are drawn, with a scatter for each draw, which a few residuals leave uncertain.
         """
-        generator, freedom = np.random.default_rng(0), len(self.log_l_P) - 3
-        shocks_RP = generator.standard_normal((DRAWS, len(self.log_l_P)))
-        inflated_R = np.sqrt(freedom / generator.chisquare(freedom, DRAWS))
+        generator, count = np.random.default_rng(0), len(self.log_l_P)
+        if count >= _MANY * len(self.theta_T):
+            chosen_RP = generator.integers(0, count, (DRAWS, count))
+            fits = [self._refitted(self.log_l_P[chosen], self.log_x_PA[chosen]) for chosen in chosen_RP]
+            return np.array(fits), np.full(DRAWS, self.scatter)
+        shocks_RP = generator.standard_normal((DRAWS, count))
+        inflated_R = np.sqrt(self._freedom / generator.chisquare(self._freedom, DRAWS))
         scatter_R = self.scatter * np.minimum(inflated_R, _MOST_INFLATED)
-        starts_RT = np.tile(self.theta_T, (DRAWS, 1))
-        theta_RT, _ = _solve(starts_RT, self._fitted_P + scatter_R[:, None] * shocks_RP, self.log_n_P)
-        return theta_RT, scatter_R
+        log_l_RP = self.log_l_P - self.residual_P + scatter_R[:, None] * shocks_RP
+        return np.array([self._refitted(log_l_P, self.log_x_PA) for log_l_P in log_l_RP]), scatter_R
+
+    def _refitted(self, log_l_P: np.ndarray, log_x_PA: np.ndarray) -> np.ndarray:
+        return _minimize(self.theta_T, log_l_P, log_x_PA, self.asymptote)[0]
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return 95 % intervals by name: E, A, α."""
-        low_T, high_T = np.quantile(self.bootstrap[0], [0.025, 0.975], axis=0)
-        for ends_T in (low_T, high_T):
-            ends_T[:2] = np.exp(ends_T[:2])
-        return dict(zip("EAα", zip(low_T.tolist(), high_T.tolist(), strict=True), strict=True))
+        """Return 95 % intervals by name: E, A, α …"""
+        low_T, high_T = _plain(np.quantile(self.bootstrap[0], [0.025, 0.975], axis=0)).tolist()
+        return dict(zip(self._names, zip(low_T, high_T, strict=True), strict=True))
 
     @cached_property
     def why_not_identified(self) -> Reason | None:
@@ -113,27 +142,82 @@ class ScalingLaw:
         gain = float(np.ptp(self.log_l_P))
         if gain < 4 * self.scatter:
             return Reason.of("losses too alike", gain=gain, scatter=self.scatter)
-        low, high = self.intervals["α"]
-        if low <= 0.01:
-            return Reason.of("exponent may be 0", name="α", low=max(low, 0.0), high=high)
+        for name in self._names[2::2]:
+            low, high = self.intervals[name]
+            if low <= 0.01:
+                return Reason.of("exponent may be 0", name=name, low=max(low, 0.0), high=high)
         low, high = self.intervals["E"]
         if high - low > 0.5 * float(np.exp(self.log_l_P.min())):
             return Reason.of("irreducible loss unknown", low=max(low, 0.0), high=high)
         return None
 
-    def loss(self, parameters: float) -> float:
-        return float(self.irreducible + self.coefficient * parameters**-self.exponent)
+    def loss(self, *sizes: float) -> float:
+        return float(np.exp(_log_loss(self.theta_T, np.log([sizes]))[0]))
 
-    def predict(self, parameters: float) -> ExpectedLoss:
+    def predict(self, *sizes: float) -> ExpectedLoss:
         theta_RT, scatter_R = self.bootstrap
-        drawn_R = _log_loss(theta_RT, np.log([parameters]))[:, 0]
+        drawn_R = np.array([_log_loss(theta_T, np.log([sizes]))[0] for theta_T in theta_RT])
         drawn_R += scatter_R * np.random.default_rng(0).standard_normal(len(drawn_R))
         low, high = np.exp(np.quantile(drawn_R, [0.025, 0.975])).tolist()
-        return ExpectedLoss(self.loss(parameters), low, high)
+        return ExpectedLoss(self.loss(*sizes), low, high)
+
+    def along_compute(self) -> ScalingLaw:
+        """Return the law of compute C = 6·N·D at its best split, itself E + K·C^-γ, with its draws.
+
+        Hoffmann et al. 2022, equation 4, with γ = α·β / (α + β). A law of one size is its own.
+        """
+        if self.log_x_PA.shape[1] == 1:
+            return self
+        law = replace(self, theta_T=_best_split(self.theta_T), log_x_PA=self.log_x_PA.sum(1, keepdims=True))
+        theta_RT, scatter_R = self.bootstrap
+        law.__dict__["bootstrap"] = np.array([_best_split(theta_T) for theta_T in theta_RT]), scatter_R
+        return law
+
+    @property
+    def split(self) -> tuple[float, float, float]:
+        # Exponent a of the best size, N ∝ C^a, with its 95 % interval
+        a_R = self.bootstrap[0][:, 4] / (self.bootstrap[0][:, 2] + self.bootstrap[0][:, 4])
+        low, high = np.quantile(a_R, [0.025, 0.975]).tolist()
+        return float(self.theta_T[4] / (self.theta_T[2] + self.theta_T[4])), low, high
+
+    def best_size(self, compute: float) -> BestSize:
+        """Return the best parameters and tokens of a compute budget, 6·N·D FLOP."""
+        theta_RT = np.vstack([self.theta_T, self.bootstrap[0]])
+        log_n_R = _log_best_size(theta_RT.T, math.log(compute / 6))
+        log_d_R = math.log(compute / 6) - log_n_R
+        log_l_R = [
+            _log_loss(theta_T, np.array([[n, d]]))[0]
+            for theta_T, n, d in zip(theta_RT, log_n_R, log_d_R, strict=True)
+        ]
+
+        def around(log_R: np.ndarray) -> tuple[float, float, float]:
+            low, high = np.exp(np.quantile(log_R[1:], [0.025, 0.975])).tolist()
+            return float(np.exp(log_R[0])), low, high
+
+        return BestSize(compute, around(log_n_R), around(log_d_R), around(np.array(log_l_R)))
+
+    def speedup_over(self, other: ScalingLaw, at: float) -> tuple[float, float, float]:
+        """Return how many times its compute the other law needs for the loss of this one, with the interval.
+
+        Both are laws of one size. It is infinite where the other never reaches that loss.
+        """
+
+        def factor(mine_RT: np.ndarray, others_RT: np.ndarray) -> np.ndarray:
+            loss_R = np.exp(mine_RT[:, 0]) + np.exp(mine_RT[:, 1] - mine_RT[:, 2] * math.log(at))
+            above_R = loss_R - np.exp(others_RT[:, 0])
+            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+                needed_R = np.exp((others_RT[:, 1] - np.log(above_R)) / others_RT[:, 2] - math.log(at))
+            return np.where(above_R > 0, needed_R, np.inf)
+
+        best = factor(self.theta_T[None], other.theta_T[None])[0]
+        # Both bootstraps draw from one seed: they are independent in another order.
+        others_RT = np.random.default_rng(1).permutation(other.bootstrap[0])
+        draws_R = np.sort(factor(self.bootstrap[0], others_RT))  # infinite ones have no mean
+        return float(best), float(draws_R[int(0.025 * DRAWS)]), float(draws_R[int(0.975 * DRAWS)])
 
 
-def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray) -> ScalingLaw:
-    """Fit L = E + A·N^-α to losses (nat per token) of models with N parameters.
+def fit_scaling_law(losses: np.ndarray, *sizes: np.ndarray, asymptote: float | None = None) -> ScalingLaw:
+    """Fit L = E + A·N^-α to losses of models with N parameters, or E + A·N^-α + B·D^-β with D tokens too.
 
     Examples:
         >>> sizes = np.array([1e4, 1e5, 1e6, 1e7, 1e8])
@@ -141,115 +225,130 @@ def fit_scaling_law(losses: np.ndarray, parameters: np.ndarray) -> ScalingLaw:
         >>> print(f"{law.irreducible:.2f} + {law.coefficient:.1f}·N^-{law.exponent:.2f}")
         1.50 + 20.0·N^-0.30
 
+    Args:
+        losses: one a run, nat per token.
+        sizes: parameters, or compute; or parameters, and tokens.
+        asymptote: E, where it is not fitted.
+
     Raises:
-        TableError: too few points, values that are not above 0, or an optimiser that did not move.
+        TableError: too few points, or values that are not above 0.
     """
-    log_l_P, log_n_P = np.log(_positive(losses, "loss")), np.log(_positive(parameters, "scaling variable"))
-    count, distinct = len(log_l_P), len(np.unique(np.round(log_n_P, 9)))
-    if count <= 3 or distinct < 3:
+    log_l_P = np.log(_positive(losses, "loss"))
+    log_x_PA = np.column_stack([np.log(_positive(size, "scaling variable")) for size in sizes])
+    count, free = len(log_l_P), 1 + 2 * len(sizes) - (asymptote is not None)
+    distinct = [len(np.unique(np.round(column, 9))) for column in log_x_PA.T]
+    if count <= free or min(distinct) < 3:
         raise TableError(
-            "a scaling law with 3 parameters needs more than 3 points and at least 3 sizes; there are "
-            f"{count} points and {distinct} sizes"
+            f"a scaling law with {free} parameters needs more than {free} points and at least 3 sizes; there "
+            f"are {count} points and {' and '.join(map(str, distinct))} sizes"
         )
-    starts_ST = np.array(
-        [
-            [min(log_e, log_l_P.min() - 1e-3), log_a + alpha * log_n_P.mean(), alpha]
-            for log_e, log_a, alpha in itertools.product(_LOG_E, _LOG_COEFFICIENTS, _EXPONENTS)
-        ]
+    if asymptote is not None and not 0 < asymptote < math.exp(log_l_P.min()):
+        least = math.exp(log_l_P.min())
+        raise TableError(
+            f"asymptote {asymptote:g} must be above 0 and below every loss, the least is {least:.4g}"
+        )
+    # For given exponents the other parameters are found by non-negative least squares: good starts.
+    centred_PA, starts = log_x_PA - log_x_PA.mean(axis=0), []
+    relative_P = np.exp(-log_l_P)
+    for exponents in itertools.product(_EXPONENTS, repeat=len(sizes)):
+        terms_PA = np.exp(-np.array(exponents) * centred_PA)
+        design = np.column_stack([np.ones(count), terms_PA]) * relative_P[:, None]
+        linear, _ = scipy.optimize.nnls(design, np.ones(count))
+        theta_T = np.empty(1 + 2 * len(sizes))
+        theta_T[::2][1:] = exponents
+        theta_T[[0, *range(1, len(theta_T), 2)]] = np.log(np.maximum(linear, 1e-3))
+        theta_T[1::2] += theta_T[2::2] * log_x_PA.mean(axis=0)
+        starts.append(theta_T)
+    starts.sort(key=lambda theta_T: _huber(_log_loss(theta_T, log_x_PA) - log_l_P))
+    fits = [_minimize(theta_T, log_l_P, log_x_PA, asymptote) for theta_T in starts[:_STARTS]]
+    return ScalingLaw(min(fits, key=lambda fit: fit[1])[0], log_l_P, log_x_PA, asymptote)
+
+
+def _minimize(
+    theta_T: np.ndarray, log_l_P: np.ndarray, log_x_PA: np.ndarray, asymptote: float | None
+) -> tuple[np.ndarray, float]:
+    """Return the θ of the least objective from a start, and the objective."""
+    # About the geometric mean of the sizes, coefficients and exponents are told apart best. Coefficients are
+    # plain here, in units of the least loss: at E = 0 a logarithm has no slope, and a fit would stay there.
+    centre_A, unit = log_x_PA.mean(axis=0), math.exp(log_l_P.min())
+    centred_PA, log_l_P = log_x_PA - centre_A, log_l_P - log_l_P.min()
+    lower_T, upper_T = np.zeros(len(theta_T)), np.full(len(theta_T), np.inf)
+    upper_T[0], upper_T[2::2] = 1.0, _MOST_EXPONENT  # E is below every loss
+    if asymptote is not None:
+        lower_T[0] = upper_T[0] = asymptote / unit
+    start_T = theta_T.copy()
+    start_T[1::2] -= theta_T[2::2] * centre_A
+    start_T[0], start_T[1::2] = math.exp(start_T[0]) / unit, np.exp(start_T[1::2]) / unit
+
+    def objective(plain_T: np.ndarray) -> tuple[float, np.ndarray]:
+        power_PA = np.exp(-plain_T[2::2] * centred_PA)
+        term_PA = plain_T[1::2] * power_PA
+        loss_P = np.maximum(plain_T[0] + term_PA.sum(axis=1), _LEAST)
+        residual_P = np.log(loss_P) - log_l_P
+        slope_P = np.clip(residual_P / HUBER_DELTA, -1, 1) / loss_P
+        gradient_T = np.empty(len(plain_T))
+        gradient_T[0], gradient_T[1::2] = slope_P.sum(), slope_P @ power_PA
+        gradient_T[2::2] = -(slope_P @ (term_PA * centred_PA))
+        return _huber(residual_P) / HUBER_DELTA, gradient_T
+
+    fit = scipy.optimize.minimize(
+        objective,
+        np.clip(start_T, lower_T, upper_T),
+        jac=True,
+        method="SLSQP",
+        bounds=list(zip(lower_T, upper_T, strict=True)),
+        options={"maxiter": 300, "ftol": 1e-10},
     )
-    costs_S = _huber(_log_loss(starts_ST, log_n_P) - log_l_P)
-    starts_ST = starts_ST[np.argsort(costs_S)[:_POLISHED]]
-    fitted_ST, costs_S = _solve(starts_ST, np.tile(log_l_P, (len(starts_ST), 1)), log_n_P)
-    moved_S = np.abs(fitted_ST - starts_ST).max(axis=1) > 1e-10
-    if not moved_S.any():
-        raise TableError("the scaling law's optimiser returned its start, from every start: no fit")
-    theta_T = fitted_ST[np.where(moved_S, costs_S, math.inf).argmin()]
-    return ScalingLaw(theta_T, log_l_P, log_n_P)
+    fitted_T = np.clip(fit.x, lower_T, upper_T)
+    fitted_T[0], fitted_T[1::2] = (
+        np.log(np.maximum(c * unit, _LEAST)) for c in (fitted_T[0], fitted_T[1::2])
+    )
+    fitted_T[1::2] += fitted_T[2::2] * centre_A
+    return fitted_T, float(fit.fun)
 
 
-def _log_loss(theta_ST: np.ndarray, log_n_P: np.ndarray) -> np.ndarray:
-    log_e_S1, log_a_S1, alpha_S1 = theta_ST.T[..., None]
-    return np.logaddexp(log_e_S1, log_a_S1 - alpha_S1 * log_n_P)
+def _log_terms(theta_T: np.ndarray, log_x_PA: np.ndarray) -> np.ndarray:
+    """Return the logarithms of a law's terms, P × (1 + A)."""
+    log_terms = np.empty((len(log_x_PA), 1 + log_x_PA.shape[1]))
+    log_terms[:, 0] = theta_T[0]
+    log_terms[:, 1:] = theta_T[1::2] - theta_T[2::2] * log_x_PA
+    return log_terms
 
 
-def _log_loss_and_jacobian(theta_ST: np.ndarray, log_n_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log L, S × P, and its derivatives, S × P × T: a term's share, times -log N for its exponent."""
-    log_e_S1, log_a_S1, alpha_S1 = theta_ST.T[..., None]
-    log_term_SP = log_a_S1 - alpha_S1 * log_n_P
-    log_loss_SP = np.logaddexp(log_e_S1, log_term_SP)
-    share_SP = np.exp(log_term_SP - log_loss_SP)
-    return log_loss_SP, np.stack([np.exp(log_e_S1 - log_loss_SP), share_SP, -share_SP * log_n_P], axis=-1)
+def _log_sum(log_terms_PC: np.ndarray) -> np.ndarray:
+    most_P = log_terms_PC.max(axis=1)
+    return np.asarray(most_P + np.log(np.exp(log_terms_PC - most_P[:, None]).sum(axis=1)))
 
 
-def _solve(starts_ST: np.ndarray, log_l_SP: np.ndarray, log_n_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Minimize the objectives from all starts at once, each for losses of its own; return θ and objectives.
-
-    Levenberg and Marquardt's method on the Huber loss, with the curvature of the points in its quadratic
-    part; steps end at the bounds. scipy's `least_squares` finds the same, one start after the other, in about
-    twenty times the time: at its usual tolerances up to half of the bootstrap's draws end short of their fit,
-    for with most points in the linear part a step may gain little for a while, and at 1e-12 none does.
-    """
-    # About the geometric mean of the sizes, coefficient and exponent are told apart best.
-    centre = log_n_P.mean()
-    log_n_P = log_n_P - centre
-    theta_ST = starts_ST.copy()
-    theta_ST[:, 1] -= theta_ST[:, 2] * centre
-    lower_ST = np.full(theta_ST.shape, -np.inf)
-    upper_ST = np.full(theta_ST.shape, np.inf)
-    lower_ST[:, 0], upper_ST[:, 0] = -20.0, log_l_SP.min(axis=1)  # E is below every loss
-    lower_ST[:, 2], upper_ST[:, 2] = 0.0, 5.0
-    theta_ST = np.clip(theta_ST, lower_ST, upper_ST)
-    log_loss_SP, jacobian_SPT = _log_loss_and_jacobian(theta_ST, log_n_P)
-    cost_S = _huber(log_loss_SP - log_l_SP)
-    damping_S = np.full(len(theta_ST), 1e-3)
-    scale_ST = np.zeros(theta_ST.shape)
-    left, before_S = np.arange(len(theta_ST)), cost_S.copy()
-    for turn in range(1, _ITERATIONS + 1):
-        if turn % _STALLED == 0:
-            left, before_S = left[cost_S[left] < (1 - 1e-6) * before_S[left]], cost_S.copy()
-        if not len(left):
-            break
-        theta, cost, jacobian = theta_ST[left], cost_S[left], jacobian_SPT[left]
-        lower, upper = lower_ST[left], upper_ST[left]
-        scale_ST[left] = scale = np.maximum(scale_ST[left], (jacobian**2).sum(axis=1))
-        damping = damping_S[left, None] * scale + 1e-30
-        residuals = log_loss_SP[left] - log_l_SP[left]
-        step = _step(residuals, jacobian, damping, theta <= lower, theta >= upper)
-        moved = np.clip(theta + step, lower, upper)
-        log_loss, jacobian = _log_loss_and_jacobian(moved, log_n_P)
-        new_cost = _huber(log_loss - log_l_SP[left])
-        better = new_cost < cost
-        at = left[better]
-        theta_ST[at], cost_S[at] = moved[better], new_cost[better]
-        log_loss_SP[at], jacobian_SPT[at] = log_loss[better], jacobian[better]
-        damping_S[left] = np.maximum(damping_S[left] * np.where(better, 0.2, 4.0), 1e-12)
-        done = np.where(better, cost - new_cost <= 1e-12 * cost, damping_S[left] > 1e8)
-        left = left[~done]
-    theta_ST[:, 1] += theta_ST[:, 2] * centre
-    return theta_ST, cost_S
+def _log_loss(theta_T: np.ndarray, log_x_PA: np.ndarray) -> np.ndarray:
+    return _log_sum(_log_terms(theta_T, log_x_PA))
 
 
-def _step(
-    residuals: np.ndarray,
-    jacobian: np.ndarray,
-    damping: np.ndarray,
-    is_least: np.ndarray,
-    is_most: np.ndarray,
-) -> np.ndarray:
-    """Return a damped Gauss-Newton step from each start; parameters that press against a bound stay."""
-    gradient = np.einsum("spt,sp->st", jacobian, np.clip(residuals, -HUBER_DELTA, HUBER_DELTA))
-    curved = jacobian * (np.abs(residuals) <= HUBER_DELTA)[..., None]
-    fixed = is_least & (gradient > 0) | is_most & (gradient < 0)
-    free = np.where(fixed, 0.0, 1.0)
-    hessian = np.einsum("spt,spu->stu", curved, curved) * free[:, :, None] * free[:, None, :]
-    damped = hessian + np.where(fixed, 1.0, damping)[:, :, None] * np.eye(free.shape[1])
-    return np.asarray(np.linalg.solve(damped, (-gradient * free)[..., None])[..., 0])
+def _huber(residual_P: np.ndarray) -> float:
+    size_P = np.abs(residual_P)
+    linear_P = HUBER_DELTA * (size_P - HUBER_DELTA / 2)
+    return float(np.where(size_P <= HUBER_DELTA, residual_P**2 / 2, linear_P).sum())
 
 
-def _huber(residuals_SP: np.ndarray) -> np.ndarray:
-    size = np.abs(residuals_SP)
-    linear = HUBER_DELTA * (size - HUBER_DELTA / 2)
-    return np.where(size <= HUBER_DELTA, residuals_SP**2 / 2, linear).sum(axis=1)
+def _plain(theta: np.ndarray) -> np.ndarray:
+    plain = theta.copy()
+    plain[..., 0], plain[..., 1::2] = np.exp(theta[..., 0]), np.exp(theta[..., 1::2])
+    return plain
+
+
+def _log_best_size(theta: np.ndarray, log_nd: float) -> np.ndarray:
+    """Return log N of the best split of N·D: equal marginal gains, αA·N^-α = βB·D^-β."""
+    _, log_a, alpha, log_b, beta = theta
+    return np.asarray((np.log(alpha) + log_a - np.log(beta) - log_b + beta * log_nd) / (alpha + beta))
+
+
+def _best_split(theta_T: np.ndarray) -> np.ndarray:
+    """Return θ of the law of compute at the best split: log E, log K, γ."""
+    log_e, log_a, alpha, log_b, beta = theta_T
+    log_n = _log_best_size(theta_T, -math.log(6.0))  # of a budget of 1 FLOP
+    log_d = -math.log(6.0) - log_n
+    log_k = np.logaddexp(log_a - alpha * log_n, log_b - beta * log_d)
+    return np.array([log_e, log_k, alpha * beta / (alpha + beta)])
 
 
 def _positive(values: np.ndarray, what: str) -> np.ndarray:
@@ -260,7 +359,7 @@ def _positive(values: np.ndarray, what: str) -> np.ndarray:
     return values
 
 
-LEAST = 3  # Scales that are needed
+LEAST = 3  # scales that are needed
 _WIDEST = 0.5  # A 95 % interval wider than this share of the loss is not reported
 _LEVEL, _SLOPE = 1.0, 0.3  # Prior standard deviations of β₀, and of β per octave
 _ALPHA = np.linspace(-0.377, 0.873, 51)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -134,6 +135,8 @@ def predict(
     path: Where,
     at: Repeated = (),
     table: TableOptions = TableOptions(),
+    loss_law: bool = False,
+    asymptote: float | None = None,
     figures: bool = False,
     out: File | None = None,
     keep: bool = False,
@@ -146,13 +149,17 @@ def predict(
     """Predict the optimum at a scale that was not run.
 
     Prints the optimum with its interval, its cost and the loss. Several scales that vary together (--scale
-    N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c.
+    N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c. With --loss-law, fits the loss instead: a table
+    of (parameters, tokens, loss) or (compute, loss) needs no learning rate.
 
     Args:
         path: Results folder (or fsspec URL), or any table, as for analyze; or the file of a plan.
         at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
             (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512.
         table: Columns and rows of the table; --scale takes several columns, with commas.
+        loss_law: Fit L = E + A·N^-α + B·D^-β, or E + A·C^-α, and predict losses at params=7e9,tokens=2e12, or
+            the best size of a budget, compute=1e21; --compare tells how much compute one recipe saves.
+        asymptote: The irreducible loss E of --loss-law, where it is known.
         figures: Also draw the prediction, or the law of two scales, as PNG and SVG.
         out: Folder for --figures; by default figures in the results folder or beside the file.
         keep: Store the predictions in the results folder; analyze scores them when their scale is run.
@@ -167,6 +174,13 @@ def predict(
         raise ConfigError(f"out {str(out)!r} needs --figures")
     if table.delta != TableOptions.delta:
         raise ConfigError(f"{given('delta', table.delta)} is a limit of a verdict, and a prediction has none")
+    if loss_law:
+        if keep or claim != "by-name" or format != "text":
+            raise ConfigError("loss_law predicts losses, which take no option keep, claim or format")
+        _predict_losses(path, at, table, asymptote, figures, out, json)
+        return
+    if asymptote is not None:
+        raise ConfigError(f"{given('asymptote', asymptote)} needs {given('loss_law')}")
     path = folder_of_plan(path)
     if format != "text" and (json or figures):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
@@ -207,6 +221,44 @@ def predict(
     for made in predictions.predictions:
         rows = _rows_of(path, made.compared, table)
         _print_base_rate(rows, made.sizes, made.compared, made.hyperparameter, made.value)
+    _print_figures(Console(), written)
+
+
+def _predict_losses(
+    path: str,
+    at: Sequence[str],
+    table: TableOptions,
+    asymptote: float | None,
+    figures: bool,
+    out: Path | None,
+    json: bool,
+) -> None:
+    from mup_tpu.analysis import Columns, loss_laws
+    from mup_tpu.cli.results import Results
+    from mup_tpu.words.predictions import loss_law_lines, loss_laws_to_dict
+    from mup_tpu.words.reasons import because
+
+    reading = table.reading(path)
+    if (
+        table.scale is None and reading.columns is not None
+    ):  # the scale of a folder's sweep is no size of a law
+        columns = replace(reading.columns, scale=Columns.scale, scales_beside=(), cost=table.role("cost", ""))
+        reading = replace(reading, columns=columns)
+    laws = loss_laws(path, at, asymptote, reading)
+    written = list[str]()
+    if figures:
+        from mup_tpu import plots
+
+        written = write_figures(
+            {"loss_law": plots.loss_law_figure(laws)}, out or Results(path, table).figures_folder
+        )
+    if json:
+        Console().write(to_json(loss_laws_to_dict(laws)))
+        return
+    for note in laws.notes:
+        Console().print(f"note: {because(note, laws.table.columns)}", style="yellow")
+    for line in loss_law_lines(laws):
+        Console().print(line, style=None if line.startswith(" ") else "bold")
     _print_figures(Console(), written)
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.plots.laws import best_loss_figure, law_figure, prediction_figure, scaling_law_figure
+from mup_tpu.plots.laws import best_loss_figure, law_figure, loss_law_figure, prediction_figure
 from mup_tpu.plots.optima import optimum_figure, transfer_figure
 from mup_tpu.plots.runs import (
     coordinate_check_figure,
@@ -27,8 +27,8 @@ from mup_tpu.plots.verdict import regret_figure, sequence_figure, sweeps_figure
 __all__ = [
     "FIGURES", "OF_EACH", "STYLE", "FigureType", "best_loss_figure",
     "coordinate_check_figure", "coordinate_check_figures", "drawings", "law_figure",
-    "learning_curves_figure", "optimum_figure", "prediction_figure", "prediction_figures", "regret_figure",
-    "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "svg", "sweeps_figure",
+    "learning_curves_figure", "loss_law_figure", "optimum_figure", "prediction_figure", "prediction_figures",
+    "regret_figure", "save_figure", "search_figure", "sequence_figure", "svg", "sweeps_figure",
     "transfer_figure", "transfer_figures",
 ]  # fmt: skip
 

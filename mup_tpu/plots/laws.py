@@ -15,14 +15,14 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from mup_tpu.analysis.loss_law import COMPUTE, HeldOut, LossLaws
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.result import TransferResult
-from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots import style
 from mup_tpu.plots.optima import has_scales
-from mup_tpu.plots.style import INK, LOSS, figure_type
+from mup_tpu.plots.style import INK, figure_type
 from mup_tpu.words import names
 
 _FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))  # lower and upper quantile of a shade, and its opacity
@@ -95,29 +95,55 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
     return handles
 
 
-@figure_type("Scaling law", "Loss against parameters, with the fitted law and the interval of new runs")
-def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0) -> Figure:
-    """Draw a law with its interval, its fitted points (ascending) and the last ones, which were held out."""
-    (panel,) = style.panels(1, 5.4, 3.8)
-    color, seen = style.categorical(0), len(params) - held_out
-    grid = np.geomspace(params[0], params[-1], 60)
-    predictions = [law.predict(n) for n in grid]
-    low, high = [p.low for p in predictions], [p.high for p in predictions]
-    fit = f"{law.irreducible:.2f} + {law.coefficient:.3g}·N$^{{{names.signed(-law.exponent)}}}$"
-    handles: list[Artist] = [
-        *panel.plot(grid, [p.loss for p in predictions], "-", color=color, label=fit),
-        panel.fill_between(grid, low, high, color=color, alpha=0.2, lw=0, label="95 % of new runs"),
-        *panel.plot(params[:seen], losses[:seen], "o", color=INK, ms=5, label="fitted"),
-    ]
-    if held_out:
-        look: dict[str, Any] = {"color": style.categorical(1), "ms": 13}
-        handles += panel.plot(params[seen:], losses[seen:], "*", label="held out", **look)
-    panel.set_xscale("log")
-    style.size_axis(panel.xaxis)
-    panel.set_xlabel("parameters without embeddings, N")
-    panel.set_ylabel(LOSS)
-    panel.yaxis.set_major_formatter(style.PlainTicks())
-    return style.with_key([panel], handles)
+@figure_type("Law of the loss", "Loss against size or compute, with the law and the largest run, predicted")
+def loss_law_figure(laws: LossLaws) -> Figure:
+    """Draw the runs and law of each recipe, and the largest run with its prediction from the others.
+
+    A law of parameters and tokens is drawn against compute at its best split; a second panel has that split.
+    """
+    both = laws.laws[0].is_of_both
+    axes, handles = style.panels(2 if both else 1, 4.9, 3.8, share_y=False), list[Artist]()
+    for i, one in enumerate(laws.laws):
+        color, name = style.categorical(i), "" if len(laws.laws) == 1 else f"{style.plain(one.compared)}, "
+        grid = np.geomspace(one.compute_P.min(), 2 * one.compute_P.max(), 40)
+        expected = [one.frontier.predict(size) for size in grid]
+        handles += axes[0].plot(
+            one.compute_P, one.loss_P, style.marker(i), color=color, ms=4, alpha=0.6, label=f"{name}runs"
+        )
+        handles += axes[0].plot(grid, [e.loss for e in expected], "-", color=color, label=f"{name}law")
+        bounds = [e.low for e in expected], [e.high for e in expected]
+        band = axes[0].fill_between(grid, *bounds, color=color, alpha=0.2, lw=0)
+        band.set_label(f"{name}95 % of new runs")
+        handles.append(band)
+        if isinstance(held := one.held_out, HeldOut):
+            at = 6 * math.prod(held.sizes) if both else held.sizes[0]
+            low, high = held.expected.loss - held.expected.low, held.expected.high - held.expected.loss
+            look: dict[str, Any] = {"color": INK, "mfc": color, "ms": 7, "capsize": 3, "zorder": 4}
+            axes[0].errorbar(at, held.expected.loss, [[low], [high]], fmt="D", **look)
+            axes[0].plot(at, held.loss, "*", color=color, mec=INK, ms=13, zorder=5)
+        if both:
+            best = [one.law.best_size(size).params for size in grid]
+            axes[1].plot(grid, [n for n, *_ in best], "-", color=color)
+            axes[1].fill_between(
+                grid, [b[1] for b in best], [b[2] for b in best], color=color, alpha=0.2, lw=0
+            )
+            axes[1].plot(one.compute_P, one.size_PA[:, 0], style.marker(i), color=color, ms=3, alpha=0.4)
+    for ax in axes:
+        ax.set_xscale("log")
+        style.size_axis(ax.xaxis, is_compute=both or laws.sizes[0] == COMPUTE)
+        ax.set_xlabel(_COMPUTE if both else style.title(laws.sizes[0]))
+    axes[0].set_ylabel(style.in_unit("loss", laws.table.columns))
+    style.loss_axis(axes[0], np.concatenate([one.loss_P for one in laws.laws]))
+    if both:
+        axes[1].set_yscale("log")
+        style.size_axis(axes[1].yaxis)
+        axes[1].set_ylabel("best parameters N")
+    if any(isinstance(one.held_out, HeldOut) for one in laws.laws):
+        handles += [
+            style.mark("D", "largest run, predicted from the others"),
+            style.mark("*", "as it came out", ms=11),
+        ]
+    return style.with_key(axes, handles)
 
 
 @figure_type("Predictions", "Optimum against scale, and its 50 and 95 % intervals out to the targets")

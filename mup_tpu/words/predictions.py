@@ -1,4 +1,4 @@
-"""Sentences about predictions and laws."""
+"""Sentences about predictions, and about laws of the optimum and of the loss."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 import re
 from typing import Any
 
+from mup_tpu.analysis.loss_law import COMPUTE, PARAMS, TOKENS, HeldOut, LossLaws, RecipeLaw
 from mup_tpu.analysis.prediction import ExpectedCost, Predictions, RulePrediction
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
 from mup_tpu.words.names import plain, point, power
+from mup_tpu.words.plans import short
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import details, interaction, verdict
 
@@ -120,3 +122,81 @@ def predictions_to_dict(predictions: Predictions) -> dict[str, Any]:
         one["details"] = prediction_details(made, predictions)
         one["why_no_loss"] = because(made.why_no_loss, columns) if made.why_no_loss else ""
     return values
+
+
+_SYMBOLS = {PARAMS: "N", TOKENS: "D", COMPUTE: "C"}
+
+
+def loss_law_lines(laws: LossLaws) -> list[str]:
+    """Return laws of the loss with what follows from them; details are indented, a line each."""
+    made = []
+    for one in laws.laws:
+        values = [*one.law.parameters.values()]
+        terms = (
+            f"{coefficient:.4g}·{_SYMBOLS.get(size, size)}^-{exponent:.3f}"
+            for size, coefficient, exponent in zip(one.sizes, values[1::2], values[2::2], strict=True)
+        )
+        of = "" if len(laws.laws) == 1 else f"{one.compared}: "
+        made.append(
+            f"{of}loss {' + '.join([f'{one.law.irreducible:.4g}', *terms])} {laws.table.columns.unit} "
+            f"({len(one.loss_P)} runs, scatter {one.law.scatter:.2%})"
+        )
+        made += [f"  {line}" for line in _law_details(one, laws)]
+    along = COMPUTE if laws.laws[0].is_of_both else laws.sizes[0]
+    for gain in laws.speedups:
+        factor, low, high = (names.number(value, 2) for value in (gain.factor, gain.low, gain.high))
+        made.append(
+            f"{gain.compared} over {gain.baseline}: × {factor} (95 % {low} to {high}) in {along} at "
+            f"{_size(along, gain.at)}"
+        )
+    return made
+
+
+def _law_details(one: RecipeLaw, laws: LossLaws) -> list[str]:
+    parameters = (
+        f"{name} {interval[0]:.3g} to {interval[1]:.3g}"
+        for name, interval in one.law.intervals.items()
+        if name != "E" or one.law.asymptote is None
+    )
+    pinned = "" if one.law.asymptote is None else f"; E {one.law.asymptote:g} as given"
+    made = [f"95 %: {', '.join(parameters)}{pinned}"]
+    if one.is_of_both:
+        a, low, high = one.law.split
+        made.append(f"best size of a budget: N ∝ C^{a:.2f} (95 % {low:.2f} to {high:.2f})")
+    if isinstance(held := one.held_out, HeldOut):
+        sizes = ", ".join(_size(name, value) for name, value in zip(one.sizes, held.sizes, strict=True))
+        ruling = "inside" if held.expected.holds(held.loss) else "outside"
+        of = f", best of the {held.count} largest," if held.count > 1 else ""
+        made.append(
+            f"the largest run{of} predicted from the smaller ones: {held.expected.loss:.4g} (95 % "
+            f"{held.expected.low:.4g} to {held.expected.high:.4g}) at {sizes}; it came out {held.loss:.4g}, "
+            f"{ruling}"
+        )
+    for target in (t for t in laws.targets if t.compared == one.compared):
+        at = ", ".join(_size(name, value) for name, value in target.sizes.items())
+        expected = target.expected
+        best = ""
+        if target.best is not None:
+            n, d = ([short(value) for value in values] for values in (target.best.params, target.best.tokens))
+            best = f"best size {n[0]} ({n[1]} to {n[2]}) on {d[0]} tokens ({d[1]} to {d[2]}), "
+        made.append(
+            f"at {at}: {best}loss {expected.loss:.4g} (95 % {expected.low:.4g} to {expected.high:.4g})"
+        )
+    return made
+
+
+def _size(name: str, value: float) -> str:
+    if name == COMPUTE:
+        return f"{value:.3g} FLOP"
+    return {PARAMS: f"{short(value)} parameters", TOKENS: f"{short(value)} tokens"}.get(
+        name, point(name, value)
+    )
+
+
+def loss_laws_to_dict(laws: LossLaws) -> dict[str, Any]:
+    """Return laws of the loss as plain values, with their sentences, for JSON."""
+    columns = laws.table.columns
+    return laws.to_dict() | {
+        "sentences": [line.strip() for line in loss_law_lines(laws)],
+        "notes": [because(note, columns) for note in laws.notes],
+    }

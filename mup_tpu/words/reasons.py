@@ -99,6 +99,10 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "exponent may be 0": "the exponent {name} may be 0 (95 % {low:.2f} to {high:.2f})",
         "irreducible loss unknown": "the irreducible loss E is not determined (95 % {low:.2f} to {high:.2f} "
         "nat)",
+        "law not identified": "{recipe}: the runs do not determine the law: {why}",
+        "size from compute": "{name} are compute / 6 / the other size, since the table gives both",
+        "sizes grow together": "tokens follow from parameters in all runs, so the law is of compute, 6·N·D",
+        "best of rates": "at each size the best run over {name} is taken",
         "parameters unknown": "the table does not give the number of parameters of a run",
         "parameters differ": "runs of one scale differ in their number of parameters",
         "no prediction": "{compared}: no {tuned_column} predicted, since {known} of {scales} {several} have "

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import Columns, Reading, analyze, check_table, predict
-from mup_tpu.analysis.scaling_law import fit_scaling_law
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, loss_laws, predict
 from mup_tpu.plots.style import write_size
 
 
@@ -32,14 +31,29 @@ def test_scaling_law_is_drawn_over_the_parameters_that_it_is_a_function_of():
     assert "0.30" in law.get_label()
 
 
-def test_scaling_law_figure_marks_what_the_law_has_not_seen():
-    sizes = 2.0 ** np.arange(14, 22)
-    losses = 2.0 + 30 * sizes**-0.3
-    law = fit_scaling_law(losses[:-1], sizes[:-1])
-    (ax,) = plots.scaling_law_figure(law, sizes, losses, 1).axes
-    lines = {line.get_label(): line for line in ax.get_lines()}
-    assert lines["fitted"].get_xdata().tolist() == sizes[:-1].tolist()
-    assert lines["held out"].get_ydata().tolist() == [losses[-1]]
+@pytest.mark.parametrize("sizes", [("N",), ("N", "D")])
+def test_law_of_the_loss_is_drawn_with_its_largest_run_and_the_prediction_of_it(sizes):
+    runs = loss_runs(sizes)
+    laws = loss_laws(runs)
+    axes = plots.loss_law_figure(laws).axes
+    assert len(axes) == len(sizes)
+    points, line, predicted, *_, star = axes[0].get_lines()
+    largest = {"N": 3e9, "D": 1e11}
+    x = 6 * 3e20 if len(sizes) == 2 else 3e9
+    assert points.get_xdata() == pytest.approx(laws.laws[0].compute_P)
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == pytest.approx((x, runs["loss"].iloc[-1]))
+    assert predicted.get_ydata()[0] == pytest.approx(laws.laws[0].held_out.expected.loss)
+    assert line.get_ydata()[0] == pytest.approx(laws.laws[0].frontier.loss(line.get_xdata()[0]))
+    assert largest["N"] in laws.laws[0].held_out.sizes
+
+
+def loss_runs(sizes):
+    rows = [(n, d) for n in (1e7, 1e8, 1e9, 3e9) for d in (1e9, 1e10, 1e11)]
+    runs = pd.DataFrame(rows, columns=["N", "D"])
+    runs = runs if len(sizes) == 2 else runs[runs["D"] == 1e11].reset_index(drop=True)
+    noise = 1 + 0.001 * np.random.default_rng(0).standard_normal(len(runs))
+    runs["loss"] = (1.8 + 500 * runs["N"] ** -0.35 + 2000 * runs["D"] ** -0.37) * noise
+    return runs if len(sizes) == 2 else pd.concat([runs, runs.assign(N=runs["N"] / 3)], ignore_index=True)
 
 
 def law_of_two_scales():

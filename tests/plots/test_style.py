@@ -16,9 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from mup_tpu import plots
-from mup_tpu.analysis import Columns, Reading, analyze, check_table, coord_check
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, coord_check, loss_laws
 from mup_tpu.analysis.run_table import ranked, varied
-from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
 from mup_tpu.plots.style import PlainTicks, panels, scale_axis, sequential
 from mup_tpu.store import load_runs
@@ -148,8 +147,7 @@ def search(varied):
 
 def law():
     sizes = 2.0 ** np.arange(14, 22)
-    losses = 2.0 + 30 * sizes**-0.3
-    return plots.scaling_law_figure(fit_scaling_law(losses[:-1], sizes[:-1]), sizes, losses, 1)
+    return plots.loss_law_figure(loss_laws(pd.DataFrame({"params": sizes, "loss": 2.0 + 30 * sizes**-0.3})))
 
 
 @pytest.mark.parametrize(
