@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.ingest.expressions import with_derived
 from mup_tpu.analysis.ingest.readers import TOOLS, find_reader, is_log_of_one_run
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_scale, means, plain_name
 from mup_tpu.analysis.ingest.table_values import (
@@ -176,7 +177,9 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
     stored, named = read_rows(path, reading)
     header = load_header(path)
     fixed = (*STORED_FIXED, *(header.columns or ()))
-    columns = replace(named.columns or Columns(), step="")  # a stored row is a run, not a step
+    stored, columns = with_derived(stored, named.columns or Columns())
+    columns = replace(columns, step="")  # a stored row is a run, not a step
+    named = replace(named, columns=columns)
     where = named.where or ()
     if reading.unit != LossUnit() and columns.is_per_token:
         raise TableError(f"unit: the losses of {path} are in nat per token, and no other unit applies")
@@ -282,6 +285,7 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
         table, shaped = as_rows(table, columns)
         table, plain = plain_units(table)
         table, named = with_settings(table, columns)
+        table, columns = with_derived(table, columns)
         if (optima := read_optima(table, columns, reading.name or "table")) is not None:
             return optima
         table, columns, guessed = find_columns(table, columns)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.ingest.expressions import with_derived
 from mup_tpu.analysis.ingest.table_columns import Columns, Usual, means, plain_name
 from mup_tpu.analysis.ingest.table_values import Reading, numbers, plain_size, plain_sizes
 from mup_tpu.analysis.load import Place, check_table, read_rows
@@ -161,7 +162,7 @@ def loss_laws(
         >>> runs = pd.DataFrame(sizes, columns=["N", "D"])
         >>> runs["loss"] = 1.8 + 500 * runs["N"] ** -0.35 + 2000 * runs["D"] ** -0.37
         >>> print(f"{loss_laws(runs, ['compute=1e21']).targets[0].best.params[0]:.2g}")
-        3.6e+09
+        3.3e+09
 
     Args:
         path: a results folder, a table in a file, or the runs of a tracker.
@@ -226,8 +227,8 @@ def _points(rows: pd.DataFrame, reading: Reading) -> RunTable:
 
     Other settings may differ from run to run. Of several learning rates at one size the best is a point.
     """
-    columns, notes = reading.columns or Columns(), list[Reason]()
-    rows = rows.reset_index(drop=True)
+    rows, columns = with_derived(rows.reset_index(drop=True), reading.columns or Columns())
+    notes = list[Reason]()
 
     def size(name: str, column: str) -> pd.Series | None:
         if column not in rows and isinstance(column, Usual):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.ingest.expressions import canonical
 from mup_tpu.analysis.ingest.table_columns import means, short_name
 from mup_tpu.analysis.ingest.table_values import plain_size
 from mup_tpu.analysis.load import Runs, run_table
@@ -73,6 +74,7 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
         values = {
             name.strip(): as_number(v) for name, _, v in (part.partition("=") for part in text.split(","))
         }
+        values = {canonical(n) if canonical(n) in scales else n: value for n, value in values.items()}
         sizes = [values.get(name) or math.nan for name in scales]
         if {*values} != {*scales} or not all(0 < size < math.inf for size in sizes):
             raise TableError(f"at {on_one_line(text)}: give a number above 0 for each of {', '.join(scales)}")
@@ -89,6 +91,7 @@ def _read(table: RunTable, text: str) -> Target:
     if not (value > 0 and math.isfinite(value)):
         raise TableError(f"at {on_one_line(text)} is not allowed: its value must be a finite number above 0")
     scale_column, largest = table.columns.scale, float(table.runs["scale"].max())
+    name = scale_column if canonical(name) == scale_column else name
     if table.stored is not None and name != scale_column:  # a study may have a column of the field's name
         name = next((c.name for c in CONFIGURED.values() if c.field == name), name)
     is_scale = name in {scale_column, short_name(scale_column)} or (

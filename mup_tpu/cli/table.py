@@ -25,12 +25,12 @@ class TableOptions:
     """Columns of a table, rows to take, and limits of the verdict."""
 
     scale: str | None = None
-    """Column of the scale, such as width or depth. By default that of the folder's sweep, or a column called
-    width, d_model or similar."""
+    """Column of the scale, such as width or depth, or an expression of columns, such as tokens/params. By
+    default that of the folder's sweep, or a column called width, d_model or similar."""
     tune: str | None = None
-    """Column of the tuned hyperparameter, with plain values (not log2); two to four columns separated by
-    commas are analyzed together. By default those of the folder's sweep, or a column called lr,
-    learning_rate or similar."""
+    """Column of the tuned hyperparameter, with plain values (not log2), or an expression such as
+    lr*weight_decay; two to four separated by commas are analyzed together. By default those of the folder's
+    sweep, or a column called lr, learning_rate or similar."""
     best_over: tuple[str, ...] = ()
     """Further columns that are tuned too: at each size and value the best run over them is taken."""
     compare: str | None = None
