@@ -333,9 +333,9 @@ def _read_target(text: str, law: RecipeLaw) -> dict[str, float]:
     values: dict[str, float] = {}
     for part in text.split(","):
         name, _, written = (piece.strip() for piece in part.partition("="))
-        usual = (size for size in _NAMES if _is_size(name, size))
+        alike = (size for size in _NAMES if _is_size(name, size))
         value = as_number(plain_size(written).replace("_", "")) or math.nan
-        values[name if name in law.sizes else next(usual, name)] = value
+        values[name if name in law.sizes else next(alike, name)] = value
     if law.sizes == (COMPUTE,) and {*values} == {PARAMS, TOKENS}:
         values = {COMPUTE: _FLOP * math.prod(values.values())}
     allowed = [[*law.sizes], *([[COMPUTE]] if law.is_of_both else [])]

@@ -115,12 +115,15 @@ def loss_law_figure(laws: LossLaws) -> Figure:
         band = axes[0].fill_between(grid, *bounds, color=color, alpha=0.2, lw=0)
         band.set_label(f"{name}95 % of new runs")
         handles.append(band)
-        if isinstance(held := one.held_out, HeldOut):
-            at = 6 * math.prod(held.sizes) if both else held.sizes[0]
-            low, high = held.expected.loss - held.expected.low, held.expected.high - held.expected.loss
+        if isinstance(largest := one.held_out, HeldOut):
+            at = 6 * math.prod(largest.sizes) if both else largest.sizes[0]
+            low, high = (
+                largest.expected.loss - largest.expected.low,
+                largest.expected.high - largest.expected.loss,
+            )
             look: dict[str, Any] = {"color": INK, "mfc": color, "ms": 7, "capsize": 3, "zorder": 4}
-            axes[0].errorbar(at, held.expected.loss, [[low], [high]], fmt="D", **look)
-            axes[0].plot(at, held.loss, "*", color=color, mec=INK, ms=13, zorder=5)
+            axes[0].errorbar(at, largest.expected.loss, [[low], [high]], fmt="D", **look)
+            axes[0].plot(at, largest.loss, "*", color=color, mec=INK, ms=13, zorder=5)
         if both:
             best = [one.law.best_size(size).params for size in grid]
             axes[1].plot(grid, [n for n, *_ in best], "-", color=color)

@@ -163,13 +163,13 @@ def _law_details(one: RecipeLaw, laws: LossLaws) -> list[str]:
     if one.is_of_both:
         a, low, high = one.law.split
         made.append(f"best size of a budget: N ∝ C^{a:.2f} (95 % {low:.2f} to {high:.2f})")
-    if isinstance(held := one.held_out, HeldOut):
-        sizes = ", ".join(_size(name, value) for name, value in zip(one.sizes, held.sizes, strict=True))
-        ruling = "inside" if held.expected.holds(held.loss) else "outside"
-        of = f", best of the {held.count} largest," if held.count > 1 else ""
+    if isinstance(largest := one.held_out, HeldOut):
+        sizes = ", ".join(_size(name, value) for name, value in zip(one.sizes, largest.sizes, strict=True))
+        ruling = "inside" if largest.expected.holds(largest.loss) else "outside"
+        of = f", best of the {largest.count} largest," if largest.count > 1 else ""
         made.append(
-            f"the largest run{of} predicted from the smaller ones: {held.expected.loss:.4g} (95 % "
-            f"{held.expected.low:.4g} to {held.expected.high:.4g}) at {sizes}; it came out {held.loss:.4g}, "
+            f"the largest run{of} predicted from the smaller ones: {largest.expected.loss:.4g} (95 % "
+            f"{largest.expected.low:.4g} to {largest.expected.high:.4g}) at {sizes}; it came out {largest.loss:.4g}, "
             f"{ruling}"
         )
     for target in (t for t in laws.targets if t.compared == one.compared):
