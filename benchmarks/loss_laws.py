@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis import Columns, Reading, loss_laws
-from mup_tpu.analysis.loss_law import HeldOut
+from mup_tpu.analysis.loss_law import LargestRun
 from mup_tpu.analysis.scaling_law import ExpectedLoss
 from mup_tpu.words.plans import short
 
@@ -94,7 +94,7 @@ def lines(source: Source) -> Iterator[str]:
     parameters = (f"{key} {values[key]:.4g} ({low:.3g} to {high:.3g})" for key, (low, high) in shown.items())
     theirs = ", ".join(f"{key} {printed[key]:.4g}" for key in "Eαβ" if key in printed) or "–"
     outcomes: list[tuple[tuple[float, ...], float, ExpectedLoss]] = []
-    if isinstance(held := one.held_out, HeldOut) and later is None:
+    if isinstance(held := one.held_out, LargestRun) and later is None:
         outcomes.append((held.sizes, held.loss, held.expected))
         # The owners' law has seen this run, ours has not.
         seen = f"; theirs {printed_loss(printed, *held.sizes):.4g}" if printed else ""

@@ -44,7 +44,7 @@ _MEANINGS = {PARAMS: "size", TOKENS: "tokens"}
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class LargestRun:
     """The largest run, predicted from all that are not as large."""
 
     sizes: tuple[float, ...]
@@ -77,7 +77,7 @@ class RecipeLaw:
         return self.law.along_compute()
 
     @cached_property
-    def held_out(self) -> HeldOut | Reason:
+    def held_out(self) -> LargestRun | Reason:
         is_large = self.compute_P >= _LARGEST * self.compute_P.max()
         try:
             rest = self.size_PA[~is_large].T
@@ -86,7 +86,7 @@ class RecipeLaw:
             return Reason.of("refused", error=str(error))
         best = np.flatnonzero(is_large)[self.loss_P[is_large].argmin()]
         sizes = tuple(self.size_PA[best].tolist())
-        return HeldOut(sizes, int(is_large.sum()), float(self.loss_P[best]), law.predict(*sizes))
+        return LargestRun(sizes, int(is_large.sum()), float(self.loss_P[best]), law.predict(*sizes))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from mup_tpu.analysis.loss_law import COMPUTE, HeldOut, LossLaws
+from mup_tpu.analysis.loss_law import COMPUTE, LargestRun, LossLaws
 from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.result import TransferResult
@@ -115,7 +115,7 @@ def loss_law_figure(laws: LossLaws) -> Figure:
         band = axes[0].fill_between(grid, *bounds, color=color, alpha=0.2, lw=0)
         band.set_label(f"{name}95 % of new runs")
         handles.append(band)
-        if isinstance(largest := one.held_out, HeldOut):
+        if isinstance(largest := one.held_out, LargestRun):
             at = 6 * math.prod(largest.sizes) if both else largest.sizes[0]
             low, high = (
                 largest.expected.loss - largest.expected.low,
@@ -141,7 +141,7 @@ def loss_law_figure(laws: LossLaws) -> Figure:
         axes[1].set_yscale("log")
         style.size_axis(axes[1].yaxis)
         axes[1].set_ylabel("best parameters N")
-    if any(isinstance(one.held_out, HeldOut) for one in laws.laws):
+    if any(isinstance(one.held_out, LargestRun) for one in laws.laws):
         handles += [
             style.mark("D", "largest run, predicted from the others"),
             style.mark("*", "as it came out", ms=11),

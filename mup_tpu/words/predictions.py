@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from mup_tpu.analysis.loss_law import COMPUTE, PARAMS, TOKENS, HeldOut, LossLaws, RecipeLaw
+from mup_tpu.analysis.loss_law import COMPUTE, PARAMS, TOKENS, LargestRun, LossLaws, RecipeLaw
 from mup_tpu.analysis.prediction import ExpectedCost, Predictions, RulePrediction
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config.columns import label
@@ -163,7 +163,7 @@ def _law_details(one: RecipeLaw, laws: LossLaws) -> list[str]:
     if one.is_of_both:
         a, low, high = one.law.split
         made.append(f"best size of a budget: N ∝ C^{a:.2f} (95 % {low:.2f} to {high:.2f})")
-    if isinstance(largest := one.held_out, HeldOut):
+    if isinstance(largest := one.held_out, LargestRun):
         sizes = ", ".join(_size(name, value) for name, value in zip(one.sizes, largest.sizes, strict=True))
         ruling = "inside" if largest.expected.holds(largest.loss) else "outside"
         of = f", best of the {largest.count} largest," if largest.count > 1 else ""
