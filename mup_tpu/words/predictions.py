@@ -169,8 +169,8 @@ def _law_details(one: RecipeLaw, laws: LossLaws) -> list[str]:
         of = f", best of the {largest.count} largest," if largest.count > 1 else ""
         made.append(
             f"the largest run{of} predicted from the smaller ones: {largest.expected.loss:.4g} (95 % "
-            f"{largest.expected.low:.4g} to {largest.expected.high:.4g}) at {sizes}; it came out {largest.loss:.4g}, "
-            f"{ruling}"
+            f"{largest.expected.low:.4g} to {largest.expected.high:.4g}) at {sizes}; it came out "
+            f"{largest.loss:.4g}, {ruling}"
         )
     for target in (t for t in laws.targets if t.compared == one.compared):
         at = ", ".join(_size(name, value) for name, value in target.sizes.items())
