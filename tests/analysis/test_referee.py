@@ -1,5 +1,6 @@
 """Several sweeps beside each other, as a table and through the command line."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import report
-from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table
 from mup_tpu.analysis.referee import Comparison, Ruling, parabola_slope
 from mup_tpu.analysis.verdict import Regret
 from mup_tpu.cli import main
@@ -22,16 +23,10 @@ def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
     generator = np.random.default_rng(0)
     return pd.DataFrame(
         [
-            {
-                "width": w,
-                "lr": 2.0**x,
-                "seed": s,
-                "loss": 2.5 + 0.04 * (x + 8 - alpha * math.log2(w / 64)) ** 2 + 0.002 * generator.normal(),
-            }
-            for w in (64, 128, 256)
-            for x in grid
-            for s in range(2)
-        ]
+            (w, 2.0**x, s, 2.5 + 0.04 * (x + 8 - alpha * math.log2(w / 64)) ** 2 + 0.002 * generator.normal())
+            for w, x, s in itertools.product((64, 128, 256), grid, range(2))
+        ],
+        columns=["width", "lr", "seed", "loss"],
     )
 
 
@@ -51,6 +46,13 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
     assert fine.best_loss == pytest.approx(2.5, abs=0.01)
     assert math.isnan(unbracketed.alpha) and math.isnan(unbracketed.regret)
     assert unbracketed.regret_status == "not known" and fine.regret_status == "estimated"
+
+
+def test_parametrizations_come_before_other_columns_that_are_compared():
+    reading = Reading(Columns(parametrization="architecture"))
+    others = check_table(swept(0.0).assign(architecture="gpt2"), reading)
+    rulings = Comparison.of({"a": analyze(others), "b": analyze(check_table(swept(0.0)))}).rulings
+    assert [ruling.columns.parametrization for ruling in rulings] == ["parametrization", "architecture"]
 
 
 def test_stored_rows_say_what_was_made_and_how_long_it_took():
