@@ -67,6 +67,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., E
             return subprocess.CompletedProcess(asked, code, *said)
 
         yield run
+        server.kill()  # torch takes seconds to end
 
 
 @pytest.fixture
