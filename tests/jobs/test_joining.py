@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from mup_tpu import Study
 from mup_tpu.errors import ConfigError
-from mup_tpu.store import load_runs
+from mup_tpu.store import load_curves, load_runs
 
 TOKEN, OTHER = "a" * 40, "b" * 40
 QUIET = Console(quiet=True)
@@ -32,31 +33,29 @@ class Cluster:
 
     def __init__(self, mode):
         self.folder = Path(tempfile.mkdtemp(dir="/tmp"))  # short, for the paths of sockets
-        self._environment = os.environ | {"HOME": str(self.folder), "RAY_AUTH_MODE": mode}
+        # On a busy core an agent takes longer than 15 s to answer, after which its node would end.
+        patient = {"RAY_agent_register_timeout_ms": "600000"}
+        self._environment = os.environ | patient | {"HOME": str(self.folder), "RAY_AUTH_MODE": mode}
         if mode == "token":
             self._environment["RAY_AUTH_TOKEN"] = TOKEN
         self._port, self.nodes = free_port(), {}
         self.address = f"127.0.0.1:{self._port}"
 
     def start(self, name, cores, *words):
-        """Start a node. A raylet ends where its agent has not answered in 15 s: then it is started again."""
+        """Start a node, whose processes know its name as NODE."""
         command = [
             Path(sys.executable).with_name("ray"), "start", "--block", f"--num-cpus={cores}", *words,
             "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
         ]  # fmt: skip
         log = self.folder / name
-        for _ in range(5):
-            with log.open("w") as file:
-                node = subprocess.Popen(
-                    command, env=self._environment, stdout=file, stderr=file, start_new_session=True
-                )
-            while node.poll() is None:
-                if "Ray runtime started" in log.read_text():
-                    self.nodes[name] = node
-                    return
-                time.sleep(0.1)
-            end(node)
-        raise AssertionError(log.read_text())
+        environment = self._environment | {"NODE": name}
+        with log.open("w") as file:
+            node = self.nodes[name] = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=file, start_new_session=True
+            )
+        while "Ray runtime started" not in log.read_text():
+            assert node.poll() is None, log.read_text()
+            time.sleep(0.1)
 
     def start_head(self, cores):
         port = f"--port={self._port}"
@@ -153,3 +152,39 @@ def test_a_ray_of_our_own_leaves_no_token_behind(home, tmp_path):
     assert not words_about_tokens()
     assert [path.name for path in home.rglob("*")] == [".ray", "auth_token"]
     assert (home / ".ray" / "auth_token").read_text() == OTHER
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_when_one_of_two_nodes_is_killed(home, tmp_path):
+    """In the midst of a trial there, which goes on from its checkpoint on the other node."""
+
+    def train(trial, report):
+        node = os.environ["NODE"]
+        for step in range(report.resume_step + 1, 11):
+            report(step=step, steps=10, loss=trial.lr + 1 / step, saved=True)
+            (tmp_path / f"{trial.id}-{node}").write_text(str(step))
+            while step == 5 and node == "second":  # until the kill
+                time.sleep(0.1)
+        return trial.lr
+
+    def kill(node):
+        while not any(path.read_text() == "5" for path in tmp_path.glob("*-second")):
+            time.sleep(0.05)
+        end(node)
+
+    with contextlib.closing(Cluster("disabled")) as cluster:
+        cluster.start_head(1)
+        cluster.start("second", 1, f"--address={cluster.address}")
+        thread = threading.Thread(target=kill, args=(cluster.nodes["second"],), daemon=True)
+        thread.start()
+        study = Study(
+            tmp_path / "out", scale={"width": [64]}, space={"lr": {"low": 0.1, "high": 1}},
+            search={"num_samples": 6, "scheduler": "none"},
+        )  # fmt: skip
+        outcome = study.run(train, address=cluster.address, console=QUIET)
+        thread.join()
+    assert outcome == {"finished": 6}
+    (killed,) = (path for path in tmp_path.glob("*-second") if path.read_text() == "5")
+    assert killed.with_name(killed.name.replace("second", "head")).read_text() == "10"
+    curves = load_curves(tmp_path / "out").groupby("trial_id")["step"]
+    assert (curves.size() == 10).all() and (curves.max() == 10).all()
