@@ -9,7 +9,6 @@ allenai/OLMo-ladder as olmo-ladder/.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import tyro
 
 from mup_tpu.analysis import Columns, Reading, loss_laws
 from mup_tpu.analysis.loss_law import LargestRun
@@ -131,22 +131,19 @@ def speedups(folder: Path) -> Iterator[str]:
         )
 
 
-def main() -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--tables", type=Path, required=True)
-    folder = parser.parse_args().tables
+def main(tables: Path) -> None:
+    """Print the table; `tables` holds the repositories."""
     np.seterr(all="ignore")
     print("| runs | | our law (95 %) | printed | largest, predicted from smaller runs |")
     print("|---|---|---|---|---|")
     sources: tuple[Callable[[Path], Iterator[Source]], ...] = (chinchilla, open_athena, gemstones, olmo)
     for source in sources:
-        for found in source(folder):
+        for found in source(tables):
             for line in lines(found):
                 print(line, flush=True)
-    for line in speedups(folder):
+    for line in speedups(tables):
         print(line)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -132,7 +132,7 @@ def _print_runs(console: Console, table: pd.DataFrame, varied: Sequence[str]) ->
 
 
 def predict(
-    path: Where,
+    path: Where = "",
     at: Repeated = (),
     table: TableOptions = TableOptions(),
     loss_law: bool = False,
@@ -153,7 +153,8 @@ def predict(
     of (parameters, tokens, loss) or (compute, loss) needs no learning rate.
 
     Args:
-        path: Results folder (or fsspec URL), or any table, as for analyze; or the file of a plan.
+        path: Results folder (or fsspec URL), or any table, as for analyze; or the file of a plan. Without
+            one, published laws say a transformer's learning rate: --at params=1.3B, or width=2048 depth=24.
         at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
             (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512.
         table: Columns and rows of the table; --scale takes several columns, with commas.
@@ -174,6 +175,11 @@ def predict(
         raise ConfigError(f"out {str(out)!r} needs --figures")
     if table.delta != TableOptions.delta:
         raise ConfigError(f"{given('delta', table.delta)} is a limit of a verdict, and a prediction has none")
+    if not path:
+        if loss_law or figures or keep or claim != "by-name" or format != "text" or table != TableOptions():
+            raise ConfigError("without a table or results folder, published laws take --at and --json alone")
+        _print_published(at, json)
+        return
     if loss_law:
         if keep or claim != "by-name" or format != "text":
             raise ConfigError("loss_law predicts losses, which take no option keep, claim or format")
@@ -222,6 +228,28 @@ def predict(
         rows = _rows_of(path, made.compared, table)
         _print_base_rate(rows, made.sizes, made.compared, made.hyperparameter, made.value)
     _print_figures(Console(), written)
+
+
+def _print_published(at: Sequence[str], json: bool) -> None:
+    """Print what published laws say of a transformer's learning rate, before any run."""
+    from mup_tpu.tuning.target import goal_of, read_target
+    from mup_tpu.words.plans import published_table, published_words
+
+    if not at:
+        raise ConfigError(
+            "predict needs a table or results folder, or a transformer's size: --at params=1.3B"
+        )
+    goal = goal_of(read_target(at), None, 0)
+    prior = goal.published
+    assert prior is not None
+    if json:
+        Console().write(to_json(prior.to_dict() | {"derived": list(goal.derived)}))
+        return
+    Console().print(published_words(prior), style="bold")
+    for sentence in goal.derived:
+        Console().print(f"  derived: {sentence}")
+    Console().print(published_table(prior))
+    Console().print("next: mup-tpu plan --at ... --budget 200h names the runs that move it", wrap=False)
 
 
 def _predict_losses(

@@ -31,7 +31,8 @@ from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.counts import ParameterCounts, params_of
-from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, rate_by_law, read_target
+from mup_tpu.tuning.published import RatePrior, rate_by_law
+from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, read_target
 from mup_tpu.words.plans import (
     CHECKPOINT_S,
     LOOP_S,
@@ -153,6 +154,11 @@ class Plan:
     @property
     def regret(self) -> float:
         return self.steps[-1].regret
+
+    @property
+    def published(self) -> RatePrior | None:
+        # Published laws are of learning rates without a rule.
+        return self.goal.published if self.tuned == "learning_rate" and not self.rule else None
 
     @property
     def checkpoint_every(self) -> int:

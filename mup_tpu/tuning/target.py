@@ -20,6 +20,7 @@ from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import training_flops
 from mup_tpu.tuning.counts import ParameterCounts, params_of, read_counts
+from mup_tpu.tuning.published import RatePrior, published_rates
 from mup_tpu.words.plans import short
 
 # Compute-optimal tokens of a parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)
@@ -44,11 +45,6 @@ Values = dict[str, Any]
 def batch_by_law(tokens: float) -> float:
     """Return the best batch, tokens: 0.58·D^0.571 (Step Law, Li et al. 2025, arXiv:2503.04715)."""
     return 0.58 * tokens**0.571
-
-
-def rate_by_law(params: float, tokens: float) -> float:
-    """Return the best learning rate with AdamW, without a rule: 1.79·N^-0.713·D^0.307 (Step Law)."""
-    return 1.79 * params**-0.713 * tokens**0.307
 
 
 def number(text: str, name: str, of: str = "target: ") -> float:
@@ -115,6 +111,15 @@ class Goal:
         """Return this goal with the sizes that are twice their floors at least."""
         whole = replace(self, shrinks=tuple(self.floors)).sizes(self.values)
         return replace(self, shrinks=tuple(name for name in whole if whole[name] >= 2 * self.floors[name]))
+
+    @property
+    def published(self) -> RatePrior | None:
+        """Return what published laws say of a transformer's learning rate; None for other trainings."""
+        if not self.is_in_tokens:
+            return None
+        width, depth, batch = (float(self.values[name]) for name in ("width", "depth", "batch"))
+        params = params_of(width, depth) if self.counts is None else float(self.counts.used)
+        return published_rates(width, params, batch * self.values["steps"], batch)
 
     def known(self, values: Mapping[str, Any]) -> Values:
         """Return all values of a run with some; the target's where a value is not given."""

@@ -168,6 +168,7 @@ def plan_lines(plan: Any) -> list[str]:
     tuned = listed([*map(label, (plan.tuned, *plan.beside))])
     lines.append(f"values of {tuned}: at the first size {first}; then {then}")
     lines += [f"derived: {sentence}" for sentence in goal.derived]
+    lines += [] if plan.published is None else [published_words(plan.published)]
     if goal.base is not None:
         model, data = goal.base.model, goal.base.data
         batch = goal.values.get("batch_size", data.batch_size)
@@ -177,6 +178,33 @@ def plan_lines(plan: Any) -> list[str]:
         )
     lines += [f"fixed: {label(plan.tuned)} ∝ {label(name)}^{value:g}" for name, value in plan.fixes.items()]
     return [*lines, f"assumed: drift, scatter and valleys as in {because(plan.source)}", *_remarks(plan)]
+
+
+def published_words(prior: Any) -> str:
+    """Return what published laws say of a learning rate before any run, a `tuning.published.RatePrior`."""
+    each = ", ".join(f"{one.law.name} {one.rate:.2g}" for one in prior.rates)
+    apart = "" if prior.apart is None else f"; they are {prior.apart:.2g} times apart"
+    return (
+        f"before any run: learning rate {prior.rate:.2g} (95 % {prior.low:.2g} to {prior.high:.2g}) with "
+        f"AdamW and no rule, by published laws: {each}{apart}"
+    )
+
+
+def published_table(prior: Any) -> Table:
+    """Return what each published law says of a learning rate, with its source, domain and error."""
+    rows = [
+        (
+            one.law.name,
+            f"{one.rate:.2g}",
+            one.law.formula,
+            f"×{2**one.law.error:.2g}",
+            ", ".join(one.outside) or "–",
+            one.law.source,
+        )
+        for one in prior.rates
+    ]
+    headings = ("law", "rate", "formula", "off by", "beyond its runs", "source")
+    return Table(headings, rows, "published learning rates, AdamW without a rule", {*headings} - {"rate"})
 
 
 def _remarks(plan: Any) -> list[str]:
