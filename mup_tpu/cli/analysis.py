@@ -24,7 +24,7 @@ _MOST_ROWS, _ENDS = 1000, 20  # rows of a run table that are all shown; first an
 
 
 def analyze(
-    paths: Several,
+    paths: Several = (),
     table: TableOptions = TableOptions(),
     next: bool = False,
     runs: bool = False,
@@ -44,7 +44,7 @@ def analyze(
         paths: Results folder (or fsspec URL); or a table in a file (CSV, Markdown, JSON, Parquet …); or the
             runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's; or a
             folder of Ray Tune, Lightning, Trainer or logs; or a database of MLflow or Optuna. Several
-            tables are read as one.
+            tables are read as one. By default the folder in results that was written last.
         table: Columns and rows of the table.
         next: Print the runs that would settle each open verdict, why, and their cost.
         runs: Print the run table of a results folder; of more than 1 000 runs the first and last 20.
@@ -60,6 +60,9 @@ def analyze(
     """
     if out is not None and figures == report:
         raise ConfigError(f"out {str(out)!r} needs either --figures or --report")
+    if not paths:
+        paths = (last_folder(),)
+        Console(stderr=json).print(f"{paths[0]}:")
     # These change or show stored rows; they need no analysis, which may fail for want of optima.
     if keep or runs or csv is not None:
         if len(paths) != 1:
@@ -81,6 +84,18 @@ def analyze(
         _print_figures(console, results.draw(out))
     if report:
         console.print(f"report: {results.write_report(out)}", wrap=False)
+
+
+def last_folder() -> str:
+    """Return the folder in results whose runs were written last."""
+    stores = [file.parent for file in Path("results").glob("*/store.json")]
+    if not stores:
+        raise ConfigError("paths are missing: give a results folder or a table")
+    return str(
+        max(
+            stores, key=lambda folder: max(p.stat().st_mtime for p in (folder, folder / "runs") if p.exists())
+        )
+    )
 
 
 def _show_folder(

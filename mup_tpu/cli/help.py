@@ -113,6 +113,12 @@ def _entry(action: argparse.Action) -> Iterator[str]:
 SHELLS = ("bash", "zsh", "fish")
 
 
+# Completion in the form of bash rests on compinit, which some shells have not run.
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -U +X compinit && compinit }
+autoload -U +X bashcompinit && bashcompinit"""
+
+
 def write_completion(shell: str, commands: Mapping[str, tuple[Callable[..., Any], str]]) -> str:
     """Return a script that completes commands and their options in a shell."""
     options = {
@@ -140,7 +146,7 @@ def write_completion(shell: str, commands: Mapping[str, tuple[Callable[..., Any]
     first = " ".join(dict.fromkeys(name.split()[0] for name in commands))
     return "\n".join(
         [
-            *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
+            *([_ZSH] if shell == "zsh" else []),
             "_mup_tpu() {",
             "  local words",
             "  case ${COMP_WORDS[1]} in",

@@ -200,9 +200,6 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
         raise KeyboardInterrupt(
             f"stopped; finished trials are stored in {folder}; run the same command to continue"
         ) from None
-    if outcome:
-        ended = counted(sorted(outcome.items()))
-        console.print(f"ran {outcome.total()} trials: {ended}; stored in {folder}")
     rows = () if continue_to is None else (f"steps_planned={continue_to}",)
     show_and_judge(outcome, folder, lambda: _show(folder, TableOptions(where=rows)))
 

@@ -212,7 +212,7 @@ def plan(
             sizes that are not given are derived by published laws, which the plan names.
         at: Sizes of the target: params=1.3B, or width=2048 depth=24 tokens=26e9 batch=0.5M (tokens), or the
             config.json of transformers.
-        budget: FLOP (1e20), or a time on this machine or --on (200h).
+        budget: FLOP (1e20), or a time on this machine or --on (200h); by default a tenth of the target's run.
         trainer: Your training, as for sweep: my_package.my_module:train, or a command line with {names}.
         probe: Time the --trainer at the sizes of the plan, each for at most this time: 60s.
         tune: Further hyperparameters of your transformer, with values to start from:
@@ -237,8 +237,6 @@ def plan(
         raise ConfigError(f"peak {peak} is of a machine: name it with --on, as --on 8xNAME")
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
-    if budget is None:
-        raise ConfigError("a plan needs a budget: give --budget 200h, or FLOP as --budget 1e20")
     base: Any = None
     if file is not None and kind_of(read_toml(file)) == "study":
         from mup_tpu.study.study import load_study
@@ -250,7 +248,7 @@ def plan(
             raise ConfigError(f"trainer is for a study: {file} is a sweep of our networks")
         base = load_sweep(file)
     console = Console(stderr=json)
-    is_time = as_number(budget) is None  # 200h, not 1e20
+    is_time = budget is not None and as_number(budget) is None  # 200h, not 1e20
     arguments: dict[str, Any] = {"target": at, "base": base, "table": table, "rule": rule, "fix": fix}
     arguments["tune"] = dict(split_axis(text, "tune") for text in tune)
     if probe is not None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mup_tpu.cli.analysis import last_folder
 from mup_tpu.cli.console import Console, to_json, write_file
 from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import counted, parse_seconds, write_time
@@ -25,7 +26,7 @@ _RUNNING, _FAILURES = 8, 4  # largest number of lines for running trials, and fo
 
 
 def watch(
-    folder: Where, every: str = "5s", once: bool = False, html: File | None = None, json: bool = False
+    folder: Where = "", every: str = "5s", once: bool = False, html: File | None = None, json: bool = False
 ) -> None:
     """Show a results folder as it fills: what analyze shows, time left, failures.
 
@@ -33,13 +34,14 @@ def watch(
     ends with Ctrl-C, or when a study's grid is complete.
 
     Args:
-        folder: Results folder of a sweep or study, or its fsspec URL. It need not exist yet.
+        folder: Results folder of a sweep or study, or its fsspec URL. It need not exist yet. By default the
+            folder in results that was written last.
         every: Time between two looks, as 5s or 1m.
         once: Look once.
         html: File for the report of the runs so far; a browser that shows it loads it again by itself.
         json: Print a JSON object for each look, for machines.
     """
-    pause, console, watched = parse_seconds("every", every), Console(), Watched(folder)
+    pause, console, watched = parse_seconds("every", every), Console(), Watched(folder or last_folder())
     while True:
         if watched.look():
             if json:

@@ -50,7 +50,7 @@ def kind_of(values: Collection[str]) -> str:
         return "study"
     if "space" in values:
         return "search"
-    return "sweep" if "experiment" in values else "trial"
+    return "trial" if {"experiment", "scale", "tune"}.isdisjoint(values) else "sweep"
 
 
 _STUDY_KEYS = {"trainer", "settings", "loss", "config", "continued"}
@@ -94,9 +94,7 @@ def read_grid(path: str | Path, kind: str) -> dict[str, Any]:
                 raise ConfigError(f"{key} is not for the file of a {kind}")
             if key in _TEXTS and not isinstance(value, str):
                 raise ConfigError(f"{key} {shown(value)} is not text")
-        if "experiment" not in values:
-            raise ConfigError("experiment is missing")
-        return values
+        return {"experiment": Path(path).stem} | values
 
 
 _TEXTS = ("experiment", "measured_by", "design", "trainer", "loss", "config", "continued")

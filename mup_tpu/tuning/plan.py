@@ -261,7 +261,7 @@ class Plan:
 
 def plan(
     target: str | Sequence[str] | Mapping[str, Any],
-    budget: str | float,
+    budget: str | float | None = None,
     base: Any = None,
     table: RunTable | pd.DataFrame | str | Path | None = None,
     flops_per_second: float | Speed | None = None,
@@ -279,7 +279,7 @@ def plan(
     Args:
         target: sizes at the target: params=1.3B, or width=4096 depth=32 tokens=26e9 batch=0.5M; the path of
             a config.json of transformers, or of a TOML file.
-        budget: FLOP (1e20), or a time (200h) if the machine is known.
+        budget: FLOP (1e20), or a time (200h) if the machine is known; by default a tenth of the target's run.
         base: a trial or sweep of our networks, whose other fields stay; a `Study` of one's own training,
             under its names; None for one's own transformer, whose missing sizes are derived by laws.
         table: runs of one's own, as for `analyze`; their drift, valleys and optimum replace priors.
@@ -322,12 +322,12 @@ def plan(
             "the cost of a run does not follow from the target: give --probe 60s, which times your training "
             "(--trainer, where the file names none), or its width, depth, batch (tokens) and steps"
         )
-    paid = _budget(budget, machine)
 
     def cost(values: Values, runs: int) -> float:
         return runs * goal.flops(values) if machine is None else machine.seconds(goal, values, runs)
 
     whole, rungs = cost(goal.values, 1), _rungs(goal)
+    paid = whole / 10 if budget is None else _budget(budget, machine)
     analysis = None if table is None else analyze(table)
     rates, seeds = given_values[tuned[0]], 1
     if base is not None and len(tuned) > 1:

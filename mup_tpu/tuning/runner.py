@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -25,6 +26,7 @@ from mup_tpu import data
 from mup_tpu.config import DEVICES, Grid, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.grid import Point
 from mup_tpu.config.options import TrackerName
+from mup_tpu.config.values import counted, write_time
 from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder, short_hash
@@ -62,6 +64,8 @@ class Runner(ABC, Generic[T]):
 
     def __post_init__(self) -> None:
         self._tracking = Tracking(self.track, self.store)
+        self._training_s = 0.0  # time of all trials of this call
+        self._reasons = set[str]()  # why trials failed, each said once
 
     @abstractmethod
     def trial_id(self, trial: T) -> str: ...
@@ -111,6 +115,7 @@ class Runner(ABC, Generic[T]):
         With its points by size, runs are bought batch after batch, until each verdict is settled or not worth
         its cost.
         """
+        begun = time.monotonic()
         if points is None:
             outcome = self.run(dict.fromkeys(grid.trials(), self.store.next_purchase()))
         else:
@@ -118,6 +123,13 @@ class Runner(ABC, Generic[T]):
 
             buyer = buyer_of(grid, points, self.trial_id, self.store, self.deadline)
             outcome = buy(buyer, self.run, self.deadline, self.console)
+        if outcome:
+            took, training = (write_time(s) for s in (time.monotonic() - begun, self._training_s))
+            ended = counted(sorted(outcome.items()))
+            self.console.print(
+                f"ran {outcome.total()} trials in {took} ({training} of training): {ended}; stored in "
+                f"{self.store.folder}"
+            )
         if time.monotonic() >= self.deadline:
             self.console.print("the budget is used up; the same call goes on")
         return outcome
@@ -136,7 +148,9 @@ class Runner(ABC, Generic[T]):
         awaited = len(lacking) - len(missing)
         console.print(
             f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
-            f"{len(missing)} to run" + (f", {awaited} asked for elsewhere" if awaited else "")
+            f"{len(missing)} to run"
+            + (f", {awaited} asked for elsewhere" if awaited else "")
+            + self._expected(trials, lacking, missing)
         )
         outcome: Counter[str] = Counter()
         if missing:
@@ -185,14 +199,37 @@ class Runner(ABC, Generic[T]):
                                 f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, and "
                                 "the same command goes on"
                             )
+                        self._training_s += sum(row["wall_time_s"] or 0.0 for row in rows)
                         for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
-                            self.console.print(f"{job} failed: {reason}", style="red", markup=False)
+                            self._say_failed(job, reason)
                         self.stored(job, rows)
                     case report:
                         progress.update(job, report=report)
                 if time.monotonic() >= self.deadline:
                     break
         return outcome
+
+    def _say_failed(self, job: Any, reason: str) -> None:
+        """Print why a job failed; a reason that others had too is that of the first, whose output is kept."""
+        if (kind := re.sub(r" \(\S+\.txt\)$", "", str(reason))) not in self._reasons:
+            self._reasons.add(kind)
+            self.console.print(f"{job} failed: {reason}", style="red", markup=False)
+
+    def _expected(self, trials: Collection[T], lacking: Collection[T], missing: Collection[T]) -> str:
+        """Return how long missing trials train, by the stored ones, and how to stop."""
+        if not missing:
+            return ""
+        awaited = {*lacking}
+        ids = {self.trial_id(trial): trial for trial in trials if trial not in awaited}
+        runs = self.store.results() if ids else None
+        took = ""
+        if runs is not None:
+            known = runs[runs["trial_id"].isin(ids) & (runs["wall_time_s"] > 0)]
+            work = sum(self.work(ids[name]) for name in known["trial_id"])
+            if work > 0:
+                seconds = known["wall_time_s"].sum() / work * sum(map(self.work, missing))
+                took = f" (about {write_time(seconds)} of training)"
+        return f"{took}; Ctrl-C stops, and the same command goes on"
 
 
 class Corpora:

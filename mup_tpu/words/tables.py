@@ -41,15 +41,9 @@ _MOST_VALUES = 8  # most values of a column that are written one by one
 
 
 def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
-    digits = ".4f" if columns.unit == "nat" else ".4g"
-    headings = (
-        *map(label, columns.scales),
-        "optimum",
-        "95 % interval",
-        columns.quantity,
-        "near-optimal",
-        "status",
-    )
+    digits = ".4f" if columns.unit == "nat" or max(abs(o.loss) for o in result.optima) > 0.1 else ".4g"
+    before, after = ("optimum", "95 % interval"), ("near-optimal", "status")
+    headings = (*map(label, columns.scales), *before, columns.quantity, *after)
     rows = [
         (
             *(write_scale(name, size) for name, size in zip(columns.scales, o.sizes, strict=True)),

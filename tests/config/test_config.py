@@ -185,9 +185,9 @@ def test_a_whole_number_for_a_float_names_the_same_trial():
     assert Trial().replace(alpha_in=2).trial_id("d") == Trial().replace(alpha_in=2.0).trial_id("d")
 
 
-def test_a_sweep_without_a_name_and_a_missing_file_are_sentences(tmp_path):
-    with pytest.raises(ConfigError, match=r"sweep\.toml: experiment is missing"):
-        sweep_of(tmp_path, "scale = {width = [64]}")
+def test_a_sweep_without_a_name_has_that_of_its_file_and_a_missing_file_is_a_sentence(tmp_path):
+    axes = "scale = {width = [64]}\ntune = {learning_rate = [0.01]}"
+    assert sweep_of(tmp_path, axes).experiment == "sweep"
     with pytest.raises(ConfigError, match=r"nothing\.toml cannot be read: No such file"):
         load_trial(tmp_path / "nothing.toml")
 

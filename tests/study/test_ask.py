@@ -354,7 +354,7 @@ def test_escapes_in_a_setting_do_not_reach_the_terminal(tmp_path, capsys):
 def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):
     file = tmp_path / "bad.toml"
     for text, sentence in (
-        ("[settings]\na = 1", "experiment is missing"),
+        ("[settings]\na = 1", "scale is missing"),
         ('experiment = "a"\ntune = {lr = [1]}\n[settings]', "scale is missing"),
         ('experiment = "a"\nscale = {w = [1]}\n[settings]', "tune is missing"),
         ('experiment = "a"\nbase.model = {}\n[settings]', "base is not for the file of a study"),

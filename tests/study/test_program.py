@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -214,6 +215,19 @@ def test_a_loss_has_the_name_and_unit_that_the_program_prints(printed, loss, uni
 def test_a_loss_named_after_its_run_is_the_loss_of_all_runs(tmp_path):
     rows = run(tmp_path, "import sys; print(f'w{sys.argv[1]}/val_loss', 2.5)", scale=(64, 128))
     assert rows["status"].tolist() == ["finished"] * 2
+
+
+def test_a_sweep_says_what_it_costs_and_a_reason_once(tmp_path, capsys):
+    code, console = "import sys; print('loss', 2 + float(sys.argv[2]))", Console(width=200)
+    run(tmp_path, code, rates=(0.5, 1.0), console=console)
+    assert "2 to run; Ctrl-C stops" in capsys.readouterr().out, "nothing is known before the first trial"
+    run(tmp_path, code, rates=(0.5, 1.0, 2.0), console=console)
+    out = capsys.readouterr().out
+    assert re.search(r"2 stored, 1 to run \(about .* of training\); Ctrl-C", out)
+    assert re.search(r"ran 1 trials in .* of training\): 1 finished; stored in", out)
+    (tmp_path / "two").mkdir()
+    run(tmp_path / "two", "raise SystemExit(3)", rates=(0.5, 1.0, 2.0), console=console)
+    assert capsys.readouterr().out.count("ended with exit code 3") == 1
 
 
 def test_a_trial_without_the_loss_of_the_others_has_failed(tmp_path):
