@@ -1,9 +1,9 @@
 """The coordinate check of AdamW and SGD, with tied and untied readout: no layer may grow with width in μP.
 
-python experiments/coord_check.py                    widths 64 to 2048; stored points are not measured again
+python experiments/coord_check.py                    widths 64 to 512
 """
 
-from mup_tpu.cli.check import coord_checks
+from mup_tpu.cli.check import check_trials
 from mup_tpu.config import Trial
 
 BASE = Trial().replace(depth=2, head_size=32, base_width=64, sequence_length=128, batch_size=4)
@@ -17,7 +17,7 @@ TRIALS = [
     for tied in (True, False)
 ]
 
-WIDTHS = {"width": (64, 128, 256, 512, 1024, 2048)}
+WIDTHS = {"width": (64, 128, 256, 512)}
 
 if __name__ == "__main__":
-    coord_checks(None, TRIALS, WIDTHS)
+    check_trials("results/coord_check", TRIALS, WIDTHS)

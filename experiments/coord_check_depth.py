@@ -1,9 +1,9 @@
 """The coordinate check along depth: output and update of each block in SP, μP and CompleteP.
 
-python experiments/coord_check_depth.py                  depths 2 to 64; stored points are not measured again
+python experiments/coord_check_depth.py                  depths 2 to 64
 """
 
-from mup_tpu.cli.check import coord_checks
+from mup_tpu.cli.check import check_trials
 from mup_tpu.config import Trial
 
 # Width 64 is twice the base width, so that SP and μP differ.
@@ -22,4 +22,4 @@ DEPTHS = {"depth": (2, 4, 8, 16, 32, 64)}
 RULES = ("sp", "mup", "completep_half", "completep")
 
 if __name__ == "__main__":
-    coord_checks(None, TRIALS, DEPTHS, RULES, steps=10)
+    check_trials("results/coord_check_depth", TRIALS, DEPTHS, RULES, steps=10)

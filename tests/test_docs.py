@@ -101,7 +101,7 @@ def parsed_only(command: Callable) -> Callable:
 
 def run_experiment(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys, "argv", [path, *arguments])
-    patch.setattr(check, "coord_checks", lambda *_, **__: None)
+    patch.setattr(check, "check_trials", lambda *_, **__: None)
     for name in ("run", "verdict"):
         patch.setattr(Study, name, lambda *_, **__: None)
     if "--check" in arguments:

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pandas as pd
@@ -102,17 +101,6 @@ def test_a_search_s_best_trials_come_out_of_the_stored_rows(folder, capsys):
     assert f"best of {len(runs_of(folder))} trials" in capsys.readouterr().out
 
 
-def test_what_a_coordinate_check_has_stored_is_not_measured_again():
-    from mup_tpu.training.coord_check import measure
-
-    check = runpy.run_path(str(RESULTS.parent / "experiments" / "coord_check.py"))
-    stored = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
-    for trial in check["TRIALS"]:
-        trial = trial.replace(steps=4, warmup=0.0, schedule="constant")
-        (table,) = measure(trial, check["WIDTHS"], ("sp", "mup"), 3, stored)
-        assert table is stored
-
-
 @pytest.mark.parametrize("folder", by_name(STORES, DAILY))
 def test_every_run_has_ended_and_has_its_curve(folder):
     runs, curves = runs_of(folder), load_curves(folder)
@@ -182,15 +170,17 @@ def test_the_page_of_predictions_says_what_the_stored_rows_say():
 
 
 def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
-    from mup_tpu.analysis.coord_check import by_setting, slopes
+    from mup_tpu.analysis.coord_check import by_setting, layer_exponents
 
-    parts = by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet"))
+    table = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
+    parts = by_setting(table)
     assert set(parts) == {"adamw_tied", "adamw_untied", "sgd_tied", "sgd_untied"}
     assert names_in(RESULTS / "coord_check" / "figures") <= files_of(parts)
-    for part in parts.values():
-        largest = slopes(part).groupby("parametrization")["slope"].max()
-        assert largest["mup"] < 0.1
-        assert largest["sp"] > 0.8
+    for setting, part in parts.items():
+        assert table.attrs[setting]["passes"] == {"sp": False, "mup": True}
+        fits = layer_exponents(part)
+        grown = {rule: max(f.low for key, f in fits.items() if key[0] == rule) for rule in ("sp", "mup")}
+        assert grown["mup"] < 0.1 and grown["sp"] > 0.7, grown
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,13 @@ import pandas as pd
 # Exponents. A missing factor of μP makes ±1/2 or ±1; right models lie within -0.31 and 0.2 in three octaves.
 GROWS, DIES = 0.25, -0.36
 
+SIZES = ("activation", "update")  # quantities of layers that are sizes
+LINEARIZATION = "linearization"  # quantity of the distance of blocks from their linearization
+
+# Exponent of depth below which blocks turn lazy: half the −1/2 that branches scaled by 1/√depth have (Dey et
+# al. 2025, arXiv:2505.01618, figure 6)
+LAZY = -0.25
+
 
 class Mend(NamedTuple):
     """A change that undoes a suspected cause, by powers of the width of parameters or modules."""
@@ -174,6 +181,20 @@ def exponents(table: pd.DataFrame, scale: str) -> dict[tuple[str, str, int], Exp
     return {key: Exponent(*fit) for key, fit in zip(wide.index[usable], ends, strict=True)}
 
 
+def laziness(fits: Mapping[tuple[str, str, int], Exponent], scale: str) -> str:
+    """Return whether blocks come closer to their linearization along the depth; "" if not measured."""
+    for (_, quantity, _), fit in fits.items():
+        if quantity == LINEARIZATION:
+            lazy = (
+                "turn lazy" if fit.high < LAZY else "may turn lazy" if fit.low < LAZY else "do not turn lazy"
+            )
+            return (
+                f"blocks {lazy}: distance from linearization ∝ {scale}^{fit.value:.2f} "
+                f"(95 % {fit.low:.2f} to {fit.high:.2f})"
+            )
+    return ""
+
+
 class Diagnosis:
     """Findings about the modules of one rule, from their measurements."""
 
@@ -181,6 +202,8 @@ class Diagnosis:
         self, table: pd.DataFrame, parameters: Sequence[GrownParameter], scale: str = "width"
     ) -> None:
         self.fits = exponents(table, scale)
+        by_use = {*table.loc[table["quantity"] == "read out", "layer"]}
+        parameters = [replace(p, is_tied=p.is_tied or p.name in by_use) for p in parameters]
         self.parameters = parameters
         self.scale = scale
         self._of_scale = "residual branch not scaled by depth" if scale == "depth" else "cause not known"
@@ -206,6 +229,14 @@ class Diagnosis:
         self._readouts = [
             p for p in parameters if (p.is_tied or p.role == "readout") and p.name not in self._inner
         ]
+        # Parameters in front of finite outputs that others read, such as a code's: what they do shows only
+        # when the weights behind have aligned.
+        narrow = [i for i, p in enumerate(called) if p.name in self._inner and p.role != "router"]
+        self._before_narrow = {p.name for p in called[: max(narrow, default=-1) + 1]}
+        self._before_narrow |= {
+            p.name for p in parameters for m in p.modules
+            if any(m in of.modules for of in called if of.name in self._before_narrow)
+        }  # fmt: skip
 
     def findings(self) -> list[Finding]:
         """Return a finding a parameter, and those about layers first; the main cause comes first of all."""
@@ -224,6 +255,14 @@ class Diagnosis:
             # A factor of the forward pass would reach matrices too; one vector alone shows sums that cancel.
             each = [replace(f, verdict="unknown", cause="", mends=()) if f in by_forward else f for f in each]
         wrong = [f for f in each if f.cause]
+        behind = (fit for (_, quantity, step), fit in self.fits.items() if (quantity, step) == ("input", 0))
+        is_known = bool(wrong or forward) or any(f.is_wrong for f in structural)
+        if not is_known and any(f.value > GROWS / 2 and f.low > 0.05 for f in behind):
+            # A layer beside others hides what an unscaled σ does to their sum.
+            drawn = {
+                f.name: f for f in map(self._drawn, self.parameters) if f and f.cause == "init not scaled"
+            }
+            each, wrong = [drawn.get(f.name, f) for f in each], [*drawn.values()]
         # What the optimizer's settings show is exact; what the forward pass does may follow from others.
         wrong.sort(key=lambda f: (f.cause in _FORWARD, not f.cause.startswith("readout's")))
         if not structural and not forward and not wrong:
@@ -304,7 +343,7 @@ class Diagnosis:
             cause = "init not scaled" if by_root else "init grows with width"
         else:
             cause = "init divided twice" if by_root else "embedding treated as hidden"
-            if p.role in ("norm", "bias") and not by_root:
+            if len(p.shape) < 2:
                 cause = "applied twice"
         verdict = "grows" if excess > 0 else "dies"
         evidence = f"σ ∝ {self.scale}^{drawn.value:.2f}"
@@ -323,7 +362,10 @@ class Diagnosis:
                     continue
                 if self.scale != "width" and fit.verdict == "dies":  # averages over more shrink rightly
                     continue
-                if not is_input and (is_readout or (p and p.name in self._inner)):
+                last = p or self._last_inside(layer)
+                if not is_input and (
+                    is_readout or (last and last.name in self._inner) or last in self._readouts
+                ):
                     continue  # 1/m may come behind it: what follows counts
                 is_embedding = not is_input and p is not None and p.role == "token_embedding"
                 if is_embedding and fit.verdict == "dies" and self._is_restored(layer):
@@ -355,6 +397,11 @@ class Diagnosis:
             before = layer
         return None
 
+    def _last_inside(self, layer: str) -> GrownParameter | None:
+        """Return the matrix that is called last inside of a module."""
+        inside = [of for of in self._layers if of in self._matrices and of.startswith(f"{layer}.")]
+        return self._matrices[inside[-1]] if inside else None
+
     def _is_restored(self, layer: str) -> bool:
         """Return whether what follows a layer keeps its size, as by a factor of RecurrentGemma."""
         behind = self._layers[self._layers.index(layer) + 1 :]
@@ -366,7 +413,7 @@ class Diagnosis:
         """Return a factor on the logits: on those of each readout, or on what the module returns."""
         mends: list[Mend] = []
         for p in self._readouts:
-            if p.is_tied and p.modules[-1] in self._layers:
+            if p.is_tied and len(p.modules) > 1 and p.modules[-1] in self._layers:
                 mends.append(Mend("input", {p.modules[-1]: power}))
             elif not p.is_tied:  # a step of SGD has the gradient, and so the factor, once more
                 steps = power * (2 if p.optimizer == "sgd" else 1)
@@ -377,14 +424,15 @@ class Diagnosis:
         return tuple(mends) or (Mend("output", {"": power}),)
 
     def _attention(self) -> Finding | None:
-        for (layer, quantity, step), size in self.fits.items():
-            if quantity != "head size" or step:
-                continue
-            grown = abs(size.value) > 0.25
+        for layer in dict.fromkeys(layer for layer, quantity, _ in self.fits if quantity == "attention"):
             at = next((s for s in range(self._last + 1) if (layer, "attention", s) in self.fits), None)
             if at is None:
                 continue
             logits = self.fits[layer, "attention", at]
+            # Logits that are no product of queries and keys may have any size that stays.
+            size = self.fits.get((layer, "head size", 0), Exponent(0.0, 0.0, 0.0))
+            is_product = (layer, "head size", 0) in self.fits
+            grown = abs(size.value) > 0.25
             # Queries and keys are independent at init: logits ∝ √d × scale. Later they align: d × scale.
             expected = -size.value / 2 if grown and at == 0 else 0.0
             excess = logits.value - expected
@@ -399,7 +447,7 @@ class Diagnosis:
                 cause = "attention 1/√d" if size.value > 0 else "attention divided twice"
                 cause = cause if grown else "attention logits grow"
                 return Finding(layer, "attention", "grows", cause, evidence, excess)
-            if excess < DIES and self.scale == "width":
+            if excess < DIES and self.scale == "width" and is_product:
                 return Finding(layer, "attention", "dies", "attention divided twice", evidence, excess)
         return None
 
@@ -452,6 +500,12 @@ class Diagnosis:
                 cause, mends = self._step_cause(p, step, rate, steps, sign)
                 verdict = verdict if cause else "unknown"
                 return Finding(p.name, p.role, verdict, cause, evidence, excess, mends)
+            later = self.fits.get((p.name, "effect", self._last), effect)
+            # Weights that are independent at init hide a gradient until they have aligned.
+            if sign < 0 and later.verdict == "follows":
+                return Finding(p.name, p.role, "follows", "", evidence)
+            if sign < 0 and p.name in self._before_narrow and later.value > effect.value + 0.2:
+                return Finding(p.name, p.role, "unknown", "", evidence)
             if is_explained:  # a cause in front of it is known; its effect follows from that
                 return Finding(p.name, p.role, verdict, "", evidence, excess)
             cause, shared, mends = self._forward_cause(p, forward, sign)
@@ -537,15 +591,38 @@ class Diagnosis:
                 if sign > 0 and drawn and drawn.value > -0.8:
                     mend = Mend("init", {readout.name: -1 - _rounded(drawn.value)})
                     return "readout's init not scaled", shared, (mend,)
-            elif excess * sign > GROWS:
+            # A factor on logits reaches all parameters alike.
+            elif excess * sign > GROWS and self._most_reached(sign) < abs(excess) + 0.4:
                 return of_logits, shared, self._logits_mend(-_rounded(excess))
             if drawn and abs(excess + drawn.value - forward) < 0.25 and sign > 0 and drawn.value < -0.3:
                 mend = Mend("init", {readout.name: -1 - _rounded(drawn.value)})
                 return "readout's init not scaled", shared, (mend,)
         if sign > 0 and p.inputs_grow and not p.outputs_grow:  # of a role that shapes do not show
             return "learning rate not scaled", "", (_mend("step", p.name, forward),)
-        mends = () if self._readouts else self._logits_mend(-_rounded(forward))
+        mends = self._located_mend(forward) if self._readouts else self._logits_mend(-_rounded(forward))
         return _factor_cause("grows" if sign > 0 else "dies"), "", mends
+
+    def _most_reached(self, sign: int) -> float:
+        """Return the largest part of the forward pass in a matrix's exponent."""
+        parts = [
+            sign * self._split(p, fit.value, self._gradient(p))[0]
+            for p in self.parameters
+            if len(p.shape) >= 2 and (fit := self.fits.get((p.name, "effect", self._step(p))))
+        ]
+        return max(parts, default=0.0)
+
+    def _located_mend(self, forward: float) -> tuple[Mend, ...]:
+        """Return a factor behind the last matrix that a factor of the forward pass reaches in full.
+
+        What is behind the factor, or around it, is reached less.
+        """
+        reached = {}
+        for layer in self._layers:
+            if (p := self._matrices.get(layer)) and (fit := self.fits.get((p.name, "effect", self._step(p)))):
+                reached[layer] = abs(self._split(p, fit.value, self._gradient(p))[0] - forward) < 0.3
+        if all(reached.values()) or not any(reached.values()):
+            return ()
+        return (_mend("output", [layer for layer, is_full in reached.items() if is_full][-1], forward),)
 
 
 def tried(

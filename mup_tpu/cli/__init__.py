@@ -62,7 +62,7 @@ COMMANDS = {
     "watch": ("watch", "Show a results folder as it fills: what analyze shows, time left, failures."),
     "analyze": ("analysis", "Print the optimum of every scale, its drift and regret, and the verdict."),
     "predict": ("analysis", "Predict the optimum at a scale that was not run."),
-    "check": ("check", "Check that no layer's activations or updates grow with the scale."),
+    "check": ("check", "Check that nothing grows or dies with the scale, and name the cause of what does."),
     "doctor": ("doctor", "Report packages, devices and folders, with a remedy for each problem."),
     "data prepare": ("data", "Write a corpus as tokenised shards that training streams."),
 }

@@ -365,16 +365,16 @@ class CheckResults(Results):
 
     def show(self, console: Console) -> None:
         from mup_tpu.analysis import coord_check
+        from mup_tpu.analysis.diagnosis import SIZES
 
         for setting, table in coord_check.by_setting(self.measured).items():
             rules = list(table["parametrization"].unique())
             title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
             for i in range(0, len(rules), 2):  # three would be too wide for a terminal
-                console.print(tables.slopes_table(table, rules[i : i + 2], coord_check.SIZES, title))
-            for conclusion in coord_check.conclusions(table):
-                rule = rule_name(conclusion.parametrization)
-                for line in tables.conclusion(conclusion, coord_check.scale_of(table), rule):
-                    console.print(line, style="bold")
+                console.print(tables.slopes_table(table, rules[i : i + 2], SIZES, title))
+            for rule, (_, *lines) in tables.conclusions(self.measured.attrs, setting).items():
+                for line in lines:
+                    console.print(f"{rule_name(rule)}: {line}", style="bold")
 
     def figures(self) -> Mapping[str, Figure]:
         from mup_tpu.plots import coordinate_check_figures

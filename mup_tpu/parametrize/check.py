@@ -20,24 +20,25 @@ import pandas as pd
 import torch
 from torch import nn
 
-from mup_tpu.analysis.coord_check import SIZES
 from mup_tpu.analysis.diagnosis import (
+    LINEARIZATION,
+    SIZES,
     Diagnosis,
     Exponent,
     Finding,
     GrownParameter,
     Mend,
+    laziness,
     pooled,
     pooled_name,
     tried,
 )
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.parametrize.measure import Loss, Trained, TrainedModules
+from mup_tpu.parametrize.measure import CheckedSize, Loss, Progress, Trained, TrainedModules, measure_sizes
 from mup_tpu.parametrize.module import FactorTable
 from mup_tpu.parametrize.roles import (
     Build,
     declared,
-    is_linear,
     outputs_first,
     parameters_of,
     require_function,
@@ -45,7 +46,6 @@ from mup_tpu.parametrize.roles import (
 )
 from mup_tpu.parametrize.rules import parametrize
 from mup_tpu.rules.parametrization import infer_infshapes
-from mup_tpu.training.coord_check import CheckedSize, Progress, measure_cells
 
 _QUIET_S = 10.0  # longest silence of a check in a notebook
 
@@ -96,8 +96,8 @@ class LintReport:
 
     @property
     def sizes(self) -> pd.DataFrame:
-        # Activations and updates by short names of layers, for `mup_tpu.plots.coordinate_check_figure`
-        sizes = self.measured[self.measured["quantity"].isin(SIZES)]
+        # Sizes of layers by short names, for `mup_tpu.plots.coordinate_check_figure`
+        sizes = self.measured[self.measured["quantity"].isin((*SIZES, LINEARIZATION))]
         return sizes.assign(layer=sizes["layer"].map(_labels(list(dict.fromkeys(sizes["layer"])))))
 
     def slopes(self) -> FactorTable:
@@ -128,13 +128,17 @@ class LintReport:
         shown = [f for f in self.findings if f.cause and (f.is_wrong or f in self.unknown)]
         causes = [f"- {_line([f for f in shown if f.cause == cause])}" for cause in self.causes]
         wrong = [line for line in causes if line != "- "]
-        return "\n".join([self.sentence, *wrong[1:], f"exponents of the {self.scale}:", repr(self.table())])
+        lazy = filter(None, [laziness(self.fits, self.scale)])
+        return "\n".join(
+            [self.sentence, *wrong[1:], *lazy, f"exponents of the {self.scale}:", repr(self.table())]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         table = self.table().reset_index().astype(object)
         return {
             "passes": self.passes,
             "sentence": self.sentence,
+            "laziness": laziness(self.fits, self.scale),
             "causes": self.causes,
             "findings": [
                 {key: value for key, value in vars(f).items() if key != "mends"} | {"remedy": f.remedy}
@@ -150,8 +154,9 @@ class CoordinateCheck:
     """Measurements of a coordinate check of several rules, and its conclusions."""
 
     table: pd.DataFrame = field(repr=False)
-    """Columns parametrization, width, seed, step (number of updates), layer, quantity ("activation", or
-    "update" since init) and rms. A layer is the end of a submodule's name with the numbers in it."""
+    """Columns parametrization, that of the scale, seed, step (number of updates), layer, quantity
+    ("activation", "update" since init, or along the depth "linearization") and rms. A layer is the end of a
+    submodule's name with the numbers in it."""
     reports: Mapping[str, LintReport]
     """Report of each rule."""
 
@@ -162,7 +167,8 @@ class CoordinateCheck:
     def to_dict(self) -> dict[str, Any]:
         return {
             "passes": {rule: report.passes for rule, report in self.reports.items()},
-            "widths": sorted(map(int, self.table["width"].unique())),
+            "scale": (scale := next(report.scale for report in self.reports.values())),
+            "sizes": sorted(self.table[scale].unique().tolist()),
             "seeds": int(self.table["seed"].nunique()),
             "sentences": list(self.sentences),
             "rules": {rule: report.to_dict() for rule, report in self.reports.items()},
@@ -214,7 +220,20 @@ def lint(
     Raises:
         ConfigError: build or loss fails, or nothing grows with the width.
     """
-    return _check(build, batch, loss, widths, scale, lr, roles, steps, seeds, seconds, progress)
+    require_function(build)
+    taken = inspect.signature(build).parameters
+    if scale != "width" and scale not in {*taken, *_parameters(batch)}:
+        raise ConfigError(
+            f"neither build nor batch has a parameter {scale!r}; build has {', '.join(taken) or 'none'}"
+        )
+    trained, at = (
+        functools.partial(_seeded, functools.partial(_trained, build, scale, lr)),
+        _batches(batch, scale),
+    )
+    return check_sizes(
+        trained, at, loss, widths, scale, roles=roles, steps=steps, seeds=seeds, seconds=seconds,
+        progress=progress,
+    )  # fmt: skip
 
 
 def coord_check(
@@ -249,6 +268,8 @@ def coord_check(
     depth = options.get("depth")
     required: dict[str, str] = {}
 
+    require_function(build)
+
     def scaled_module(rule: str, width: int) -> Trained:
         scaled = parametrize(build, width=width, rule=rule, **options)
         module = scaled.init_(build(width) if depth is None else build(width, depth))
@@ -262,11 +283,11 @@ def coord_check(
                 )
         return module, _optimizers(scaled.optimizer, scaled.param_groups(module, lr=lr, eps=eps))
 
-    roles = options.get("roles", {})
     reports = {
-        rule: _check(
-            functools.partial(scaled_module, rule), batch, loss, widths, "width", lr, roles, steps, seeds,
-            seconds, progress, required, f"{rule}, ",
+        rule: check_sizes(
+            functools.partial(_seeded, functools.partial(scaled_module, rule)), _batches(batch, "width"),
+            loss, widths, "width", roles=options.get("roles", {}), steps=steps, seeds=seeds, seconds=seconds,
+            progress=progress, required=required, rule=f"{rule}, ",
         )
         for rule in rules
     }  # fmt: skip
@@ -320,7 +341,22 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters if inspect.isroutine(function) else {}
 
 
-def _trained(build: Callable[..., Any], scale: str, size: int, lr: float) -> Trained:
+def _seeded(make: Callable[[int], Trained], size: int, seed: int) -> Trained:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(size)
+
+
+def _batches(batch: Any, scale: str) -> Callable[[int], Any]:
+    """Return the batch of each size, from one or from a function that returns one."""
+    if not inspect.isroutine(batch):
+        return lambda size: batch
+    names = _parameters(batch)
+    is_required = any(p.default is p.empty for p in names.values())
+    return lambda size: batch(**{scale: size}) if scale in names else batch(size) if is_required else batch()
+
+
+def _trained(build: Callable[..., Any], scale: str, lr: float, size: int) -> Trained:
     """Return the module that build makes, and its optimizers: AdamW, or mup's, if it makes none."""
     names = inspect.signature(build).parameters
     try:
@@ -353,55 +389,47 @@ def _trained(build: Callable[..., Any], scale: str, size: int, lr: float) -> Tra
     return module, optimizers or [torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)]
 
 
-def _check(
-    build: Callable[..., Any],
-    batch: Any,
+def check_sizes(
+    trained: Callable[[int, int], Trained],
+    batch: Callable[[int], Any],
     loss: Loss,
-    sizes: Sequence[int],
+    sizes: Sequence[Any],
     scale: str,
-    lr: float,
-    roles: Mapping[str, str],
+    *,
+    roles: Mapping[str, str] = {},
     steps: int,
     seeds: int,
-    seconds: float,
-    progress: Progress | None,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
     required: Mapping[str, str] = {},
     rule: str = "",
 ) -> LintReport:
-    """Train modules of all sizes, and diagnose what was measured."""
+    """Train modules of all sizes, and diagnose what was measured.
+
+    `trained` is a function of the size and the seed, `batch` of the size.
+    """
     if len(set(sizes)) < 2:
         raise ConfigError(f"{scale}s {list(sizes)} are fewer than two, so that nothing can be seen to grow")
-    require_function(build)
     if not callable(loss):
         raise ConfigError("loss must be a function of a module and the batch: loss(module, batch)")
-    taken = inspect.signature(build).parameters
-    if scale != "width" and scale not in {*taken, *_parameters(batch)}:
-        raise ConfigError(
-            f"neither build nor batch has a parameter {scale!r}; build has {', '.join(taken) or 'none'}"
-        )
+    sizes = sorted(set(sizes))
 
     def start(size: int, seeds: int = seeds, mends: Sequence[Mend] = ()) -> TrainedModules:
-        trained: list[Trained] = []
-        for seed in range(seeds):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                trained.append(_trained(build, scale, size, lr))
-        if len({id(module) for module, _ in trained}) < len(trained):
+        modules = [trained(size, seed) for seed in range(seeds)]
+        if len({id(module) for module, _ in modules}) < len(modules):
             raise ConfigError(
                 f"build({size}) returns the same module twice; it must make a new one each time"
             )
-        of_size, names = batch, _parameters(batch)
-        if inspect.isroutine(batch):
-            is_required = any(p.default is p.empty for p in names.values())
-            of_size = batch(**{scale: size}) if scale in names else batch(size) if is_required else batch()
-        return TrainedModules(trained, loss, of_size, required, mends, size / min(sizes))
-
-    cells = [
-        CheckedSize(
-            f"{rule}{scale} {size}", size, {scale: size}, float(size) ** 2, functools.partial(start, size)
+        return TrainedModules(
+            modules, loss, batch(size), required, mends, size / sizes[0], by_block=scale == "depth"
         )
-        for size in sorted(set(sizes))
-    ]
+
+    def cells(doing: str, sizes: Sequence[Any], *more: Any) -> list[CheckedSize]:
+        return [
+            CheckedSize(f"{doing}{scale} {size}", scale, size, functools.partial(start, size, *more))
+            for size in sizes
+        ]
+
     said_at = time.monotonic()
 
     def say(doing: str, share: float) -> None:
@@ -413,10 +441,8 @@ def _check(
             said_at = time.monotonic()
             print(f"{doing}: {share:.0%}", file=sys.stderr, flush=True)
 
-    *_, table = measure_cells(cells, steps, pd.DataFrame(), set(), progress or say, seconds)
-    with torch.random.fork_rng(devices=[]):
-        small, optimizers = _trained(build, scale, int(table[scale].min()), lr)
-        large, _ = _trained(build, scale, int(table[scale].max()), lr)
+    table = measure_sizes(cells(rule, sizes), steps, progress or say, seconds)
+    (small, optimizers), (large, _) = (trained(table[scale].agg(end).item(), 0) for end in ("min", "max"))
     parameters = _subjects(small, optimizers, large, roles, scale)
     if scale != "width":
         table = pooled(table)
@@ -425,15 +451,11 @@ def _check(
 
     def measured(mends: Sequence[Mend]) -> list[Finding] | None:
         """Return the findings of a quick check with mends, of one seed."""
-        quick = [
-            CheckedSize(f"trying causes, {scale} {size}", size, {scale: size}, float(size) ** 2,
-                 functools.partial(start, size, 1, mends))
-            for size in sorted(set(sizes))
-        ]  # fmt: skip
         with contextlib.suppress(ConfigError):
-            *_, again = measure_cells(
-                quick, min(steps, diagnosis.steps), pd.DataFrame(), set(), progress or say, math.inf
-            )
+            # Three octaves show what a mend does; larger sizes cost most.
+            few = sorted(table[scale].unique().tolist())[:4]
+            quick = cells("trying causes, ", few, 1, mends)
+            again = measure_sizes(quick, min(steps, diagnosis.steps), progress or say)
             return Diagnosis(again, parameters, scale).findings()
         return None
 
@@ -475,12 +497,13 @@ def _subjects(
     subjects: dict[str, GrownParameter] = {}
     for name in shared:
         grown = [a != b for a, b in zip(shapes[0][name], shapes[1][name], strict=True)]
-        role = "unknown"
+        role = "unknown" if scale == "width" else ""
         if scale == "width":
             with contextlib.suppress(ConfigError):
                 role = declared(after[name], axes[name], roles).role
         owners = after[name].owners
-        is_tied = len(owners) > 1 and role == "token_embedding" and any(is_linear(o.module) for o in owners)
+        tables = [o for o in owners if isinstance(o.module, nn.Embedding)]
+        is_tied = len(owners) > len(tables) > 0 and role == "token_embedding"
         outputs_grow = bool(grown) and grown[0]
         inputs_grow = any(grown[1:])
         if any(grown) and role in ("token_embedding", "position_embedding", "norm", "bias"):
@@ -500,7 +523,7 @@ def _subjects(
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
     """Return short labels of submodules for legends: "mlp.c_proj 0" for "transformer.h.0.mlp.c_proj"."""
-    parts = {name: [part for part in name.split(".") if not part.isdecimal()] for name in names}
+    parts = {name: [p for p in name.split(".") if not (p.isdecimal() or p == "*")] for name in names}
     labels: dict[str, str] = {}
     for name in names:
         numbers = "".join(f" {part}" for part in name.split(".") if part.isdecimal())

@@ -1,4 +1,9 @@
-"""What a check measures while modules of one width train: layers, parameters and attention.
+"""What a check measures while modules of one size train: layers, parameters and attention.
+
+Modules train on one batch, and the same batch shows the size of each layer's output (root mean square) and of
+its change since init, as in mup's own check (Yang et al. 2022, Tensor Programs V, appendix D.1). Along the
+depth, each block's addition to the residual stream is a layer too, and blocks' distance from their
+linearization is measured (Dey et al. 2025, arXiv:2505.01618, section 6 and figures 6 and 7).
 
 Of a parameter these are the optimizer's settings, the size of init and gradient, and the **effect** of an
 update: the change of the loss to first order, |⟨gradient, update⟩|. In μP no effect follows the width,
@@ -8,19 +13,25 @@ Littwin 2023, arXiv:2308.01814; Yang et al. 2023, arXiv:2310.17813, Condition 1)
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mup_tpu.analysis.diagnosis import Mend
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.parametrize.roles import unwrapped
-from mup_tpu.training.coord_check import Subject
 
 Loss = Callable[[nn.Module, Any], Tensor]  # Function of a module and the batch; a scalar
 
@@ -28,14 +39,75 @@ Loss = Callable[[nn.Module, Any], Tensor]  # Function of a module and the batch;
 # cancel. The gradient of a key bias is an example, since a softmax does not change with it.
 _ROUNDING = 8
 
-Trained = tuple[nn.Module, Sequence[torch.optim.Optimizer]]  # A module as it is trained, and its optimizers
+# A check has so many sizes however long they take: two give no interval of an exponent.
+_FEWEST = 3
+
+Trained = tuple[nn.Module, Sequence[Any]]  # A module as it is trained, and its optimizers
+
+Progress = Callable[[str, float], None]  # The present work, and the share of all work that is done
 
 
-class TrainedModules(Subject):
-    """Modules of one width that train on one batch, one per seed.
+@dataclass(frozen=True)
+class CheckedSize:
+    """Trainings at one size."""
+
+    name: str  # Name for people
+    scale: str
+    size: int
+    start: Callable[[], TrainedModules]
+
+
+def measure_sizes(
+    sizes: Sequence[CheckedSize], steps: int, say: Progress, seconds: float = float("inf")
+) -> pd.DataFrame:
+    """Train at each size, and return a row a measurement: scale's column, seed, step, layer, quantity, rms.
+
+    Once three sizes are measured, a further one must be expected to end within `seconds`.
+    """
+    costs = [float(of.size) ** 2 for of in sizes]
+    rows: list[dict[str, Any]] = []
+    done, seconds_a_cost, began = 0.0, 0.0, time.monotonic()
+    for i, (of, cost) in enumerate(zip(sizes, costs, strict=True)):
+        size_began = time.monotonic()
+        if i >= _FEWEST and size_began - began + cost * seconds_a_cost > seconds:
+            break
+
+        def on_progress(share: float, name: str = of.name, done: float = done, cost: float = cost) -> None:
+            say(name, (done + share * cost) / sum(costs))
+
+        rows += [{of.scale: of.size, **row} for row in _measurements(of.start(), steps, on_progress)]
+        done += cost
+        seconds_a_cost = (time.monotonic() - size_began) / cost
+    return pd.DataFrame(rows)
+
+
+def _measurements(
+    modules: TrainedModules, steps: int, on_progress: Callable[[float], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield sizes before each step and after the last; `on_progress` receives the share of steps done."""
+    start = modules.outputs()
+    for step in range(steps + 1):
+        on_progress(step / (steps + 1))
+        if step:
+            modules.step(step - 1)
+        now = modules.outputs() if step else start
+        for seed in modules.seeds:
+            sizes: dict[tuple[str, str], float] = {}
+            for layer, output in now[seed].items():
+                sizes[layer, "activation"] = _rms(output)
+                if step:
+                    sizes[layer, "update"] = _rms(output - start[seed][layer])
+            sizes |= modules.others(seed, step, step == steps)
+            for (layer, quantity), rms in sizes.items():
+                yield {"seed": seed, "step": step, "layer": layer, "quantity": quantity, "rms": rms}
+
+
+class TrainedModules:
+    """Modules of one size that train on one batch, one per seed.
 
     `required` has submodules that the forward pass must call, with the sentence for one that it does not.
-    `mends` are applied with the growth m.
+    `mends` are applied with the growth m. `by_block` measures what blocks add to the residual stream, and
+    their distance from their linearization.
     """
 
     def __init__(
@@ -46,14 +118,18 @@ class TrainedModules(Subject):
         required: Mapping[str, str] = {},
         mends: Sequence[Mend] = (),
         m: float = 1.0,
+        by_block: bool = False,
     ) -> None:
         self.seeds = range(len(trained))
+        self._by_block = by_block
+        self._blocks: list[dict[str, tuple[nn.Module, Any, Any, dict[str, Tensor]]]] = [{} for _ in trained]
+        """Of each block: module, arguments and weights at init, around which it is expanded."""
         self._trained, self._loss, self._batch, self._required = trained, loss, batch, dict(required)
         self._losses: list[Tensor] = []
         self._kept: list[dict[str, Tensor]] = [{} for _ in trained]
         self._inputs: list[dict[str, float]] = [{} for _ in trained]
         self._order: list[dict[str, int]] = [{} for _ in trained]
-        self._attention = [AttentionLogits() for _ in trained]
+        self._attention = [Products(module) for module, _ in trained]
         self._rows: list[dict[tuple[str, str], float]] = [{} for _ in trained]
         self._step_factors: dict[str, float] = {}
         for k, (module, optimizers) in enumerate(trained):
@@ -67,7 +143,8 @@ class TrainedModules(Subject):
                 is_block = name.rpartition(".")[0] in lists and name.rpartition(".")[2].isdecimal()
                 has_matrix = any(p.dim() >= 2 for p in part.parameters(False))
                 is_measured = not name or is_block or has_matrix
-                part.register_forward_hook(functools.partial(self._keep, k, name, is_measured))
+                hook = functools.partial(self._keep, k, name, is_measured, is_block)
+                part.register_forward_hook(hook, with_kwargs=True)
 
     def _apply(
         self, mend: Mend, m: float, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
@@ -94,7 +171,10 @@ class TrainedModules(Subject):
                     else:
                         part.register_forward_pre_hook(lambda module, inputs, hook=hook: hook(inputs))
 
-    def _keep(self, k: int, name: str, is_measured: bool, module: nn.Module, inputs: Any, out: Any) -> None:
+    def _keep(
+        self, k: int, name: str, is_measured: bool, is_block: bool, module: nn.Module, inputs: Any,
+        named_inputs: Any, out: Any,
+    ) -> None:  # fmt: skip
         self._attention[k].layer = name
         self._required.pop(name, None)
         self._order[k].setdefault(name, len(self._order[k]))
@@ -104,12 +184,19 @@ class TrainedModules(Subject):
         if is_measured and (output := _first_tensor(out)) is not None:
             self._kept[k].pop(name, None)  # keeps the order of the last calls
             self._kept[k][name] = _whole(output.detach()).clone()
+            stream = _first_tensor(inputs)
+            if is_block and self._by_block and stream is not None and stream.shape == output.shape:
+                self._kept[k][f"{name}.added"] = _whole(output.detach() - stream.detach())
+                if name not in self._blocks[k]:
+                    weights = {n: p.detach().clone() for n, p in module.named_parameters()}
+                    self._blocks[k][name] = (module, _detached(inputs), _detached(named_inputs), weights)
 
-    def outputs(self) -> list[dict[str, list[Tensor]]]:
+    def outputs(self) -> list[dict[str, Tensor]]:
+        """Return each module's outputs by layer, in the order of the forward pass."""
         self._losses = []
         for k, (module, _) in enumerate(self._trained):
             # A compiled module runs as it is written, so that hooks are called and each operation is seen.
-            with torch.compiler.set_stance("force_eager"), self._attention[k]:
+            with _uncompiled(), self._attention[k]:
                 try:
                     loss = self._loss(module, self._batch)
                 except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
@@ -122,7 +209,7 @@ class TrainedModules(Subject):
             self._losses.append(loss)
         for sentence in self._required.values():
             raise ConfigError(sentence)
-        return [{name: [output] for name, output in kept.items()} for kept in self._kept]
+        return [dict(kept) for kept in self._kept]
 
     def step(self, number: int) -> None:
         for k, (module, optimizers) in enumerate(self._trained):
@@ -133,7 +220,7 @@ class TrainedModules(Subject):
             gradients = {n: _whole(p.grad).clone() for n, p in named.items() if p.grad is not None}
             for optimizer in optimizers:
                 try:
-                    with torch.compiler.set_stance("force_eager"), _Float32Products():
+                    with _uncompiled(), _Float32Products():
                         optimizer.step()
                 except (TypeError, RuntimeError, AttributeError) as error:
                     raise ConfigError(
@@ -158,7 +245,7 @@ class TrainedModules(Subject):
         rows: dict[tuple[str, str], float] = {}
         largest: dict[str, float] = {}  # module -> largest gradient of its parameters; "" -> of all
         for name, parameter in named.items():
-            change = (_whole(parameter.detach()) - before[name]).flatten().to(before[name].dtype)
+            change = _real((_whole(parameter.detach()) - before[name]).to(before[name].dtype))
             rows[name, "size"] = _rms(change)
             if group := groups.get(id(parameter)):
                 lr = float(group.get("lr", rows[name, "size"])) * self._step_factors.get(name, 1.0)
@@ -169,7 +256,7 @@ class TrainedModules(Subject):
             gradient = gradients.get(name)
             rows[name, "gradient"] = size = 0.0 if gradient is None else _rms(gradient)
             # Entries with one sign: a sum in single precision loses nothing that an exponent shows.
-            rows[name, "effect"] = 0.0 if gradient is None else abs(float(gradient.flatten() @ change))
+            rows[name, "effect"] = 0.0 if gradient is None else abs(float(_real(gradient) @ change))
             for of in {name.rpartition(".")[0], ""}:
                 largest[of] = max(largest.get(of, 0.0), size)
         for name, parameter in named.items():
@@ -184,14 +271,53 @@ class TrainedModules(Subject):
             rows["", "clipping"] = float(whole[1] / whole[0]) if whole[0] else 1.0
         return rows
 
-    def others(self, model: int, step: int) -> dict[tuple[str, str], float]:
+    def others(self, model: int, step: int, is_last: bool) -> dict[tuple[str, str], float]:
+        """Return further measurements of a module after so many updates, by (layer, quantity)."""
         rows = dict(self._rows[model])
+        if step and is_last and (distance := self._distance(model)) is not None:
+            rows["blocks", "linearization"] = distance
         rows |= {(layer, "attention"): rms for layer, rms in self._attention[model].sizes.items()}
         if not step:
             rows |= {(layer, "head size"): d for layer, d in self._attention[model].head_sizes.items()}
+            rows |= {(name, "read out"): 1.0 for name in self._attention[model].read_out}
             rows |= {(name, "input"): rms for name, rms in self._inputs[model].items()}
             rows |= {(name, "order"): i for name, i in self._order[model].items()}
         return rows
+
+    def _distance(self, model: int) -> float | None:
+        """Return the distance of blocks from their linearization in parameters, |f - g| / |g|.
+
+        f is a block's addition to a fixed stream, as a function of its parameters, and g the first-order
+        expansion of f around the init; both norms are over all blocks. None where an operation of a block has
+        no derivative in forward mode.
+        """
+        off, linear = [], []
+        for block, inputs, named_inputs, before in self._blocks[model].values():
+            after = {name: p.detach() for name, p in block.named_parameters()}
+            change = {name: after[name] - p for name, p in before.items()}
+
+            def added(weights: Any, block: nn.Module = block, inputs: Any = inputs,
+                      named: Any = named_inputs) -> Tensor:  # fmt: skip
+                output = _first_tensor(functional_call(block, weights, inputs, named))
+                assert output is not None
+                return output - inputs[0]
+
+            # Fused attention has no derivative in forward mode.
+            with contextlib.suppress(NotImplementedError), sdpa_kernel(SDPBackend.MATH):
+                value, slope = jvp(added, (before,), (change,))[:2]
+                linear.append((value + slope).detach().double())
+                off.append(added(after).detach().double() - linear[-1])
+        norms = [
+            float(torch.stack([t.square().mean() for t in of]).mean().sqrt()) for of in (off, linear) if of
+        ]
+        return norms[0] / norms[1] if norms else None
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    # Nothing is compiled where Dynamo is not imported, which takes seconds.
+    if "torch._dynamo" in sys.modules:
+        return torch.compiler.set_stance("force_eager")
+    return contextlib.nullcontext()
 
 
 class _Float32Products(TorchFunctionMode):
@@ -211,15 +337,21 @@ class _Float32Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class AttentionLogits(TorchDispatchMode):
-    """Measures attention logits, whatever the module calls its fields: what softmax gets from a product.
+class Products(TorchDispatchMode):
+    """Measures attention logits, whatever the module calls its fields, and sees embeddings that read out.
 
-    It sees torch's operations: the fused ones of scaled_dot_product_attention with their arguments, and a
-    softmax of a product of two activations.
+    It sees torch's operations: the fused ones of scaled_dot_product_attention with their arguments, a softmax
+    (of a product of two activations, or of other logits), and products with an embedding's matrix.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        self._tables = {
+            part.weight.untyped_storage().data_ptr(): unwrapped(f"{name}.weight")
+            for name, part in module.named_modules()
+            if isinstance(part, nn.Embedding)
+        }
+        self.read_out: set[str] = set()  # Embeddings whose matrix gives logits
         self.layer = ""  # Module whose forward pass ended last
         self.sizes: dict[str, float] = {}  # Standard deviation of the logits, by layer
         self.head_sizes: dict[str, int] = {}
@@ -230,6 +362,8 @@ class AttentionLogits(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm") and isinstance(args[-1], Tensor):
+            self.read_out |= {self._tables.get(args[-1].untyped_storage().data_ptr(), "")} - {""}
         if name in ("bmm", "baddbmm"):
             self._product = (result.numel(), args[-2].shape[-1])
             # What is added to the product, as ALiBi's slopes or a mask, is no logit of queries and keys.
@@ -239,9 +373,10 @@ class AttentionLogits(TorchDispatchMode):
                 else result.new_zeros(())
             )
             self._added = added.expand(result.shape)
-        elif name in ("_softmax", "_safe_softmax") and args[0].numel() == self._product[0]:
-            seen = args[0].detach().float().flatten()
-            self._record(seen[seen > -1e4] - self._added.flatten()[seen > -1e4], self._product[1])
+        elif name in ("_softmax", "_safe_softmax"):
+            seen, is_product = args[0].detach().float().flatten(), args[0].numel() == self._product[0]
+            logits = seen - self._added.flatten() if is_product else seen
+            self._record(logits[seen > -1e4], self._product[1] if is_product else 0)
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
             queries, keys = (tensor.detach().float() for tensor in args[:2])
             if queries.shape[1] != keys.shape[1]:
@@ -252,13 +387,19 @@ class AttentionLogits(TorchDispatchMode):
 
     def _record(self, logits: Tensor, head_size: int) -> None:
         layer = self.layer.rpartition(".")[0] or self.layer
-        self.sizes[layer], self.head_sizes[layer] = _rms(logits - logits.mean()), head_size
+        self.sizes[layer] = _rms(logits - logits.mean())
+        if head_size:
+            self.head_sizes[layer] = head_size
 
 
 def _whole(tensor: Tensor) -> Tensor:
     # All processes have the whole of what FSDP2 or tensor parallelism split.
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
 
 
 def _rms(tensor: Tensor) -> float:
@@ -275,6 +416,14 @@ def _first_tensor(value: Any) -> Tensor | None:
         if isinstance(value, Mapping | tuple | list):
             waiting = [*(value.values() if isinstance(value, Mapping) else value), *waiting]
     return None
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, dict):
+        return {name: _detached(of) for name, of in value.items()}
+    return tuple(map(_detached, value)) if type(value) is tuple else value
 
 
 def _scaled(factor: float, value: Any) -> Any:

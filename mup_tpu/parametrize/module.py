@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from mup_tpu.analysis.diagnosis import pooled_name
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
@@ -157,7 +158,8 @@ def attention_factors(
     base: nn.Module, module: nn.Module, rule: Callable[[float], ForwardScaling], roles: Mapping[str, str]
 ) -> list[ForwardFactor]:
     """Return the factor of the attention logits of each module with an attribute `head_dim`."""
-    factors = []
+    factors: list[ForwardFactor] = []
+    growing = []  # modules whose heads seem to grow in size
     for name, part in module.named_modules():
         size, scaling = getattr(part, "head_dim", None), getattr(part, "scaling", None)
         before = getattr(base.get_submodule(name), "head_dim", None)
@@ -168,13 +170,7 @@ def attention_factors(
             numbers = {attribute: getattr(part, attribute, None) for attribute in _NUMBER_OF_HEADS}
             alike = [a for a, n in numbers.items() if isinstance(n, int) and n == getattr(smaller, a, None)]
             if alike and any(wide.numel() > narrow.numel() for wide, narrow in pairs):
-                warnings.warn(
-                    f"{name!r} ({type(part).__name__}) has {alike[0]} {numbers[alike[0]]} at every width, so "
-                    "its heads seem to grow, and no head_dim and scaling to set: divide its logits by the "
-                    f"head size, not by its root, and give roles={{{name!r}: 'by hand'}}; or let {alike[0]} "
-                    "grow",
-                    stacklevel=2,
-                )
+                growing.append((pooled_name(name), type(part).__name__, alike[0], numbers[alike[0]]))
         if not (isinstance(size, int) and isinstance(before, int)) or size == before:
             continue
         factor = rule(size / before).attention
@@ -190,6 +186,14 @@ def attention_factors(
                 f"{factor:g} in your code (scaled_dot_product_attention takes scale={factor * size**-0.5:g}) "
                 f"and give roles={{{name!r}: 'by hand'}}"
             )
+    if growing:  # one warning for all blocks
+        name, kind, attribute, number = growing[0]
+        warnings.warn(
+            f"{name!r} ({kind}) has {attribute} {number} at every width, so its heads seem to grow, and no "
+            "head_dim and scaling to set: divide its logits by the head size, not by its root, and give "
+            f"roles={{{name!r}: 'by hand'}}; or let {attribute} grow",
+            stacklevel=2,
+        )
     return factors
 
 

@@ -286,5 +286,5 @@ def _embedding_of(built: Built) -> Owner | None:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    # transformers' linear layer that is stored (inputs, outputs)
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    # A linear layer that is stored (inputs, outputs), as in GPT-2 of transformers
+    return type(module).__name__ == "Conv1D"

@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
+from mup_tpu.analysis.coord_check import by_setting, layer_exponents, scale_of
+from mup_tpu.analysis.diagnosis import Exponent
 from mup_tpu.analysis.run_table import of_status
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
@@ -151,9 +152,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     Along the depth also blocks' distance from linearization. μP is the first column and SP the second. Of
     many blocks the first, the middle and the last are drawn.
     """
-    scale = scale_of(table)
-    fits_of = slopes(table).to_dict("records")
-    fitted = {(f["parametrization"], f["quantity"], f["layer"]): f for f in fits_of}
+    scale, fitted = scale_of(table), layer_exponents(table)
     parametrizations = names.ordered(table["parametrization"].unique())
     last = table[table["step"] == table["step"].max()]
     block_of = {layer: re.search(r"(?<![^ .])\d+(?![^ .])", layer) for layer in table["layer"].unique()}
@@ -188,7 +187,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
 
 
 def _draw_layers(
-    ax: Axes, chosen: pd.DataFrame, scale: str, layers: Sequence[str], fits: dict[str, dict[Any, Any]]
+    ax: Axes, chosen: pd.DataFrame, scale: str, layers: Sequence[str], fits: dict[str, Exponent]
 ) -> None:
     """Draw each layer's mean over seeds as a line; colour, marker and dashes distinguish 72 layers."""
     for i, layer in enumerate(layers):
@@ -197,15 +196,16 @@ def _draw_layers(
         line = line[line > 0]
         if line.empty:
             continue
-        fit = fits.get(layer, {"slope": np.nan, "low": np.nan})
-        slope = round(fit["slope"], 2) + 0.0  # never -0.00
+        fit = fits.get(layer)
+        slope = f"{round(fit.value, 2) + 0.0:+.2f}" if fit else "–"  # never -0.00
         (drawn,) = ax.plot(
-            line.index, line, label=f"{style.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
+            line.index, line, label=f"{style.plain(layer)}: {slope}", color=style.categorical(i),
             marker=style.marker(i), ms=4, lw=1.2, ls=("-", "--", ":")[i // 8 % 3],
         )  # fmt: skip
-        grows = f"grows as {columns.label(scale)}^{fit['slope']:.2f}" if np.isfinite(fit["slope"]) else ""
-        if np.isfinite(fit["low"]):
-            grows += f" (95 %: {fit['low']:.2f} to {fit['high']:.2f})"
+        grows = ""
+        if fit:
+            interval = f"(95 %: {fit.low:.2f} to {fit.high:.2f})"
+            grows = f"grows as {columns.label(scale)}^{fit.value:.2f} {interval}"
         tooltips = []
         for point, mean in zip(line.index.tolist(), line.tolist(), strict=True):
             seeds = of_layer[of_layer[scale] == point].sort_values("seed")[["seed", "rms"]]

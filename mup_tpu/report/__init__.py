@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mup_tpu import plots
-from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
+from mup_tpu.analysis.coord_check import by_setting, scale_of
 from mup_tpu.analysis.planned import Recipe
 from mup_tpu.analysis.prediction import Score
 from mup_tpu.analysis.referee import Comparison
@@ -33,7 +33,7 @@ from mup_tpu.words.reasons import notes
 from mup_tpu.words.tables import (
     ON_A_PAGE,
     common_setting,
-    conclusion,
+    conclusions,
     how_made,
     left_out,
     optima_table,
@@ -290,21 +290,15 @@ def coordinate_check_page(title: str, table: pd.DataFrame) -> Page:
     scale = scale_of(table)
     lead: list[Block] = []
     sections = []
-    for number, part in enumerate(by_setting(table).values()):
-        setting = ""
-        if {"optimizer", "tied"} <= set(part):
-            rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
-            setting = f"{rule_name(rule, 'optimizer')}, {'tied' if tied else 'untied'} embeddings"
-        by_rule = {one.parametrization: one for one in conclusions(part)}
+    for number, (setting, part) in enumerate(by_setting(table).items()):
+        by_rule = conclusions(table.attrs, setting)
         for rule in ordered(by_rule):
-            sentence, *others = conclusion(by_rule[rule], scale, rule_name(rule))
-            decision = "passes" if by_rule[rule].passes else "fails"
-            if by_rule[rule].fastest is None:
-                decision = ""
-            lead.append(Box(sentence, [*filter(None, [setting]), *others], decision=decision))
+            passes, sentence, *others = by_rule[rule]
+            decision = "passes" if passes else "fails"
+            lead.append(Box(f"{rule_name(rule)}: {sentence}", [setting, *others], decision=decision))
         picture = Picture.of("coordinate_check", partial(plots.coordinate_check_figure, part), number)
         slopes = slopes_table(part, ordered(part["parametrization"].unique()))
-        sections.append(Section(setting or "Figure", [picture, slopes]))
+        sections.append(Section(setting, [picture, slopes]))
     return Page(
         f"{title}: do activations and updates keep their size as {label(scale)} grows?",
         lead,

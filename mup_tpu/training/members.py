@@ -165,19 +165,19 @@ class MemberOptimizer:
             rule = update_rule_of(trial.optimizer, parameters[name])
             factors = _factors(trial, rule, parameters[name], scaling[name])
             names_by_factors.setdefault((rule, *factors), []).append(name)
-        self._groups: list[tuple[UpdateRule, Group]] = []
+        self.groups: list[tuple[UpdateRule, Group]] = []
         for (rule, *of_group), names in names_by_factors.items():
             slots = {slot: [state[slot][name] for name in names] for slot in rule.slots(trial.optimizer)}
             updates = [torch.tensor(float(steps_done), device=leaves[name].device) for name in names]
             declared, values = [parameters[name] for name in names], [leaves[name] for name in names]
-            self._groups.append((rule, Group(declared, values, slots, updates, *of_group)))
-        self._constants = constants(trial, (rule for rule, _ in self._groups))
+            self.groups.append((rule, Group(declared, values, slots, updates, *of_group)))
+        self._constants = constants(trial, (rule for rule, _ in self.groups))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Apply the leaves' gradients with this step's learning rate, and drop the gradients."""
         share = schedule_factor(self.trial.train, step)
-        for rule, group in self._groups:
+        for rule, group in self.groups:
             self.apply(rule, group, rule.learning_rate(self.trial.optimizer) * share)
             for leaf in group.leaves:
                 leaf.grad = None

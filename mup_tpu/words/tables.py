@@ -24,7 +24,6 @@ from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
 
 if TYPE_CHECKING:
-    from mup_tpu.analysis.coord_check import Conclusion
     from mup_tpu.analysis.referee import Comparison, Ruling
 
 _BEST = 10  # number of trials in the table of a search
@@ -93,37 +92,27 @@ def slopes_table(
     title: str = "Slopes",
 ) -> Table:
     """Return exponents of layers' sizes, a row per layer, a column per rule and quantity."""
-    from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, slopes  # most tables are of sweeps
+    from mup_tpu.analysis.coord_check import layer_exponents  # most tables are of sweeps
 
-    quantities = quantities or (*SIZES, LINEARIZATION)
-    fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
     fitted = {
-        (f["layer"], f["parametrization"], f["quantity"]): "-"
-        if math.isnan(f["slope"])
-        else f"{number(f['slope'], 2)} ± {number(f['high'] - f['slope'], 2)}"
-        for f in fits
+        key: f"{number(fit.value, 2)} ± {number(fit.high - fit.value, 2)}"
+        for key, fit in layer_exponents(part).items()
     }
-    measured = [q for q in dict.fromkeys(part["quantity"]) if q in quantities]
-    keys = [(rule, q) for rule in rules for q in measured if any(key[1:] == (rule, q) for key in fitted)]
+    measured = [q for q in dict.fromkeys(part["quantity"]) if quantities is None or q in quantities]
+    keys = [(rule, q) for rule in rules for q in measured if any(key[:2] == (rule, q) for key in fitted)]
     rows = [
-        [layer, *(fitted.get((layer, *key), "-") for key in keys)] for layer in dict.fromkeys(part["layer"])
+        [layer, *(fitted.get((*key, layer), "-") for key in keys)] for layer in dict.fromkeys(part["layer"])
     ]
     headings = ["layer", *(f"{rule_name(rule)} {quantity}" for rule, quantity in keys)]
     return Table(headings, rows, title, left=("layer",))
 
 
-def conclusion(outcome: Conclusion, scale: str, rule: str = "") -> list[str]:
-    """Return whether a rule passes a coordinate check, and whether its blocks turn lazy, a line each."""
-    rule, lines = rule or outcome.parametrization, []
-    if (fastest := outcome.fastest) is not None:
-        what = f"the {fastest.quantity} of {fastest.layer} ∝ {label(scale)}^{number(fastest.value, 2)}"
-        lines.append(f"{rule}: {'passes' if outcome.passes else 'fails'}; the fastest growing size is {what}")
-    for slope in outcome.linearization:
-        lazy = {True: "turn lazy", False: "do not turn lazy", None: "may turn lazy"}[slope.is_lazy]
-        value, low, high = (number(x, 2) for x in (slope.value, slope.low, slope.high))
-        power_law = f"{label(scale)}^{value} (95 % {low} to {high})"
-        lines.append(f"{rule}: blocks {lazy}: distance from linearization ∝ {power_law}")
-    return lines
+def conclusions(kept: dict[Any, Any], setting: str) -> dict[str, tuple[Any, ...]]:
+    """Return of each rule of a setting whether it passed its coordinate check, and what the check said."""
+    rules = kept.get(setting, {}).get("rules", {})
+    return {
+        rule: (of["passes"], *filter(None, (of["sentence"], of["laziness"]))) for rule, of in rules.items()
+    }
 
 
 def how_made(source: pd.DataFrame) -> Table:

@@ -1,10 +1,10 @@
-"""Slopes of the coordinate check, on tables that follow known powers of width."""
+"""Exponents of coordinate checks, on tables that follow known powers of width."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis.coord_check import conclusions, scale_of, slopes
+from mup_tpu.analysis.coord_check import layer_exponents
+from mup_tpu.analysis.diagnosis import exponents, laziness
 from mup_tpu.errors import TableError
 
 
@@ -20,69 +20,36 @@ def measured(exponents, widths=(64, 128, 256, 512), steps=(0, 1, 2), seeds=2) ->
     )  # fmt: skip
 
 
-def test_slope_is_the_exponent_at_the_last_step():
-    fitted = slopes(measured({"logits": 0.5, "mlp 0": -0.25})).set_index("layer")
-    assert fitted.loc["logits", "slope"] == pytest.approx(0.5)
-    assert fitted.loc["mlp 0", "slope"] == pytest.approx(-0.25)
-    assert (fitted["low"] <= fitted["slope"]).all()
-    assert (fitted["slope"] <= fitted["high"]).all()
+def test_exponents_are_those_after_the_last_step():
+    fits = layer_exponents(measured({"logits": 0.5, "mlp 0": -0.25}))
+    assert list(fits) == [("mup", "activation", "logits"), ("mup", "activation", "mlp 0")]
+    for fit, value in zip(fits.values(), (0.5, -0.25), strict=True):
+        assert fit.value == pytest.approx(value) and fit.low <= fit.value <= fit.high
 
 
-def test_slope_at_an_earlier_step():
-    assert slopes(measured({"logits": 0.5}), step=0)["slope"].iloc[0] == pytest.approx(0.0, abs=1e-9)
+def test_a_layer_of_zeros_has_no_exponent():
+    assert not layer_exponents(measured({"logits": 0.5}).assign(rms=0.0))
 
 
-def test_a_layer_of_zeros_has_no_slope():
-    table = measured({"logits": 0.5}).assign(rms=0.0)
-    assert np.isnan(slopes(table)["slope"].iloc[0])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda table: table[table["width"] == 64], "at least 2 widths, the table has 1"),
+        (lambda table: table.drop(columns="rms"), "no column 'rms'"),
+        (lambda table: table.assign(batch_size=4), "one scale, this one has 'width', 'batch_size'"),
+    ],
+)
+def test_tables_that_cannot_be_fitted(change, sentence):
+    with pytest.raises(TableError, match=sentence):
+        layer_exponents(change(measured({"logits": 0.5})))
 
 
-def test_layers_keep_their_order_in_the_network():
-    assert slopes(measured({"z": 0.0, "a": 0.1}))["layer"].tolist() == ["z", "a"]
-
-
-def test_tables_that_cannot_be_fitted():
-    with pytest.raises(TableError, match="at least 2 widths, the table has 1"):
-        slopes(measured({"logits": 0.5}, widths=(64,)))
-    with pytest.raises(TableError, match="no column 'rms'"):
-        slopes(measured({"logits": 0.5}).drop(columns="rms"))
-
-
-def along_depth(exponents) -> pd.DataFrame:
-    """A layer's size and blocks' distance from linearization as powers of depth, by name of a rule."""
-    rows = []
-    for name, (size, distance) in exponents.items():
-        table = measured({"last residual": size, "logits": 0.0}, widths=(2, 4, 8, 16))
-        distances = measured({"block": distance}, widths=(2, 4, 8, 16)).assign(quantity="linearization")
-        rows.append(pd.concat([table, distances]).assign(parametrization=name))
-    return pd.concat(rows, ignore_index=True).rename(columns={"width": "depth"})
-
-
-def test_along_the_depth_it_says_what_grows_and_whether_blocks_turn_lazy():
-    table = along_depth({"mup": (1.0, 0.1), "half": (0.0, -1.0)})
-    assert scale_of(table) == "depth"
-    half, mup = conclusions(table)
-    assert half.parametrization == "half" and half.passes and half.linearization[0].is_lazy
-    assert half.linearization[0].value == pytest.approx(-1.0)
-    assert not mup.passes and mup.linearization[0].is_lazy is False
-    fastest = mup.fastest
-    assert (fastest.quantity, fastest.layer, fastest.value) == (
-        "activation",
-        "last residual",
-        pytest.approx(1),
-    )
-    with pytest.raises(TableError, match="at least 2 depths, the table has 1"):
-        slopes(table[table["depth"] == 2])
-
-
-def test_laziness_that_the_interval_leaves_open_is_said_so():
-    table = along_depth({"mup": (0.0, -0.3)})
-    noise = np.where(table["seed"] == 0, 1.0, 3.0) * np.where(table["depth"] % 3 == 1, 1.5, 1.0)
-    (mup,) = conclusions(table.assign(rms=table["rms"] * noise))
-    assert mup.linearization[0].is_lazy is None
-
-
-def test_a_table_of_several_scales_is_refused():
-    table = measured({"logits": 0.5}).rename(columns={"width": "depth"}).assign(batch_size=4)
-    with pytest.raises(TableError, match="several scales: 'depth', 'batch_size'"):
-        slopes(table)
+@pytest.mark.parametrize(
+    ("exponent", "scatter", "words"),
+    [(-1.0, 0.0, "turn lazy"), (0.1, 0.0, "do not turn lazy"), (-0.4, 0.5, "may turn lazy")],
+)
+def test_a_check_along_the_depth_says_whether_blocks_turn_lazy(exponent, scatter, words):
+    table = measured({"blocks": exponent}, (2, 4, 8, 16), steps=(4,)).rename(columns={"width": "depth"})
+    noise = 1 + scatter * (table["depth"] % 3 == 1)
+    table = table.assign(quantity="linearization", rms=table["rms"] * noise)
+    assert f"blocks {words}: distance" in laziness(exponents(table, "depth"), "depth")

@@ -8,7 +8,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.analysis.coord_check import layer_exponents
 from mup_tpu.cli import main
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import assert_mup, coord_check
@@ -16,9 +16,8 @@ from mup_tpu.plots import coordinate_check_figure
 
 
 def steepest(table, rule: str, quantity: str = "update") -> float:
-    fitted = slopes(table)
-    chosen = fitted[(fitted["parametrization"] == rule) & (fitted["quantity"] == quantity)]
-    return float(chosen["slope"].max())
+    fits = layer_exponents(table)
+    return max(fit.value for (of_rule, q, _), fit in fits.items() if (of_rule, q) == (rule, quantity))
 
 
 def gpt2(width: int) -> GPT2LMHeadModel:
@@ -232,20 +231,23 @@ def test_a_command_fails_where_a_layer_grows(tmp_path, monkeypatch, capsys):
     words = ["check", "checked:build", "--num-seeds", "1", "--scale", "32,128,512", "--json"]
     main([*words, "--compare", "mup"])
     result = json.loads(capsys.readouterr().out)
-    assert (result["passes"], result["widths"], result["seeds"]) == ({"mup": True}, [32, 128, 512], 1)
+    assert (result["passes"], result["sizes"], result["seeds"]) == ({"mup": True}, [32, 128, 512], 1)
     with pytest.raises(SystemExit) as end:
         main(words)
     output = capsys.readouterr()
     assert end.value.code == 1 and "learning rate not scaled" in output.err
     result = json.loads(output.out)
-    assert "learning rate not scaled" in result["causes"]
-    row = next(row for row in result["parameters"] if row["parameter"] == "2.weight")
+    (of_module,) = result["rules"].values()
+    assert "learning rate not scaled" in of_module["causes"]
+    row = next(row for row in of_module["parameters"] if row["parameter"] == "2.weight")
     assert (row["role"], row["shape"], row["wide"]) == ("hidden", [32, 32], [512, 512])
     assert (row["verdict"], row["learning rate"]) == ("grows", 0.0)
     main([*words[:4], "--scale", "batch_size=8,16,32", "--results", "out"])
     assert "no layer grows with batch_size" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"check_batch_size.{ending}" for ending in ("csv", "png", "svg")
+    assert {path.name for path in (tmp_path / "out").rglob("*.*")} == {
+        "coord_check.parquet",
+        "build.png",
+        "build.svg",
     }
     for given, sentence in (
         (["none:build"], "cannot be imported"),

@@ -324,11 +324,11 @@ def test_layers_of_a_coordinate_check_say_their_means_and_slopes():
     measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
     part = coord_check.by_setting(measured)["sgd_untied"]
     last = part[part["step"] == part["step"].max()]
-    chosen = "parametrization == 'sp' and quantity == 'update' and layer == 'logits'"
+    chosen = "parametrization == 'sp' and quantity == 'update' and layer == 'output'"
     runs = last.query(f"{chosen} and width == 512").sort_values("seed")
-    (fit,) = coord_check.slopes(part).query(chosen).to_dict("records")
-    lines = ["logits, width 512", f"rms {runs['rms'].mean():.4g}"]
-    lines += [f"grows as width^{fit['slope']:.2f} (95 %: {fit['low']:.2f} to {fit['high']:.2f})"]
+    fit = coord_check.layer_exponents(part)["sp", "update", "output"]
+    lines = ["output, width 512", f"rms {runs['rms'].mean():.4g}"]
+    lines += [f"grows as width^{fit.value:.2f} (95 %: {fit.low:.2f} to {fit.high:.2f})"]
     lines += [f"seed {r.seed}: {r.rms:.4g}" for r in runs.itertuples()]
     assert "\n".join(lines) in texts_of(plots.coordinate_check_figure(part), lines[0])
 
