@@ -106,8 +106,10 @@ def plan_table(plan: Any) -> Table:
     goal, speed, names = plan.goal, plan.speed, plan.changing
     has_tokens = goal.is_in_tokens and "steps" in names
     names = [name for name in names if not (has_tokens and name == "steps")]
-    has_mfu = speed is not None and speed.measured is None and math.isfinite(speed.peak)
     is_priced = speed is not None and math.isfinite(speed.price)
+    # 80 columns have no room for both.
+    has_mfu = speed is not None and speed.measured is None and math.isfinite(speed.peak) and not is_priced
+    has_seeds = any(look.seeds > 1 for step in plan.steps for look in step.looks)
     tuned = [label(name) for name in (plan.tuned, *plan.beside)]
 
     def sizes(values: Mapping[str, Any], of: Mapping[str, float]) -> list[str]:
@@ -122,19 +124,20 @@ def plan_table(plan: Any) -> Table:
     rows, flops = list[list[str]](), [step.runs * goal.flops(step.values) for step in plan.steps]
     for step, of_step in zip(plan.steps, flops, strict=True):
         counts = sorted({look.seeds for look in step.looks})
-        seeds = "–".join(map(str, sorted({counts[0], counts[-1]})))
+        seeds = ["–".join(map(str, sorted({counts[0], counts[-1]})))] * has_seeds
         known = [_factor(width) for width in (step.half_width, *step.beside)]
         regret = f"{step.regret:.4f}" if math.isfinite(step.regret) else "–"
         cost = costs(step.cost, of_step)
-        rows.append([*sizes(step.values, step.sizes), f"{step.runs}", seeds, *cost, *known, regret])
+        rows.append([*sizes(step.values, step.sizes), f"{step.runs}", *seeds, *cost, *known, regret])
     nothing, blank = [""] * (len(tuned) + 1), [""] * (len(names) + has_tokens - 1)
+    no_seeds = [""] * has_seeds
     runs = f"{sum(step.runs for step in plan.steps)}"
-    rows.append(["sum", *blank, runs, "", *costs(plan.cost, sum(flops)), *nothing])
+    rows.append(["sum", *blank, runs, *no_seeds, *costs(plan.cost, sum(flops)), *nothing])
     whole = sizes(goal.values, goal.sizes(goal.values))
-    rows.append(["target", *whole[1:], "1", "", *costs(plan.target_cost, goal.flops({})), *nothing])
+    rows.append(["target", *whole[1:], "1", *no_seeds, *costs(plan.target_cost, goal.flops({})), *nothing])
     share = f"{100 * plan.cost / plan.target_cost:.2g} %"
-    rows.append(["share", *blank, "", "", share, *[""] * (has_mfu + is_priced), *nothing])
-    headings = [*map(label, names), *["tokens"] * has_tokens, "runs", "seeds"]
+    rows.append(["share", *blank, "", *no_seeds, share, *[""] * (has_mfu + is_priced), *nothing])
+    headings = [*map(label, names), *["tokens"] * has_tokens, "runs", *["seeds"] * has_seeds]
     headings += ["time" if plan.is_time else "FLOP", *["MFU, %"] * has_mfu, *["price"] * is_priced]
     rule = f", {rule_name(plan.rule)}" if plan.rule else ""
     title = f"what is run{rule}, and what is then known of the target"
