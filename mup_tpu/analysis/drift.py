@@ -111,7 +111,8 @@ def fit_drift(
     trend = fit_trend(optima, priors, valleys, bracketed=True) if len(scales) >= NEEDED else None
     if trend is None:
         return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
-    slope = trend.slope()
+    # Of few optima the scatter is hardly known, and it is the exponent's error: its prior has heavier tails.
+    slope = replace(trend, priors=(replace(priors, tails=2),)).slope()
     intercept = float(np.average(trend.x_S, weights=1 / (trend.error_S**2 + trend.tau**2)))
     away = np.average(np.log2(scales), weights=1 / (trend.error_S**2 + trend.tau**2))
     moved = []

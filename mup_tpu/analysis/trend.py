@@ -3,7 +3,7 @@
 x*(r) = β₀ + Σ_a (m_a·r_a + ∫ s_a dr_a) + scatter, with x* the log2 of the optimum, r_a octaves of scale a and
 β₀ flat. A slope's mean m is N(mean, slope²); s is a slope that wanders by `wander` octaves per octave and
 reverts to m within `memory` octaves (an Ornstein-Uhlenbeck process): far ahead its variance grows as r
-and not as r³. Scatter is N(0, τ²) at each optimum, τ half-t with three degrees of freedom. Along each scale a
+and not as r³. Scatter is N(0, τ²) at each optimum, τ half-t. Along each scale a
 rule is steady, or it drifts: two sets, with a probability that may rest on what the rule claims, and so 2^A
 sets of A scales. Where many cells have the same value of a scale, as in a power law of several, they may also
 share a scatter. Beyond the scales that were run a slope may also break, as often per octave as stored and
@@ -88,6 +88,7 @@ class Priors:
     """Standard deviation by which an octave of one scale changes another's slope: √(a·b) of both."""
     sweeps: int = 0  # Sweeps of the atlas (results/public) that the priors rest on
     claiming: int = 0  # Those of rules that claim to keep the optimum
+    tails: float = 3.0  # Degrees of freedom of τ's half-t distribution
 
     @cached_property
     def paces(self) -> tuple[tuple[float, float, Pace], ...]:
@@ -205,7 +206,8 @@ class Trend:
         count = _SCATTERS if len(self.priors) == 1 else _FEW_SCATTERS
         above_T = 1 - (np.arange(count) + 0.5) / count
         # Optima scatter for causes that scales share, so that the widest prior holds for all.
-        return np.asarray(-max(p.scatter for p in self.priors) * stdtrit(3, above_T / 2))
+        widest = max(self.priors, key=lambda p: p.scatter)
+        return np.asarray(-widest.scatter * stdtrit(widest.tails, above_T / 2))
 
     def _each(self, of_sets: Sequence[Any]) -> np.ndarray:
         # Repeat what belongs to a set for each of its scatters
