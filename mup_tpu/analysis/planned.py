@@ -25,7 +25,7 @@ from mup_tpu.analysis.scaling_law import LEAST, ExpectedLoss, expected_loss
 from mup_tpu.analysis.surface import Interaction
 from mup_tpu.analysis.together import analyze_together
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.analysis.trend import Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
+from mup_tpu.analysis.trend import LAWFUL, Priors, Trend, claims, fit_trend, fixed, kind_of, priors_of
 from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.config.columns import CONFIGURED
@@ -137,7 +137,7 @@ class Planned:
     def trend(self, tuned: str, known: Mapping[int, Profile | Estimate]) -> Trend:
         sizes = np.array([self.sizes(self.cells[cell][1]) for cell in known])
         x_S, error_S = np.array([(e.optimum.mean, e.optimum.se) for e in known.values()]).T
-        return Trend(sizes, x_S, error_S, self.priors(tuned))
+        return Trend(sizes, x_S, error_S, self.priors(tuned), lawful=LAWFUL if len(self.follows) > 1 else 0.0)
 
     def sizes(self, values: Mapping[str, float]) -> list[float]:
         return [values[name] for name in self.follows]

@@ -3,11 +3,11 @@
 x*(r) = β₀ + Σ_a (m_a·r_a + ∫ s_a dr_a) + scatter, with x* the log2 of the optimum, r_a octaves of scale a and
 β₀ flat. A slope's mean m is N(mean, slope²); s is a slope that wanders by `wander` octaves per octave and
 reverts to m within `memory` octaves (an Ornstein-Uhlenbeck process): far ahead its variance grows as r
-and not as r³. Scatter is N(0, τ²) at each optimum, τ half-t. Along each scale a
-rule is steady, or it drifts: two sets, with a probability that may rest on what the rule claims, and so 2^A
-sets of A scales. Where many cells have the same value of a scale, as in a power law of several, they may also
-share a scatter. Beyond the scales that were run a slope may also break, as often per octave as stored and
-public rules did.
+and not as r³. Scatter is N(0, τ²) at each optimum, τ half-t. Along each scale a rule is steady, or it drifts:
+two sets, with a probability that may rest on what the rule claims, and so 2^A sets of A scales; as many again
+where all scales may follow one power law. Where many cells have the same value of a scale, as in a power law
+of several, they may also share a scatter. Beyond the scales that were run a slope may also break, as often per
+octave as stored and public rules did.
 
 For each τ and set everything is normal, so that the posterior is a mixture of normals and nothing is drawn.
 
@@ -40,6 +40,11 @@ LEAST_ERROR = 0.01  # Least standard error of an optimum, octaves
 _SCATTERS, _FEW_SCATTERS = 16, 4
 """Quantiles of the half-t distribution that stand for it, along one scale and along several."""
 
+LAWFUL = 0.25
+"""Probability that an optimum of several sizes is one power law, as published ones are; by
+benchmarks/plan_literature.py and plan.py, choosing halves."""
+_LAW_SLOPE, _KNOWN = 0.5, 0.1  # standard deviation of a law's exponent, and that below which it is known
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -49,6 +54,11 @@ class Pace:
     wander: float  # Standard deviation of the slope around its mean
     memory: float = 2.0  # Octaves over which the slope reverts to its mean
     shared: float = 0.0  # Scatter that all optima at one value of the scale have in common, octaves
+
+    @property
+    def straight(self) -> Pace:
+        # The same in a power law; exponents of published laws differ more than those of the atlas
+        return replace(self, slope=_LAW_SLOPE if self.slope > _KNOWN else self.slope, wander=0.0)
 
     def covariance(self, r_N: np.ndarray, t_M: np.ndarray) -> np.ndarray:
         """Return the covariance of the trend, anchored at 0, between distances, octaves²."""
@@ -149,13 +159,13 @@ class Mixture:
     def variance(self) -> float:
         return float(self.weight_K @ (self.deviation_K**2 + self.mean_K**2)) - self.mean**2
 
-    def broken(self, chance: float, variance: float) -> Mixture:
+    def broken(self, chance_K: np.ndarray, variance: float) -> Mixture:
         """Return the mixture with a chance that a variance comes on top."""
         deviation_K = np.sqrt(self.deviation_K**2 + variance)
         return Mixture(
             np.concatenate([self.mean_K, self.mean_K]),
             np.concatenate([self.deviation_K, deviation_K]),
-            np.concatenate([(1 - chance) * self.weight_K, chance * self.weight_K]),
+            np.concatenate([(1 - chance_K) * self.weight_K, chance_K * self.weight_K]),
         )
 
     def below(self, x: float) -> float:
@@ -187,6 +197,8 @@ class Trend:
     error_S: np.ndarray
     priors: tuple[Priors, ...]  # Of each scale
     correlation_SS: np.ndarray | None = None  # Correlation of the errors; None for independent ones
+    lawful: float = 0.0
+    """Probability that the optimum is one power law of all scales: no slope wanders, mixes or breaks."""
 
     def _octaves(self, sizes: Any) -> np.ndarray:
         # Octaves beyond the last optimum's sizes, N × A
@@ -199,7 +211,14 @@ class Trend:
 
     @cached_property
     def _sets(self) -> list[tuple[tuple[float, float, Pace], ...]]:
-        return [*itertools.product(*(p.paces for p in self.priors))]
+        sets = [*itertools.product(*(p.paces for p in self.priors))]
+        straight = [tuple((c, mean, pace.straight) for c, mean, pace in one) for one in sets]
+        return sets + straight if self.lawful else sets
+
+    @cached_property
+    def _lawless_K(self) -> np.ndarray:
+        # 0 in sets that are a power law, else 1
+        return np.asarray(np.arange(len(self._tau_K)) < len(self._tau_K) / (2 if self.lawful else 1), float)
 
     @cached_property
     def _tau_T(self) -> np.ndarray:
@@ -223,24 +242,24 @@ class Trend:
 
     @cached_property
     def _prior_K(self) -> np.ndarray:
-        return self._each([math.prod(p for p, *_ in one) for one in self._sets]) / len(self._tau_T)
+        prior_K = self._each([math.prod(p for p, *_ in one) for one in self._sets]) / len(self._tau_T)
+        return prior_K * np.where(self._lawless_K > 0, 1 - self.lawful, self.lawful)
 
     def _trend(self, r_NA: np.ndarray, t_MA: np.ndarray, along: int | None = None) -> np.ndarray:
         """Return the covariance of the trend between places (K, N, M), of one scale's part or of all."""
-        scales = range(len(self.priors)) if along is None else (along,)
-        numbers = np.array([*itertools.product(*(range(len(p.paces)) for p in self.priors))])
-        parts = (
-            np.array([pace.covariance(r_NA[:, a], t_MA[:, a]) for *_, pace in self.priors[a].paces])
-            for a in scales
-        )
-        each = self._each(sum(part[numbers[:, a]] for a, part in zip(scales, parts, strict=True)))
+        each: Any = 0.0
+        for a in range(len(self.priors)) if along is None else (along,):
+            paces = [one[a][2] for one in self._sets]
+            of_pace = {pace: pace.covariance(r_NA[:, a], t_MA[:, a]) for pace in {*paces}}
+            each = each + self._each([of_pace[pace] for pace in paces])
         if along is not None:
-            return each
+            return np.asarray(each)
         # Scales change each other's slopes: products of wandering slopes
         mixed = (
             p.mixed * _UNIT.wandered(r_NA[:, a], t_MA[:, a]) for a, p in enumerate(self.priors) if p.mixed
         )
-        return each + sum(a * b for a, b in itertools.combinations(mixed, 2))
+        both = sum(a * b for a, b in itertools.combinations(mixed, 2))
+        return np.asarray(each + self._lawless_K[:, None, None] * both)
 
     @cached_property
     def _truth_KSS(self) -> np.ndarray:
@@ -393,7 +412,7 @@ class Trend:
         prior_K = FLAT + self._trend(r_1A, r_1A)[:, 0, 0] + self._tau_K**2
         return self._given(self.x_S[-1] + self._mean_KA @ r_1A[0], prior_K, across_KS)
 
-    def _breaking(self, sizes: float | Sequence[float]) -> tuple[float, float]:
+    def _breaking(self, sizes: float | Sequence[float]) -> tuple[np.ndarray, float]:
         """Return the chance that a slope breaks on the way to some sizes, and the variance if one does."""
         beyond_A = np.maximum(self._octaves(sizes)[0] - self._r_SA.max(axis=0), 0.0)
         breaks_A, broken_A = np.array([(p.breaks, p.broken) for p in self.priors]).T
@@ -401,12 +420,12 @@ class Trend:
         # A break somewhere on the way, evenly likely: its octaves beyond are squared d²/3 on average.
         variance_A = (broken_A * beyond_A) ** 2 / 3
         chance = 1 - float(np.prod(1 - chance_A))
-        return chance, float(chance_A @ variance_A) / max(chance, 1e-12)
+        return chance * self._lawless_K, float(chance_A @ variance_A) / max(chance, 1e-12)
 
     def expected_variance(self, sizes: Sequence[float]) -> float:
         """Return the variance at some sizes before the optima are known, octaves²."""
-        chance, variance = self._breaking(sizes)
-        return float(self._prior_K @ self._unbroken(sizes).deviation_K ** 2) + chance * variance
+        chance_K, variance = self._breaking(sizes)
+        return float(self._prior_K @ (self._unbroken(sizes).deviation_K ** 2 + chance_K * variance))
 
 
 def fit_trend(

@@ -23,7 +23,7 @@ from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.planned import Assumed, Planned, runs_within_reach
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.together import design_around
-from mup_tpu.analysis.trend import Priors, Trend, claims, fixed, kind_of, priors_of
+from mup_tpu.analysis.trend import LAWFUL, Priors, Trend, claims, fixed, kind_of, priors_of
 from mup_tpu.config import Grid, Sweep, Trial
 from mup_tpu.config.grid import DESIGNS, ORDERS, design_points
 from mup_tpu.config.toml import write_grid, write_sweep, write_values
@@ -352,7 +352,7 @@ def plan(
         at = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ConfigError(_too_little(goal, rungs, looks, around, cost, paid, machine is not None, at))
     _, _, (steps, larger, saved), name, belief, rates = min(designs)
-    sp = _belief(goal, "sp", fixes, None, tuned)
+    belief, sp = belief.promised, _belief(goal, "sp", fixes, None, tuned).promised
     is_other = name not in ("", "sp") and analysis is None and sp.priors != belief.priors
     return Plan(
         goal=goal,
@@ -404,7 +404,7 @@ def planned_of(grid: Grid[Any]) -> Planned:
 def _promised(step: Step) -> dict[str, Any]:
     """Return what a plan expects of a step, as its file and results folder keep it."""
     octaves = [round(width, 3) for width in (step.half_width, *step.beside) if math.isfinite(width)]
-    known = {"octaves": octaves, "regret": float(f"{step.regret:.3g}")} if octaves else {}
+    known = {"octaves": octaves, "regret": float(f"{step.regret:.4g}")} if octaves else {}
     return {"runs": step.runs, "cost": float(f"{step.cost:.4g}")} | known
 
 
@@ -450,6 +450,11 @@ class _Belief:
     goal: Goal
     assumed: Assumed
     priors: tuple[tuple[Priors, ...], ...]  # of each hyperparameter, along each size
+    lawful: float = 0.0  # as in `Trend`; cells are chosen without, for sizes that interact
+
+    @property
+    def promised(self) -> _Belief:
+        return replace(self, lawful=LAWFUL if len(self.goal.shrinks) > 1 else 0.0)
 
     def variances(self, steps: Sequence[Step], whole_size: str = "") -> list[float]:
         """Return the expected variance of the target's optimum in each hyperparameter.
@@ -466,12 +471,11 @@ class _Belief:
         # Hyperparameters share what the runs of a size tell.
         runs = [runs_within_reach(step.looks) / len(self.priors) for step in steps]
         errors = np.sqrt([*map(self.assumed.error, runs)])
-        return [
-            Trend(2.0**octaves_SA, np.zeros(len(steps)), errors, priors).expected_variance(
-                [1.0] * len(priors)
-            )
+        of_each = (
+            Trend(2.0**octaves_SA, np.zeros(len(steps)), errors, priors, lawful=self.lawful)
             for priors in self.priors
-        ]
+        )
+        return [trend.expected_variance([1.0] * len(self.goal.shrinks)) for trend in of_each]
 
     def regret(self, steps: Sequence[Step]) -> float:
         """Return the expected regret of all predicted values, nat."""
@@ -636,7 +640,7 @@ def _design(
     if len(chosen) < NEEDED or spent(chosen) > budget:
         return None
     chosen.sort(key=lambda step: (step is not pool[0], step.cost / step.runs))
-    steps, costs = list[Step](), priced(chosen)
+    steps, costs, belief = list[Step](), priced(chosen), belief.promised
     for i, step in enumerate(chosen):
         regret = belief.regret(chosen[: i + 1])
         widths = [1.96 * math.sqrt(v) for v in belief.variances(chosen[: i + 1])]

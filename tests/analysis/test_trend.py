@@ -290,3 +290,18 @@ def test_intervals_hold_targets_of_sizes_that_change_each_others_exponents():
     assert inside[0.03] >= 55 and inside[0.0] < 45
     alone = [Trend(2.0 ** at[:, 0], x, np.full(6, 0.1), (replace(plain[0], mixed=m),)) for m in (0.0, 0.03)]
     assert alone[0].optimum(1.0).quantile(0.9) == alone[1].optimum(1.0).quantile(0.9), "one scale has none"
+
+
+def test_a_lawful_trend_of_several_sizes_is_a_power_law_and_half_of_it_lies_between():
+    priors = (BY_KIND["width"], BY_KIND["tokens"])
+    sizes, target = 2.0 ** np.array([(-4, -4), (-4, -2), (-2, -4), (-2, -2), (-1, -1)]), (1.0, 1.0)
+    x, errors = np.array([1.0, 1.1, 2.1, 2.0, 2.4]), np.full(5, 0.1)
+    straight = tuple(
+        replace(p, quiet=p.quiet.straight, moving=p.moving.straight, mixed=0.0, breaks=0.0) for p in priors
+    )
+    plain, law, half, whole = (
+        Trend(sizes, x, errors, of, lawful=chance).optimum(target)
+        for of, chance in ((priors, 0.0), (straight, 0.0), (priors, 0.5), (priors, 1 - 1e-9))
+    )
+    assert (whole.mean, whole.variance) == pytest.approx((law.mean, law.variance), rel=1e-6)
+    assert law.variance < half.variance < plain.variance
