@@ -283,7 +283,7 @@ def main(
             if way == "plan":
                 (low, high), (low_50, high_50) = predicted.interval, predicted.half
                 case |= {"in_50": float(low_50 <= truth <= high_50), "in_95": float(low <= truth <= high)}
-                case |= {"half_width": (high - low) / 2, "promised": predicted.expected_cost, **ends}
+                case |= {"half_width": (high - low) / 2, "promised": predicted.taking.expected, **ends}
             rows.append(case)
         if number % 20 == 19:
             print(f"{number + 1} worlds", flush=True)

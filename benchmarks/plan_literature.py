@@ -88,7 +88,7 @@ def main(
                  "in 50 %": one.half[0] <= truth <= one.half[1],
                  "in 95 %": one.interval[0] <= truth <= one.interval[1],
                  "half-width": (one.interval[1] - one.interval[0]) / 2,
-                 "planned": plans[size].regret, "promised": one.expected_cost,
+                 "planned": plans[size].regret, "promised": one.taking.expected,
                  "came": world.rise(world.made.goal.values, one.x)}
             )  # fmt: skip
             print(rows[-1], flush=True)

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +15,8 @@ from mup_tpu.analysis.design import REACH, Cell
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_values import Reading
 from mup_tpu.analysis.load import check_table
-from mup_tpu.analysis.optimum import Estimate, Optimum
-from mup_tpu.analysis.prediction import ExpectedCost, Surroundings
+from mup_tpu.analysis.optimum import Estimate, LossCurve, Optimum
+from mup_tpu.analysis.prediction import RulePrediction, Surroundings, best_value, frame_of
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.result import Shown
 from mup_tpu.analysis.run_table import run_cost
@@ -167,7 +166,7 @@ class Planned:
         if tuned:
             result = analyze_together(self.rule, checked.runs, question, run_cost(checked), whole=False)
             for name, part in zip(self.tuned, result.parts, strict=True):
-                optima[name] = [Profile(o, v) for o, v in zip(part.optima, part.valleys, strict=True)]
+                optima[name] = [*map(Profile, part.optima, part.valleys, part.curves)]
         else:
             optima[first] = [*weigh(checked.runs, question).estimates]
         by_cell = {
@@ -223,6 +222,7 @@ class Profile(NamedTuple):
 
     optimum: Optimum
     valley: Valley | None
+    curve: LossCurve | None
 
 
 @dataclass(frozen=True)
@@ -237,24 +237,15 @@ class Estimates:
 
 
 @dataclass(frozen=True)
-class PlannedOptimum:
-    """The optimum of a hyperparameter at the target of a plan."""
+class PlannedOptimum(RulePrediction):
+    """Prediction of a hyperparameter at the target of a plan."""
 
-    hyperparameter: str
-    x: float  # log2 of the optimum
-    half: tuple[float, float]
-    interval: tuple[float, float]  # 95 % interval of x
-    expected_cost: float  # Of taking x, nat; nan if no curvature is known
-    high_cost: float  # 97.5 % quantile of that cost, nat
-    octave_cost: float  # Of an error of one octave, nat
-    exponents: dict[str, tuple[float, float]]  # Exponent of each size and its standard deviation
-    by_prior: tuple[str, ...]  # Sizes whose exponent the runs hardly tell
-    by_rule: tuple[str, ...]  # Sizes along which the rule claims to keep the optimum
-    known: int  # Cells with a known optimum
-
-    @property
-    def value(self) -> float:
-        return float(2.0**self.x)
+    octave_cost: float = math.nan  # Of an error of one octave, nat; nan if no curvature is known
+    exponents: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Exponent of each size and its standard deviation."""
+    by_prior: tuple[str, ...] = ()  # Sizes whose exponent the runs hardly tell
+    by_rule: tuple[str, ...] = ()  # Sizes along which the rule claims to keep the optimum
+    known: int = 0  # Cells with a known optimum
 
 
 @dataclass(frozen=True)
@@ -301,44 +292,17 @@ class Recipe(Shown):
     rows: str  # Fingerprint of the runs
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each hyperparameter: its best value (log2), intervals, and expected cost."""
-        return pd.DataFrame(
-            [
-                {
-                    "hyperparameter": one.hyperparameter, "x": one.x, "low_50": one.half[0],
-                    "high_50": one.half[1], "low_95": one.interval[0], "high_95": one.interval[1],
-                    "expected_cost": one.expected_cost,
-                }
-                for one in self.optima
-            ]
-        )  # fmt: skip
+        return frame_of(self.optima, "rule")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; of a single hyperparameter its own are beside them."""
-        tuned = [asdict(one) | {"value": one.value} for one in self.optima]
+        tuned = [one.to_dict() for one in self.optima]
         return (tuned[0] if len(tuned) == 1 else {}) | asdict(self) | {"optima": tuned}
 
     def kept(self, compared: str, scale_column: str, scale: float) -> list[KeptPrediction]:
         """Return the predictions as they are kept beside a run of the target."""
-        loss = None if self.loss is None else (self.loss.loss, self.loss.low, self.loss.high)
-        return [
-            KeptPrediction(
-                made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                rows=self.runs,
-                fingerprint=self.rows,
-                scales=(),
-                compared=compared,
-                scale_column=scale_column,
-                hyperparameter=one.hyperparameter,
-                scale=scale,
-                x=one.x,
-                half=one.half,
-                interval=one.interval,
-                expected_cost=one.expected_cost if math.isfinite(one.expected_cost) else None,
-                loss=loss,
-            )
-            for one in self.optima
-        ]
+        made = (replace(one, compared=compared, scale=scale, loss=self.loss) for one in self.optima)
+        return [one.kept(self.runs, self.rows, scale_column) for one in made]
 
 
 def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recipe | None:
@@ -357,13 +321,11 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         known = estimates.known(tuned)
         if not known:
             raise TableError("no planned size has an optimum inside its grid yet: run the plan first")
-        trend = planned.trend(tuned, known)
-        optimum = trend.optimum(planned.sizes(target))
-        low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
-        valley = next((e.valley for e in reversed([*known.values()]) if e.valley is not None), None)
-        cost, octave = ExpectedCost(math.nan, math.nan), math.nan
-        if valley is not None:
-            cost = Surroundings(valley).losses(optimum, seed=0).cost(optimum.mean)
+        trend, every = planned.trend(tuned, known), [*estimates.optima[tuned].values()]
+        optimum, octave, around = trend.optimum(planned.sizes(target)), math.nan, None
+        if (valley := [*known.values()][-1].valley) is not None:
+            curves, optima, valleys = zip(*((e.curve, e.optimum, e.valley) for e in every), strict=True)
+            around = Surroundings.of(curves, optima, valleys, planned.sizes(target)[0])
             octave = float(valley.curvature_R.mean()) / 2
         exponents = dict(zip(planned.follows, trend.exponents(planned.sizes(target)), strict=True))
         by_prior = []
@@ -377,18 +339,18 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
                 by_prior.append(name)
         made.append(
             PlannedOptimum(
-                hyperparameter=tuned,
-                x=optimum.mean,
-                half=(half_low, half_high),
-                interval=(low, high),
-                expected_cost=cost.expected,
-                high_cost=cost.high,
+                planned.rule,
+                tuned,
+                "the target",
+                planned.sizes(target)[0],
+                {name: target[name] for name in planned.follows},
+                **best_value(optimum, around),
                 octave_cost=octave,
                 exponents=exponents,
                 by_prior=tuple(by_prior),
                 by_rule=planned.claimed(tuned),
                 known=len(known),
-            )
+            )  # fmt: skip
         )
     loss = _loss(planned, estimates.known(planned.tuned[0]), target)
     return Recipe(

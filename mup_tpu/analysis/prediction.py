@@ -21,7 +21,7 @@ from mup_tpu.analysis.ingest.expressions import canonical
 from mup_tpu.analysis.ingest.table_columns import means, short_name
 from mup_tpu.analysis.ingest.table_values import plain_size
 from mup_tpu.analysis.load import Runs, run_table
-from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.result import Shown, TransferResult
 from mup_tpu.analysis.run_table import RunTable
@@ -193,29 +193,32 @@ class ExpectedCost:
     high: float  # 97.5 % quantile, or the mean where that is higher
 
 
+UNKNOWN = ExpectedCost(math.nan, math.nan)
+
+
 @dataclass(frozen=True)
 class RulePrediction:
-    """Prediction of one rule at one target."""
+    """Prediction of one rule's best value of a hyperparameter at one size."""
 
     compared: str  # Name of the rule
     hyperparameter: str  # Column of the hyperparameter
     target: str  # Target in the words of the question: "width=4096"
     scale: float  # Value of the table's scale at the target
     sizes: Mapping[str, float]  # Value of each scale at the target
-    reach: float  # Octaves beyond the largest scale that was run; 0 or less inside the table
     x: float  # log2 of the value of least expected cost; the optimum's mean in a table of optima alone
     half: tuple[float, float]  # 50 % interval of x
     interval: tuple[float, float]  # 95 % interval of x
-    smallest: tuple[float, float]
-    """Smallest scale with a known optimum, and log2 of the optimum; nan for several scales."""
-    largest: tuple[float, float]  # The same of the largest scale
     taking: ExpectedCost  # Cost of the predicted optimum
-    staying: ExpectedCost  # Cost of the smallest scale's optimum
-    following: ExpectedCost  # Cost of the largest scale's optimum
-    loss: ExpectedLoss | None  # Loss of a tuned model at the target
-    why_no_loss: Reason | None  # Reason why no loss is predicted
-    bears: bool  # Whether the table bears the prediction: its expected cost is at most epsilon
-    furthest: float  # Octaves beyond the largest scale up to which the table bears a prediction
+    loss: ExpectedLoss | None = None  # Loss of a tuned model at the target
+    why_no_loss: Reason | None = None  # Reason why no loss is predicted
+    reach: float = math.nan  # Octaves beyond the largest scale that was run; 0 or less inside the table
+    smallest: tuple[float, float] = (math.nan, math.nan)
+    """Smallest scale with a known optimum, and log2 of the optimum; nan for several scales."""
+    largest: tuple[float, float] = (math.nan, math.nan)  # The same of the largest scale
+    staying: ExpectedCost = UNKNOWN  # Cost of the smallest scale's optimum
+    following: ExpectedCost = UNKNOWN  # Cost of the largest scale's optimum
+    bears: bool = True  # Whether the table bears the prediction: its expected cost is at most epsilon
+    furthest: float = 0.0  # Octaves beyond the largest scale up to which the table bears a prediction
     claimed: bool = False
     """Whether the prior takes the rule's claim into account that the optimum stays along the scale."""
     steady: float = math.nan  # Probability that the rule is steady, after the optima
@@ -229,6 +232,41 @@ class RulePrediction:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"value": self.value}
+
+    def kept(
+        self, rows: int, fingerprint: str, scale_column: str, scales: tuple[float, ...] = ()
+    ) -> KeptPrediction:
+        """Return the prediction as it is kept beside rows, whose number, hash and scales are given."""
+        return KeptPrediction(
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            rows=rows,
+            fingerprint=fingerprint,
+            scales=scales,
+            compared=self.compared,
+            scale_column=scale_column,
+            hyperparameter=self.hyperparameter,
+            scale=self.scale,
+            x=self.x,
+            half=self.half,
+            interval=self.interval,
+            expected_cost=self.taking.expected if math.isfinite(self.taking.expected) else None,
+            loss=(self.loss.loss, self.loss.low, self.loss.high) if self.loss else None,
+        )
+
+
+def frame_of(predictions: Iterable[RulePrediction], compares: str) -> pd.DataFrame:
+    """Return a row for each prediction: the best value (log2), its intervals, and expected cost."""
+    return pd.DataFrame(
+        [
+            {
+                "target": one.target, compares: one.compared, "hyperparameter": one.hyperparameter,
+                "x": one.x, "low_50": one.half[0], "high_50": one.half[1], "low_95": one.interval[0],
+                "high_95": one.interval[1], "expected_cost": one.taking.expected,
+                "loss": one.loss.loss if one.loss else math.nan,
+            }
+            for one in predictions
+        ]
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -253,19 +291,7 @@ class Predictions(Shown):
         raise KeyError((compared, target, hyperparameter))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each target and rule: the optimum (log2), its intervals, and expected cost."""
-        return pd.DataFrame(
-            [
-                {
-                    "target": one.target, self.analysis.compares: one.compared,
-                    "hyperparameter": one.hyperparameter, "x": one.x,
-                    "low_50": one.half[0], "high_50": one.half[1], "low_95": one.interval[0],
-                    "high_95": one.interval[1], "expected_cost": one.taking.expected,
-                    "loss": one.loss.loss if one.loss else math.nan,
-                }
-                for one in self.predictions
-            ]
-        )  # fmt: skip
+        return frame_of(self.predictions, self.analysis.compares)
 
     @property
     def scale(self) -> str:
@@ -355,47 +381,47 @@ def _predict(
 ) -> RulePrediction:
     known = [(o, v) for o, v in zip(result.optima, result.valleys, strict=True) if o.is_bracketed]
     (first, _), (last, valley) = known[0], known[-1]
-    optimum = trend.optimum(target.sizes)
-    low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
-    x, furthest, run_A = optimum.mean, 0.0, np.max([o.sizes for o in result.optima], axis=0)
-    taking = staying = following = ExpectedCost(math.nan, math.nan)
+    run_A = np.max([o.sizes for o in result.optima], axis=0)
+    optimum, around = trend.optimum(target.sizes), None
     if valley is not None:
-        around = Surroundings.of(result, valley, last, target.scale)
+        around = Surroundings.of(result.curves, result.optima, result.valleys, target.scale, result.guessing)
+    made = RulePrediction(
+        result.compared, tuned, target.text, target.scale,
+        dict(zip(analysis.columns.scales, target.sizes, strict=True)), **best_value(optimum, around, seed),
+        why_no_loss=Reason.of("no losses"), reach=float(np.log2(target.sizes / run_A).max()),
+    )  # fmt: skip
+    if around is not None:
+        losses = around.losses(optimum, seed)
+        made = replace(
+            made, bears=made.taking.expected <= analysis.epsilon, why_no_loss=None,
+            staying=losses.cost(first.x), following=losses.cost(last.x),
+            furthest=_furthest(trend, around, run_A, analysis.epsilon, seed),
+        )  # fmt: skip
+    if target.beside:
+        return made
+    if around is not None:
+        losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
+        loss = expected_loss(losses_S, scales_S, target.scale)
+        of_loss: dict[str, Any] = {"why_no_loss" if isinstance(loss, Reason) else "loss": loss}
+        made = replace(made, **of_loss)
+    unclaimed = priors_of(analysis.scale)
+    without = replace(trend, priors=(unclaimed,)).optimum(target.scale)
+    return replace(
+        made, smallest=(first.scale, first.x), largest=(last.scale, last.x),
+        claimed=trend.priors != (unclaimed,), steady=trend.steady, steady_before=trend.priors[0].steady,
+        sweeps=trend.priors[0].sweeps, unclaimed=(without.quantile(0.025), without.quantile(0.975)),
+    )  # fmt: skip
+
+
+def best_value(optimum: Mixture, around: Surroundings | None, seed: int = 0) -> dict[str, Any]:
+    """Return x of a prediction with its intervals and cost, by name; without losses the optimum's mean."""
+    low, half_low, half_high, high = (optimum.quantile(q) for q in (0.025, 0.25, 0.75, 0.975))
+    x, taking = optimum.mean, UNKNOWN
+    if around is not None:
         losses = around.losses(optimum, seed)
         x = losses.safest(low, high)
-        furthest = _furthest(trend, around, run_A, analysis.epsilon, seed)
-        taking, staying, following = (losses.cost(value) for value in (x, first.x, last.x))
-    loss: ExpectedLoss | Reason | None = Reason.of("no losses")
-    of_one: dict[str, Any] = {"smallest": (math.nan,) * 2, "largest": (math.nan,) * 2}
-    if not target.beside:
-        of_one = {"smallest": (first.scale, first.x), "largest": (last.scale, last.x)}
-        unclaimed = priors_of(analysis.scale)
-        without = replace(trend, priors=(unclaimed,)).optimum(target.scale)
-        of_one |= {"claimed": trend.priors != (unclaimed,), "steady": trend.steady}
-        of_one |= {"steady_before": trend.priors[0].steady, "sweeps": trend.priors[0].sweeps}
-        of_one |= {"unclaimed": (without.quantile(0.025), without.quantile(0.975))}
-    if valley is not None:
-        losses_S, scales_S = np.array([(o.loss, o.scale) for o, _ in known]).T
-        loss = None if target.beside else expected_loss(losses_S, scales_S, target.scale)
-    return RulePrediction(
-        compared=result.compared,
-        hyperparameter=tuned,
-        target=target.text,
-        scale=target.scale,
-        sizes=dict(zip(analysis.columns.scales, target.sizes, strict=True)),
-        reach=float(np.log2(target.sizes / run_A).max()),
-        x=x,
-        half=(half_low, half_high),
-        interval=(low, high),
-        taking=taking,
-        staying=staying,
-        following=following,
-        loss=None if isinstance(loss, Reason) else loss,
-        why_no_loss=loss if isinstance(loss, Reason) else None,
-        bears=valley is None or taking.expected <= analysis.epsilon,
-        furthest=furthest,
-        **of_one,
-    )
+        taking = losses.cost(x)
+    return {"x": x, "half": (half_low, half_high), "interval": (low, high), "taking": taking}
 
 
 _WALL_SLOPE, _WALL_SCATTER = 0.35, 0.25
@@ -416,12 +442,22 @@ class Surroundings:
     broken: float = math.inf  # Loss of broken runs over the best, nat
 
     @classmethod
-    def of(cls, result: TransferResult, valley: Valley, last: Optimum, scale: float) -> Surroundings:
-        finite = (c.mean_G[np.isfinite(c.mean_G)].max(initial=last.loss) for c in result.curves)
+    def of(
+        cls,
+        curves: Sequence[LossCurve],
+        optima: Sequence[Optimum],
+        valleys: Sequence[Valley | None],
+        scale: float,
+        guessing: float = math.nan,
+    ) -> Surroundings:
+        """Return those at a scale, or of several scales by all sizes alike; the last optimum has a valley."""
+        last, valley = [(o, v) for o, v in zip(optima, valleys, strict=True) if o.is_bracketed][-1]
+        assert valley is not None, "losses are known"
+        finite = (c.mean_G[np.isfinite(c.mean_G)].max(initial=last.loss) for c in curves)
         worst = max(map(float, finite), default=math.inf)
-        most = max(worst, result.guessing) if math.isfinite(result.guessing) else worst
+        most = max(worst, guessing) if math.isfinite(guessing) else worst
         walls, broken = [], []
-        for curve, o, of_scale in zip(result.curves, result.optima, result.valleys, strict=True):
+        for curve, o, of_scale in zip(curves, optima, valleys, strict=True):
             breaks_G = curve.diverged_G > 0
             if of_scale is not None:
                 high_G = np.quantile(of_scale.loss(curve.x_G), 0.975, axis=0)
@@ -552,26 +588,9 @@ def to_keep(predictions: Predictions) -> list[KeptPrediction]:
         raise TableError("predictions are kept along one scale, and there are several")
     if table.stored is None:
         raise TableError("predictions are kept in a results folder, and this table is none")
-    made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    ids = table.stored["trial_id"].tolist()
-    return [
-        KeptPrediction(
-            made_at=made_at,
-            rows=len(ids),
-            fingerprint=fingerprint(ids),
-            scales=tuple(sorted(table.runs["scale"].unique().tolist())),
-            compared=rule.compared,
-            scale_column=predictions.scale,
-            hyperparameter=rule.hyperparameter,
-            scale=rule.scale,
-            x=rule.x,
-            half=rule.half,
-            interval=rule.interval,
-            expected_cost=rule.taking.expected if math.isfinite(rule.taking.expected) else None,
-            loss=(rule.loss.loss, rule.loss.low, rule.loss.high) if rule.loss else None,
-        )
-        for rule in predictions.predictions
-    ]
+    ids, scales = table.stored["trial_id"], tuple(sorted(table.runs["scale"].unique().tolist()))
+    rows = len(ids), fingerprint(ids)
+    return [one.kept(*rows, predictions.scale, scales) for one in predictions.predictions]
 
 
 def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAnalysis:

@@ -4,10 +4,10 @@ x*(r) = β₀ + Σ_a (m_a·r_a + ∫ s_a dr_a) + scatter, with x* the log2 of th
 β₀ flat. A slope's mean m is N(mean, slope²); s is a slope that wanders by `wander` octaves per octave and
 reverts to m within `memory` octaves (an Ornstein-Uhlenbeck process): far ahead its variance grows as r
 and not as r³. Scatter is N(0, τ²) at each optimum, τ half-t. Along each scale a rule is steady, or it drifts:
-two sets, with a probability that may rest on what the rule claims, and so 2^A sets of A scales; as many again
-where all scales may follow one power law. Where many cells have the same value of a scale, as in a power law
-of several, they may also share a scatter. Beyond the scales that were run a slope may also break, as often per
-octave as stored and public rules did.
+two sets, with a probability that may rest on what the rule claims, and so 2^A sets of A scales; as many
+again where all scales may follow one power law. Where many cells have the same value of a scale, as in a
+power law of several, they may also share a scatter. Beyond the scales that were run a slope may also break,
+as often per octave as stored and public rules did.
 
 For each τ and set everything is normal, so that the posterior is a mixture of normals and nothing is drawn.
 

@@ -413,7 +413,7 @@ def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
             is_edge = {Status.LOWER: best == values.min(), Status.UPPER: best == values.max()}
             status = next((status for status, is_so in is_edge.items() if is_so), Status.NO_RUN)
             optimum = Optimum(cell + 1.0, status, math.log2(best), -math.inf, math.inf, se=math.nan)
-            optima[name][cell] = Profile(optimum, None)
+            optima[name][cell] = Profile(optimum, None, None)
     return Estimates(optima)
 
 

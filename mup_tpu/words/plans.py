@@ -303,7 +303,7 @@ def recipe_table(made: Recipe) -> Table:
     wanted_runs = sum(int(of["runs"]) for of in every if of)
     runs = both(f"{sum(step.runs for step in made.steps)}", f"{wanted_runs}" if wanted_runs else None)
     total = [_factor((one.interval[1] - one.interval[0]) / 2) for one in made.optima]
-    regrets = sum(one.expected_cost for one in made.optima)
+    regrets = sum(one.taking.expected for one in made.optima)
     seconds = time(sum(step.seconds for step in made.steps), every)
     blank = [""] * (len(names) - 1)
     rows.append(["all", *blank, runs, seconds, *total, both(f"{regrets:.4f}", regret(every[-1]))])
@@ -385,10 +385,10 @@ def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
         f"{rule}{label(one.hyperparameter)} {power(one.x, '.2f')} at the target ({at}); 95 % {plain(low)} "
         f"to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}"
     ]
-    if math.isfinite(one.expected_cost):
+    if math.isfinite(one.taking.expected):
         lines.append(
-            f"  expected cost over the best value there: {one.expected_cost:.4f} nat (at most "
-            f"{one.high_cost:.4f}); an error of one octave costs {one.octave_cost:.4f} nat"
+            f"  expected cost over the best value there: {one.taking.expected:.4f} nat (at most "
+            f"{one.taking.high:.4f}); an error of one octave costs {one.octave_cost:.4f} nat"
         )
     for name, (slope, error) in one.exponents.items():
         low, high = slope - 1.96 * error, slope + 1.96 * error

@@ -367,7 +367,7 @@ def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path
     assert found.known == recipe.cells == len(made.steps) and found.interval[0] < centre < found.interval[1]
     assert found.exponents["tokens"][0] == pytest.approx(-0.3, abs=0.15)
     sd = (found.interval[1] - found.interval[0]) / 3.92
-    assert found.expected_cost == pytest.approx(0.05 * sd**2, rel=0.5), "by the curvature of the runs"
+    assert found.taking.expected == pytest.approx(0.05 * sd**2, rel=0.5), "by the curvature of the runs"
     runs = sum(step.runs for step in made.steps)
     assert runs <= len(rows) <= runs + (4 if not away else 12), "grids without an optimum are extended"
     first = rows[rows["purchase"] == 1]
