@@ -34,7 +34,7 @@ from mup_tpu.study.calls import Calls, finished, is_whole, place_here, place_on_
 from mup_tpu.study.grid import PATIENCE_S, Leases, StudyGrid
 from mup_tpu.study.report import StudyTrial, number
 from mup_tpu.study.trainer import How, find_trainer, fingerprint, pickled
-from mup_tpu.tuning.sequence import buyer_of, settleable
+from mup_tpu.tuning.sequence import Buyer, settleable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,7 +250,7 @@ class Study:
         with leases.alone():
             planned: Iterable[tuple[StudyTrial, int | None]]
             if points is not None:
-                trials, _ = buyer_of(self.grid, points, lambda trial: trial.id, store).next()
+                trials, _ = Buyer(self.grid, points, lambda trial: trial.id, store).next()
                 known = store.done()
                 planned = [(trial, number) for trial, number in trials.items() if trial.id not in known]
             else:

@@ -119,9 +119,9 @@ class Runner(ABC, Generic[T]):
         if points is None:
             outcome = self.run(dict.fromkeys(grid.trials(), self.store.next_purchase()))
         else:
-            from mup_tpu.tuning.sequence import buy, buyer_of  # with the analysis
+            from mup_tpu.tuning.sequence import Buyer, buy  # with the analysis
 
-            buyer = buyer_of(grid, points, self.trial_id, self.store, self.deadline)
+            buyer = Buyer(grid, points, self.trial_id, self.store, self.deadline)
             outcome = buy(buyer, self.run, self.deadline, self.console)
         if outcome:
             took, training = (write_time(s) for s in (time.monotonic() - begun, self._training_s))

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import pandas as pd
 from rich.console import Console
 
-from mup_tpu.analysis.design import Batch, Cell, beyond, first_batch, next_batch, why_stop
+from mup_tpu.analysis.design import Batch, beyond, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_values import Reading
@@ -79,7 +79,7 @@ def settleable(grid: Grid[T], points: Mapping[float, Point], folder: str) -> Map
 
 
 def buy(
-    buyer: Buyer[T] | PlanBuyer[T],
+    buyer: Buyer[T],
     run: Callable[[Mapping[T, int]], Counter[str]],
     deadline: float,
     console: Console,
@@ -119,7 +119,13 @@ class _Plan(Generic[T]):
 
 
 class Buyer(Generic[T]):
-    """Planner of purchases, from the rows of a store."""
+    """Planner of purchases, from the rows of a store.
+
+    Along one scale each rule's verdict is settled, look by look. Sizes of a plan are bought each once, around
+    where those before expect the optimum; where a grid holds none, it is extended. Sizes whose optimum is
+    expected within an octave are bought together. Of several hyperparameters the scales are such sizes, and
+    runs are then bought until the verdict on all is settled.
+    """
 
     def __init__(
         self,
@@ -127,22 +133,56 @@ class Buyer(Generic[T]):
         points: Mapping[float, Point],  # points of the scale by their sizes
         trial_id: Callable[[T], str],
         store: Store,
-        deadline: float,
+        deadline: float = math.inf,
     ) -> None:
         self._grid, self._points, self._trial_id, self._store = grid, points, trial_id, store
-        ((self._tuned, self._values),) = grid.tuned.items()
         self._columns = columns_of(grid.axes)
-        self._known = list[float]()  # values of the hyperparameter, from the grid and the rows
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
+        self._given = dict(zip(grid.axes.tuned, grid.tuned.values(), strict=True))
+        first, *others = self._given.values()
+        self._first = first_batch("", min(points), [math.log2(value) for value in first if value > 0])
+        self._seeds = grid.num_seeds if others else 1
+        self._start: list[tuple[Sequence[float], int]]
+        self._start = [(cell.values, cell.seeds) for cell in self._first.cells]
+        if others:
+            design = design_points(grid.tuned, DESIGNS[0])
+            self._start = [(tuple(map(math.log2, point.values())), self._seeds) for point in design]
+        planned, scale = Planned.load(str(store.folder)), grid.axes.size
+        self._settles = planned is None
+        self._plans = {} if planned is None else {next(iter(grid.rules)): planned}
+        if planned is None and others:
+            cells = tuple((grid.by_column(points[at]), {scale: at}) for at in sorted(points))
+            axes = grid.axes.tuned, grid.axes.compared, (scale,), {scale: max(points)}, cells
+            self._plans = {name: Planned(*axes, name) for name in grid.rules}
 
     def next(self) -> Purchase[T]:
-        """Return the next purchase of all parametrizations, with a table of their looks so far."""
-        stored = self._store.results()
-        table = load_table(str(self._store.folder), Reading(where=())) if len(stored) else None
-        self._known = [*self._values, *stored[self._columns.hyperparameter].unique()]
-        done = done_of(stored)
-        plans = [self._plan(name, table, stored, done) for name in self._grid.rules]
-        return {trial: plan.purchase for plan in plans for trial in plan.trials}, self._report(plans)
+        """Return the next purchase of all rules, with a report of their looks or sizes."""
+        rows = self._store.results()
+        done, report, bought = done_of(rows), list[Any](), list[T]()
+        self._known = [{*given, *(rows[n] if len(rows) else ())} for n, given in self._given.items()]
+        if not self._plans:
+            table = load_table(str(self._store.folder), Reading(where=())) if len(rows) else None
+            plans = [self._plan(name, table, rows, done) for name in self._grid.rules]
+            return {trial: plan.purchase for plan in plans for trial in plan.trials}, self._report(plans)
+        for name, planned in self._plans.items():
+            column = self._columns.parametrization
+            trials, lines = self._sizes(
+                name, planned, rows[rows[column] == name] if len(rows) else rows, done
+            )
+            if not trials and self._settles:
+                trials, lines = self._settling(name, done)
+            bought += trials
+            report += lines
+        return dict.fromkeys(bought, self._store.next_purchase() or 1), report
+
+    def _trials(self, name: str, point: Point, looks: Iterable[tuple[Sequence[float], int]]) -> list[T]:
+        """Return the trials of a rule at a point of the scale, by log2 of their values and their seeds."""
+        at = {**point, **self._grid.rules[name]}
+        return [
+            self._grid.trial(at | dict(zip(self._grid.tuned, map(_exact, x, self._known), strict=True)), seed)
+            for x, seeds in looks
+            for seed in range(seeds)
+        ]
 
     def _report(self, plans: Sequence[_Plan[T]]) -> list[Any]:
         columns = self._columns
@@ -194,7 +234,7 @@ class Buyer(Generic[T]):
     ) -> Batch | None:
         """Return the batch after some looks; None if the last one settled the verdict."""
         if table is None or question is None or not looks:
-            return first_batch(name, min(self._points), [math.log2(v) for v in self._values if v > 0])
+            return replace(self._first, parametrization=name)
         if looks[-1].verdict.is_settled:
             return None
         return next_batch(name, looks[-1].evidence, run_cost(table), question)
@@ -205,79 +245,17 @@ class Buyer(Generic[T]):
         trials: list[T] = []
         if batch is not None and not stops:
             try:
-                trials = [t for cell in batch.cells for t in self._trials(name, cell)]
+                for cell in batch.cells:
+                    at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
+                    trials += self._trials(name, at, [(cell.values, cell.seeds)])
             except ConfigError as error:  # a value that trials do not allow ends the sequence
                 stops = Reason.of("not allowed", purpose=batch.reason, error=str(error))
         return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
-
-    def _trials(self, name: str, cell: Cell) -> list[T]:
-        at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
-        values = {**at, **self._grid.rules[name], self._tuned: _exact(cell.x, self._known)}
-        return [self._grid.trial(values, seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
         new = stored.loc[~stored["trial_id"].isin(self._before), self._columns.scale]
         bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
-
-
-def _exact(x: float, known: Iterable[float]) -> float:
-    """Return 2^x, or the value that is known there: rounding in the last digit would make another trial."""
-    near = min((value for value in known if value > 0), key=lambda value: abs(math.log2(value) - x))
-    return float(near) if abs(math.log2(near) - x) < _SAME_X else 2.0**x
-
-
-class PlanBuyer(Generic[T]):
-    """Buyer of the sizes of a plan: each once, around where those before expect its optimum.
-
-    Where a grid holds no optimum, it is extended. Sizes whose optimum is expected within an octave are bought
-    together. Without a plan the sizes are the scales, and runs are then bought until each rule's verdict on
-    several hyperparameters is settled.
-    """
-
-    def __init__(
-        self,
-        grid: Grid[T],
-        points: Mapping[float, Point],  # points of the scale by their sizes
-        trial_id: Callable[[T], str],
-        store: Store,
-        planned: Planned | None,
-    ) -> None:
-        self._grid, self._points, self._trial_id, self._store = grid, points, trial_id, store
-        self._settles = planned is None
-        scale, tuned = grid.axes.size, grid.axes.tuned
-        cells = tuple((grid.by_column(points[at]), {scale: at}) for at in sorted(points))
-        target = {scale: max(points)}
-        self._columns = columns_of(grid.axes)
-        self._plans = {
-            name: planned or Planned(tuned, grid.axes.compared, (scale,), target, cells, name)
-            for name in (grid.rules if planned is None else [next(iter(grid.rules))])
-        }
-        self._seeds = grid.num_seeds if len(tuned) > 1 else 1
-        self._given = dict(zip(tuned, grid.tuned.values(), strict=True))
-        self._start: list[tuple[Sequence[float], int]]
-        if len(tuned) > 1:
-            design = design_points(grid.tuned, DESIGNS[0])
-            self._start = [(tuple(map(math.log2, point.values())), self._seeds) for point in design]
-        else:
-            start = [math.log2(value) for value in self._given[tuned[0]] if value > 0]
-            self._start = [((look.x,), look.seeds) for look in first_batch("", 0.0, start).cells]
-
-    def next(self) -> Purchase[T]:
-        """Return the next purchase, with a line for each size of it."""
-        rows = self._store.results()
-        done, report, bought = done_of(rows), list[Any](), list[T]()
-        self._known = [{*given, *(rows[n] if len(rows) else ())} for n, given in self._given.items()]
-        for name, planned in self._plans.items():
-            column = self._columns.parametrization
-            trials, lines = self._sizes(
-                name, planned, rows[rows[column] == name] if len(rows) else rows, done
-            )
-            if not trials and self._settles:
-                trials, lines = self._settling(name, done)
-            bought += trials
-            report += lines
-        return dict.fromkeys(bought, self._store.next_purchase() or 1), report
 
     def _sizes(
         self, name: str, planned: Planned, rows: pd.DataFrame, done: set[str]
@@ -289,8 +267,14 @@ class PlanBuyer(Generic[T]):
         around = len(design_around([0.0] * len(planned.tuned))) * self._seeds
 
         def want(cell: int, looks: Sequence[tuple[Sequence[float], int]], line: str) -> bool:
-            trials = missing_trials(self._trials(name, planned, cell, looks), done, self._trial_id)
-            at = ", ".join(f"{label(n)} {value:g}" for n, value in planned.cells[cell][0].items())
+            values, _ = planned.cells[cell]
+            point = next(
+                p
+                for p in self._points.values()
+                if all(values.get(n, v) == v for n, v in self._grid.by_column(p).items())
+            )
+            trials = missing_trials(self._trials(name, point, looks), done, self._trial_id)
+            at = ", ".join(f"{label(n)} {value:g}" for n, value in values.items())
             report.extend([f"{at}, {listed([*map(label, planned.tuned)])} {line}"] if trials else [])
             wanted.extend(trials)
             return bool(trials)
@@ -361,11 +345,10 @@ class PlanBuyer(Generic[T]):
         if purchases >= len(self._points) + MOST_LOOKS:
             stops = Reason.of("looks used up", looks=MOST_LOOKS)
             return [], [*report, f"{name} ends here: {because(stops, self._columns)}"]
-        cells, planned = sorted(self._points), self._plans[name]
         trials = [
             trial
-            for point in made.cells
-            for trial in self._trials(name, planned, cells.index(point.scale), [(point.values, point.seeds)])
+            for cell in made.cells
+            for trial in self._trials(name, self._points[cell.scale], [(cell.values, cell.seeds)])
         ]
         missing = missing_trials(trials, done, self._trial_id)
         if not missing:
@@ -380,27 +363,11 @@ class PlanBuyer(Generic[T]):
         except TableError:  # too few runs of several hyperparameters, or no minimum yet
             return _lowest(planned, rows)
 
-    def _trials(
-        self, name: str, planned: Planned, cell: int, looks: Sequence[tuple[Sequence[float], int]]
-    ) -> list[T]:
-        grid, (values, _) = self._grid, planned.cells[cell]
-        point = next(
-            p
-            for p in self._points.values()
-            if all(values.get(n, v) == v for n, v in grid.by_column(p).items())
-        )
-        return [
-            grid.trial(
-                {
-                    **point,
-                    **grid.rules[name],
-                    **dict(zip(grid.tuned, map(_exact, at, self._known), strict=True)),
-                },
-                seed,
-            )
-            for at, seeds in looks
-            for seed in range(seeds)
-        ]
+
+def _exact(x: float, known: Iterable[float]) -> float:
+    """Return 2^x, or the value that is known there: rounding in the last digit would make another trial."""
+    near = min((value for value in known if value > 0), key=lambda value: abs(math.log2(value) - x))
+    return float(near) if abs(math.log2(near) - x) < _SAME_X else 2.0**x
 
 
 def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
@@ -419,17 +386,3 @@ def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
 
 def columns_of(axes: Axes) -> Columns:
     return Columns(axes.size, axes.tuned[0], parametrization=axes.compared)
-
-
-def buyer_of(
-    grid: Grid[T],
-    points: Mapping[float, Point],
-    trial_id: Callable[[T], str],
-    store: Store,
-    deadline: float = math.inf,
-) -> Buyer[T] | PlanBuyer[T]:
-    """Return the buyer of a folder: of its plan, if it holds one."""
-    planned = Planned.load(str(store.folder))
-    if planned is not None or len(grid.tuned) > 1:
-        return PlanBuyer(grid, points, trial_id, store, planned)
-    return Buyer(grid, points, trial_id, store, deadline)

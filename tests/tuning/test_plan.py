@@ -27,7 +27,7 @@ from mup_tpu.store.header import load_predictions
 from mup_tpu.study.study import Study, load_study
 from mup_tpu.tuning.plan import LAUNCH_S, Measured, Speed, planned_of
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import buyer_of
+from mup_tpu.tuning.sequence import Buyer
 from mup_tpu.tuning.sweep import measured
 from mup_tpu.tuning.target import goal_of_a_transformer, read_target
 from mup_tpu.words.plans import plan_lines, plan_table, recipe_lines, recipe_table
@@ -346,7 +346,7 @@ def _bought(bought, made, best, folder, noise=0.0, stop=math.inf, loss=None):
         away = math.log2(row["lr"]) - best(row | counts)
         return counts | {"loss": 3.0 + 0.05 * away**2 + noise * generator.standard_normal()}
 
-    return bought(buyer_of(loaded, points, corpora.trial_id, store), store, result_of, stop)
+    return bought(Buyer(loaded, points, corpora.trial_id, store), store, result_of, stop)
 
 
 @pytest.mark.parametrize(

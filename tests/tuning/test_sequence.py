@@ -15,7 +15,7 @@ from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import Condition, Store, load_header, load_runs
 from mup_tpu.tuning.runner import Corpora
-from mup_tpu.tuning.sequence import buyer_of
+from mup_tpu.tuning.sequence import Buyer
 from mup_tpu.tuning.sweep import measured, run_sweep
 
 UNTIL = SequenceOptions(until_settled=True)
@@ -94,7 +94,7 @@ def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that
     def simulated(folder, stop=math.inf):
         corpora = Corpora()
         store = Store(folder, sweep.experiment, sweep.axes, (32, 64, 128))
-        buyer = buyer_of(sweep, measured(sweep, corpora), corpora.trial_id, store)
+        buyer = Buyer(sweep, measured(sweep, corpora), corpora.trial_id, store)
         return bought(buyer, store, result_of, stop)
 
     whole = simulated(tmp_path / "whole")
