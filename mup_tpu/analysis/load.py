@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.ingest.expressions import with_derived
+from mup_tpu.analysis.ingest.files import STDIN
 from mup_tpu.analysis.ingest.readers import TOOLS, find_reader, is_log_of_one_run
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_scale, means, plain_name
 from mup_tpu.analysis.ingest.table_values import (
@@ -31,7 +32,7 @@ from mup_tpu.analysis.ingest.table_values import (
     with_errors,
     without_summaries,
 )
-from mup_tpu.analysis.ingest.tables import STDIN, as_rows, with_settings
+from mup_tpu.analysis.ingest.tables import as_rows, with_settings
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import (
     DATA,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mup_tpu.analysis.ingest.files import without_suffix
 from mup_tpu.analysis.ingest.readers import TRACKERS
-from mup_tpu.analysis.ingest.tables import without_suffix
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
 from mup_tpu.config import columns

@@ -27,8 +27,9 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from mup_tpu.analysis.ingest.files import is_file, read_file
 from mup_tpu.analysis.ingest.table_columns import means
-from mup_tpu.analysis.ingest.tables import AXES, is_file, read_file, settings
+from mup_tpu.analysis.ingest.tables import AXES, settings
 from mup_tpu.errors import TableError, extra_with, reason
 from mup_tpu.files import read_local
 from mup_tpu.store.header import STORE_FILE

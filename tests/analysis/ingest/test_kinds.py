@@ -18,8 +18,8 @@ import pytest
 
 from mup_tpu import cli
 from mup_tpu.analysis import load_table
+from mup_tpu.analysis.ingest.files import read_file
 from mup_tpu.analysis.ingest.readers import find_reader, metrics_of
-from mup_tpu.analysis.ingest.tables import read_file
 from mup_tpu.cli.console import OPTIONS
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.errors import MupTpuError, TableError, fields_as_options

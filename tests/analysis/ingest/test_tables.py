@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import check_table, load_table
-from mup_tpu.analysis.ingest.tables import is_file, read_file, settings, without_suffix
+from mup_tpu.analysis.ingest.files import is_file, read_file, without_suffix
+from mup_tpu.analysis.ingest.tables import settings
 from mup_tpu.cli import main
 from mup_tpu.errors import TableError
 from mup_tpu.words.reasons import notes as notes_of
@@ -143,7 +144,7 @@ def test_the_only_sheet_with_rows_of_a_workbook_is_read_wherever_its_table_begin
     "content", [CSV.encode(), TABLE.to_json(orient="records").encode()], ids=["CSV", "JSON"]
 )
 def test_standard_input_is_a_table(content):
-    code = "from mup_tpu.analysis.ingest.tables import read_file; print(read_file('-').to_csv(index=False))"
+    code = "from mup_tpu.analysis.ingest.files import read_file; print(read_file('-').to_csv(index=False))"
     run = subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=True)
     pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(run.stdout)), TABLE)
 

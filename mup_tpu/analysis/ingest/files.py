@@ -1,0 +1,330 @@
+"""Tables in files: CSV and its like, JSON, JSON lines, Parquet; compressed or not, on a disk or at a URL."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mup_tpu.analysis.ingest.table_columns import means
+from mup_tpu.analysis.ingest.table_values import SIZE, has_decimal_commas, plain_size
+from mup_tpu.config import shown
+from mup_tpu.config.values import as_number
+from mup_tpu.config.yaml import read_yaml
+from mup_tpu.errors import TableError, not_installed, reason
+from mup_tpu.files import MOST_BYTES, bounded, require_size
+
+# Suffix of a file -> its kind
+_KINDS = {
+    ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".md": "text", ".json": "json",
+    ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet", ".xlsx": "excel",
+    ".xls": "excel", ".yaml": "yaml", ".yml": "yaml",
+}  # fmt: skip
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+STDIN = "-"
+# Lines before the head: comments, and the line with which spreadsheets name their delimiter
+_NO_HEAD = re.compile(rb"\s*$|#|sep=.?\s*$", re.IGNORECASE)
+MOST_COLUMNS = 10_000  # columns of a table at most: each is looked at for its meaning
+
+# The head of a table in Markdown, and the line below it
+_PIPES = re.compile(
+    r"^[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$", re.MULTILINE
+)
+
+KINDS = "CSV, TSV, Markdown, JSON, JSONL, Parquet or Excel"
+
+
+def without_suffix(path: str | Path) -> str:
+    """Strip the suffixes of a file's kind: `runs.csv.gz` becomes runs."""
+    name = str(path)
+    for suffixes in (_COMPRESSED, tuple(_KINDS)):
+        name = next((name[: -len(s)] for s in suffixes if name.lower().endswith(s)), name)
+    return name
+
+
+def is_file(path: str | Path) -> bool:
+    return without_suffix(path) != str(path) or str(path) == STDIN or Path(str(path)).is_file()
+
+
+def read_file(path: str | Path) -> pd.DataFrame:
+    """Read a table from a file, by the kind in its suffix, or from standard input.
+
+    Text is UTF-8 or UTF-16 with or without a mark, or else Windows-1252; its delimiter is the one that splits
+    the first line into the most columns. Tables in JSON become columns `config/lr`.
+    """
+    name = str(path).lower()
+    kind = _KINDS.get(Path(next((name[: -len(s)] for s in _COMPRESSED if name.endswith(s)), name)).suffix)
+    if kind is None and name != STDIN:
+        raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
+    try:
+        if kind == "parquet":
+            table = _parquet(_bytes(path))
+            if table.index.names != [None] or not isinstance(table.index, pd.RangeIndex):
+                table = table.reset_index().drop(columns="index", errors="ignore")
+        elif kind == "excel":
+            table = _excel(_bytes(path))
+        else:
+            content = _utf8(bounded(sys.stdin.buffer) if name == STDIN else _bytes(path))
+            content = json.dumps(read_yaml(content.decode())).encode() if kind == "yaml" else content
+            is_json = kind in ("json", "lines", "yaml") or (
+                name == STDIN and content.lstrip()[:1] in (b"{", b"[")
+            )
+            if not is_json:
+                is_piped = b"|" in content and _PIPES.search(content.decode())
+                table = _markdown(content.decode()) if is_piped else _delimited(content)
+            else:
+                has_lines = kind == "lines" or (name == STDIN and b"}\n{" in content)
+                lines = [line for line in content.splitlines() if line.strip()] if has_lines else []
+                table = _records(list(map(json.loads, lines))) if has_lines else _json(json.loads(content))
+        _check_columns(len(table.columns))
+    except Exception as error:  # readers raise errors of any kind on damaged files
+        shown_path = "on standard input" if name == STDIN else path
+        raise TableError(f"table {shown_path} cannot be read: {reason(error)}") from None
+    if {*table} == {"Wall time", "Step", "Value"}:  # as TensorBoard's page exports a curve
+        table = table.rename(columns={"Value": "loss"})
+    return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
+
+
+def _bytes(path: str | Path) -> bytes:
+    import fsspec  # a tenth of a second, which results folders do without
+
+    if str(path).lower().endswith(".zip"):
+        with fsspec.open(str(path), "rb", compression=None) as file, zipfile.ZipFile(file) as archive:
+            names = [n for n in archive.namelist() if not n.endswith("/") and "__MACOSX/" not in n]
+        if len(names) != 1:
+            listed = ", ".join(names[:3])
+            raise ValueError(f"it holds {len(names)} files, not one ({listed}); unpack it, and name one")
+    with fsspec.open(str(path), "rb", compression="infer") as file:
+        return bounded(file)
+
+
+def _parquet(content: bytes) -> pd.DataFrame:
+    import pyarrow.parquet  # a tenth of a second, which other tables do without
+
+    file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
+    # A number in memory has eight bytes; in a file, a million equal ones have none.
+    require_size(8 * file.metadata.num_rows * file.metadata.num_columns)
+    return pd.read_parquet(io.BytesIO(content))
+
+
+def _check_columns(count: int) -> None:
+    if count > MOST_COLUMNS:
+        raise ValueError(
+            f"it has {count:,} columns, and at most {MOST_COLUMNS:,} are read; keep the columns of the sweep"
+        )
+
+
+def _utf8(content: bytes) -> bytes:
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return content.decode("utf-16").encode()
+    if b"\0" in content:
+        raise ValueError("it holds bytes that are no text")
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    try:
+        if not content.isascii():
+            content.decode()
+    except UnicodeDecodeError:  # spreadsheets on Windows
+        content = content.decode("cp1252", errors="replace").encode()
+    return content if b"\n" in content else content.replace(b"\r", b"\n")
+
+
+def _excel(content: bytes) -> pd.DataFrame:
+    """Read the only sheet of a workbook that holds a table, with a title above it or none."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise ValueError(f"it {not_installed('openpyxl')}; or save it as CSV") from None
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        # openpyxl reads 2 MB a second.
+        require_size(sum(file.file_size for file in archive.infolist()), MOST_BYTES // 4)
+    computed = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+    filled: dict[str, pd.DataFrame] = {}
+    for sheet in computed.worksheets:
+        sheet.reset_dimensions()
+        size, rows = 0, []
+        for row in sheet.values:
+            require_size(size := size + 8 * len(row))  # a row reaches to its last cell, however far away
+            rows += [row] if any(value is not None for value in row) else []
+        cells = pd.DataFrame(rows).dropna(axis=1, how="all")
+        below_title = cells[(cells.notna().sum(axis=1) > 1).cummax()]
+        filled |= {sheet.title: below_title} if len(below_title) > 1 else {}
+    if len(filled) != 1:
+        names = ", ".join(filled) or "none"
+        raise ValueError(f"it has {len(filled)} sheets with rows ({names}), not one: save one as CSV")
+    ((name, cells),) = filled.items()
+    if cells.isna().any(axis=None):
+        formulas = openpyxl.load_workbook(io.BytesIO(content), read_only=True)[name]
+        for row, values in zip(formulas.rows, computed[name].values, strict=False):
+            for cell, value in zip(row, values, strict=False):
+                if cell.data_type == "f" and value is None:
+                    raise ValueError(
+                        f"cell {cell.coordinate} has a formula without a value: open the workbook in a "
+                        "spreadsheet and save it, which computes them"
+                    )
+    whole = cells[1:].to_csv(index=False, header=False)
+    return pd.read_csv(io.StringIO(whole), header=None).set_axis(cells.iloc[0].fillna(""), axis=1)
+
+
+def _markdown(text: str) -> pd.DataFrame:
+    """Read the first table of Markdown, without marks of bold, italic and code."""
+    if (table := _PIPES.search(text)) is None:
+        raise ValueError("it holds no table in Markdown")
+    lines = text[table.start() :].strip().split("\n\n")[0].splitlines()
+    rows = [
+        [re.sub(r"^[*_`]+|[*_`]+$", "", cell.strip()) for cell in line.strip().strip("|").split("|")]
+        for line in lines
+        if "|" in line
+    ]
+    head, _, *others = rows
+    whole = "\n".join("\t".join(row) for row in [head, *others] if len(row) == len(head))
+    return pd.read_csv(io.StringIO(whole), sep="\t").set_axis(head, axis=1)  # tells numbers from text
+
+
+def _delimited(content: bytes) -> pd.DataFrame:
+    lines = content.splitlines()
+    if framed := next((mark for mark, frame in _FRAMES.items() if frame.search(content)), b""):
+        inside = (re.sub(rb"\\\\.*$", b"", line).strip(b"| \t") for line in lines if framed in line)
+        lines = [b"\t".join(map(bytes.strip, line.split(framed))) for line in inside]
+    _check_columns(1 + max(line.count(sep) for line in lines[:9] or [b""] for sep in (b";", b"\t", b",")))
+    skipped = {i for i, line in enumerate(lines) if _NO_HEAD.match(line)}
+    heads = [i for i in range(len(lines)) if i not in skipped][:9]
+    cells = {i: _cells(lines[i]) for i in heads}
+    # A title, or the names of groups of columns, may stand above the names of columns.
+    known = {i: len({*map(means, cells[i][1])} - {""}) for i in heads}
+    head = next((i for i in heads if known[i] > 1), heads[0] if heads else 0)
+    skipped |= {i for i in heads if i < head}
+    delimiter, names = cells.get(head, (",", []))
+    if len(set(names)) < len(names) and head - 1 in cells and len(cells[head - 1][1]) == len(names):
+        names = [f"{group}/{name}" for group, name in zip(cells[head - 1][1], names, strict=True)]
+    # Rows without a number are no runs: units below the names, and a source at the end.
+    edges = [i for i in range(head + 1, len(lines)) if i not in skipped]
+    for i in [*edges[:2], *edges[-3:]]:
+        of = _cells(lines[i], delimiter)[1]
+        if not any(as_number(cell.replace(",", ".")) is not None for cell in of) or len(of) == 1 < len(names):
+            skipped.add(i)
+    body = b"\n".join(line for i, line in enumerate(lines) if i not in skipped)
+
+    def read(**how: Any) -> pd.DataFrame:
+        return pd.read_csv(io.BytesIO(body), sep=delimiter, low_memory=False, **how)
+
+    rows = read()
+    # A file has one convention: where its numbers have decimal commas, a point separates thousands.
+    if any(map(has_decimal_commas, map(rows.get, rows))):
+        texts = read(dtype=str).stack().str.strip()
+        pointed = texts[texts.str.fullmatch(r"[+-]?\d*\.\d[\d.,]*(e[+-]?\d+)?", case=False)]
+        if pointed.str.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?").all():
+            rows = read(decimal=",", thousands=".")
+    if len(rows.columns) > 1 and all(as_number(name) is not None for name in rows.columns):
+        raise ValueError("its first line holds numbers, not names of columns")
+    if len(names) == len(rows.columns):
+        # pandas calls the second of two columns x "x.1"; the caller refuses two of one name.
+        rows.columns = pd.Index([name or known for name, known in zip(names, rows.columns, strict=True)])
+    return rows
+
+
+# Mark between the cells of a table, and a line that such tables have
+_FRAMES = {
+    b"&": re.compile(rb"\\begin\{tabular|&[^\n]*\\\\\s*$", re.M),
+    b"|": re.compile(rb"^\s*\+[-=]+\+", re.M),
+}
+
+
+def _cells(line: bytes, delimiter: str = "") -> tuple[str, list[str]]:
+    """Split a line at its delimiter, the one that splits it into the most cells; return both."""
+    if not delimiter:
+        counts = {sep: len(_cells(line, sep)[1]) for sep in ";\t,"}
+        # In a heading with decimal commas, commas split no more than semicolons do, which come first.
+        delimiter = max(counts, key=lambda sep: counts[sep])
+        if counts[delimiter] == 1 and len(line.split()) > 1:
+            delimiter = r"\s+"
+    text = line.decode()
+    return delimiter, text.split() if delimiter == r"\s+" else next(
+        csv.reader([text], delimiter=delimiter), []
+    )
+
+
+def _json(content: Any) -> pd.DataFrame:
+    """Make a table of rows, of columns, of pandas' orients, or of one of these under a single key."""
+    if isinstance(content, dict) and {"columns", "data"} <= set(content):
+        return pd.DataFrame(content["data"], columns=content["columns"])
+    if isinstance(content, dict) and content and all(as_number(size) is not None for size in content):
+        by_rate = {
+            (as_number(size) or 0.0, as_number(rate) or math.inf): loss
+            for size, losses in content.items()
+            if isinstance(losses, dict)
+            for rate, loss in losses.items()
+        }
+        if by_rate and all(rate < 1 <= size for size, rate in by_rate):
+            return pd.DataFrame(
+                [(*point, loss) for point, loss in by_rate.items()], columns=["width", "lr", "loss"]
+            )
+    if isinstance(content, dict):
+        if (rows := _rows_by_group(content)) is not None:
+            return _records(rows)
+        if "schema" in content and "data" in content:
+            return _records(content["data"])
+        if len(content) == 1 and not any(map(means, content)):
+            return _json(*content.values())
+        rows = [*content.values()]
+        if rows and all(isinstance(row, dict) for row in rows) and not any(map(means, content)):
+            return _records(rows)
+        if rows and all(isinstance(column, dict | list) for column in rows):
+            return pd.DataFrame(content)
+    return _records(content)
+
+
+def _rows_by_group(content: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the rows of a mapping of sizes to lists of runs, at the top or under one key, or None."""
+
+    def holds_lists(value: Any) -> bool:
+        is_filled = isinstance(value, dict) and len(value) > 1
+        lists = [runs for runs in value.values() if isinstance(runs, list) and runs] if is_filled else []
+        return (
+            is_filled
+            and len(lists) == len(value)
+            and all(isinstance(run, dict) for runs in lists for run in runs)
+        )
+
+    groups = (
+        [content] if holds_lists(content) else [value for value in content.values() if holds_lists(value)]
+    )
+    if len(groups) != 1:
+        return None
+    rows = []
+    for name, runs in groups[0].items():
+        group: dict[str, Any] = {"group": name}
+        if SIZE.fullmatch(name):
+            group = {"params": float(plain_size(name))}
+        rows += [group | run for run in runs]
+    return rows
+
+
+def _records(rows: Any) -> pd.DataFrame:
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+        rows = [each for row in rows for each in _by_step(row)]
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(f"it holds {shown(rows)}, where a list of rows by name is needed")
+    return pd.json_normalize(rows, sep="/")
+
+
+def _by_step(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a row for each entry of a run's history; the row itself without one."""
+    histories = [
+        key for key, value in row.items()
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value)
+    ]  # fmt: skip
+    if len(histories) != 1:
+        return [row]
+    return [
+        {key: value for key, value in row.items() if key not in histories} | entry
+        for entry in row[histories[0]]
+    ]
