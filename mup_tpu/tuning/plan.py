@@ -7,10 +7,9 @@ most; a run's price is the loss that its share of the target's compute is worth.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,17 @@ import pandas as pd
 
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
 from mup_tpu.analysis.design import Cell, first_batch
-from mup_tpu.analysis.drift import NEEDED
-from mup_tpu.analysis.planned import Assumed, Planned, runs_within_reach
+from mup_tpu.analysis.planned import Planned
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.together import design_around
-from mup_tpu.analysis.trend import LAWFUL, Priors, Trend, claims, fixed, kind_of, priors_of
+from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config import Grid, Sweep, Trial
 from mup_tpu.config.grid import DESIGNS, ORDERS, design_points
 from mup_tpu.config.toml import write_grid, write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
+from mup_tpu.tuning.cells import Belief, Designed, Step, belief_of, design, rungs_of, too_little
 from mup_tpu.tuning.counts import ParameterCounts, params_of
 from mup_tpu.tuning.published import RatePrior, rate_by_law
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, read_target
@@ -39,7 +38,6 @@ from mup_tpu.words.plans import (
     WORTH,
     as_text,
     at_words,
-    cost_words,
     plan_lines,
     plan_table,
     plan_target,
@@ -48,9 +46,6 @@ from mup_tpu.words.plans import (
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
 # H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
 LAUNCH_S = 0.17e-3
-_LEVELS, _MOST_CELLS = 10, 9
-_SAME_RATES = 0.8  # share of a longer size's runs whose rate a shorter one has run: four of five
-_OPEN = 0.8  # share of somebody's own run before its decay, from where a longer one goes on
 _PACK = 32  # trials of our networks that share launches
 # Best learning rates at the smallest scale of stored sweeps of our networks: medians, to an octave
 _TYPICAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
@@ -92,25 +87,6 @@ class Speed:
         launch_s = LOOP_S if goal.base is None else LAUNCH_S
         launches = steps * depth * launch_s * math.ceil(runs / together) / min(self.devices, runs)
         return max(runs * goal.flops(values) / self.flops_per_second, launches)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Runs of one size, and what is expected after them and those before."""
-
-    values: Values  # of the runs, by the names of whoever trains
-    sizes: Mapping[str, float]
-    looks: tuple[Cell, ...]  # learning rates and seeds
-    cost: float  # of all of its runs: seconds, or FLOP on a machine of unknown speed
-    is_continued: bool = False  # whether its runs go on from those of a shorter size
-    half_width: float = math.inf
-    """Half of the 95 % interval of log2 of the target's learning rate after this step."""
-    beside: tuple[float, ...] = ()  # the same of further hyperparameters
-    regret: float = math.inf  # expected regret of the prediction after this step, nat
-
-    @property
-    def runs(self) -> int:
-        return sum(look.runs for look in self.looks)
 
 
 @dataclass(frozen=True, repr=False)
@@ -326,15 +302,15 @@ def plan(
     def cost(values: Values, runs: int) -> float:
         return runs * goal.flops(values) if machine is None else machine.seconds(goal, values, runs)
 
-    whole, rungs = cost(goal.values, 1), _rungs(goal)
+    whole, rungs = cost(goal.values, 1), rungs_of(goal)
     paid = whole / 10 if budget is None else _budget(budget, machine)
     analysis = None if table is None else analyze(table)
     rates, seeds = given_values[tuned[0]], 1
     if base is not None and len(tuned) > 1:
         seeds = (sweep or grid).num_seeds
-    designs: list[tuple[float, int, _Designed, str, _Belief, tuple[float, ...]]] = []
+    designs: list[tuple[float, int, Designed, str, Belief, tuple[float, ...]]] = []
     for name in _rules(sweep, goal, rule):
-        belief = _belief(goal, name, fixes, analysis, tuned)
+        belief = belief_of(goal, name, fixes, analysis, tuned)
         start = rates or (_guess(goal, name, analysis),)
         first = first_batch(name, 1.0, [math.log2(r) for r in start if r > 0]).cells
         # Of several the design of the given values, and one about the optimum that it shows; a look has the
@@ -342,7 +318,7 @@ def plan(
         about = sorted(design_around([first[len(first) // 2].x] + [0.0] * (len(tuned) - 1)))
         around = [Cell(1.0, at[0], seeds, seeds) for at in about]
         looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
-        made = _design(belief, rungs, looks, around, cost, paid, whole)
+        made = design(belief, rungs, looks, around, cost, paid, whole)
         if made is not None:
             steps = made[0]
             score = steps[-1].regret + WORTH * sum(step.cost for step in steps) / whole
@@ -350,9 +326,9 @@ def plan(
             designs.append((score, len(designs), made, name, belief, values))
     if not designs:
         at = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ConfigError(_too_little(goal, rungs, looks, around, cost, paid, machine is not None, at))
+        raise ConfigError(too_little(goal, rungs, looks, around, cost, paid, machine is not None, at))
     _, _, (steps, larger, saved), name, belief, rates = min(designs)
-    belief, sp = belief.promised, _belief(goal, "sp", fixes, None, tuned).promised
+    belief, sp = belief.promised, belief_of(goal, "sp", fixes, None, tuned).promised
     is_other = name not in ("", "sp") and analysis is None and sp.priors != belief.priors
     return Plan(
         goal=goal,
@@ -443,86 +419,6 @@ def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]
     return tuple(fits) or (sweep.base.model.parametrization,)
 
 
-@dataclass(frozen=True)
-class _Belief:
-    """What is assumed of a rule: errors, valleys, and the drift along each size that shrinks."""
-
-    goal: Goal
-    assumed: Assumed
-    priors: tuple[tuple[Priors, ...], ...]  # of each hyperparameter, along each size
-    lawful: float = 0.0  # as in `Trend`; cells are chosen without, for sizes that interact
-
-    @property
-    def promised(self) -> _Belief:
-        return replace(self, lawful=LAWFUL if len(self.goal.shrinks) > 1 else 0.0)
-
-    def variances(self, steps: Sequence[Step], whole_size: str = "") -> list[float]:
-        """Return the expected variance of the target's optimum in each hyperparameter.
-
-        Runs have the target's `whole_size`.
-        """
-        target = self.goal.sizes(self.goal.values)
-        octaves_SA = np.array(
-            [
-                [0.0 if n == whole_size else math.log2(step.sizes[n] / target[n]) for n in self.goal.shrinks]
-                for step in steps
-            ]
-        )
-        # Hyperparameters share what the runs of a size tell.
-        runs = [runs_within_reach(step.looks) / len(self.priors) for step in steps]
-        errors = np.sqrt([*map(self.assumed.error, runs)])
-        of_each = (
-            Trend(2.0**octaves_SA, np.zeros(len(steps)), errors, priors, lawful=self.lawful)
-            for priors in self.priors
-        )
-        return [trend.expected_variance([1.0] * len(self.goal.shrinks)) for trend in of_each]
-
-    def regret(self, steps: Sequence[Step]) -> float:
-        """Return the expected regret of all predicted values, nat."""
-        return self.assumed.regret(sum(self.variances(steps)))
-
-    def copied(self, step: Step) -> float:
-        """Return the expected regret at the target of this cell's optimum, nat."""
-        moved, target = 0.0, self.goal.sizes(self.goal.values)
-        for priors in self.priors:
-            for prior, size in zip(priors, self.goal.shrinks, strict=True):
-                moved += prior.moves(abs(math.log2(step.sizes[size] / target[size])))[1]
-        scatter = max((prior.scatter for priors in self.priors for prior in priors), default=0.1)
-        error2 = self.assumed.error(runs_within_reach(step.looks) / len(self.priors))
-        return self.assumed.regret(moved + len(self.priors) * (2 * scatter**2 + error2))
-
-
-def _belief(
-    goal: Goal, rule: str, fixes: Mapping[str, float], analysis: TransferAnalysis | None, tuned: Sequence[str]
-) -> _Belief:
-    """Assume what usual sweeps, or those of a table, show."""
-    kinds = {name: kind_of(name) for name in goal.shrinks}
-    each = {name: Assumed.usual(name, rule) for name in goal.shrinks}
-    curvature = float(np.mean([a.curvature for a in each.values()])) if each else 0.05
-    kept = [name for name in goal.shrinks if claims(rule, kinds[name])]
-    count = sum(a.priors.sweeps for a in each.values())
-    source = Reason.of("usual sweeps", count=count, kind=", ".join(goal.shrinks), keeps=rule if kept else "")
-    first = next(iter(each.values()), Assumed.usual("width", rule))
-    assumed = replace(first, curvature=curvature, source=source)
-    priors = [
-        {
-            name: fixed(fixes[name]) if name in fixes else priors_of(name, claims(rule, kinds[name], one))
-            for name in goal.shrinks
-        }
-        for one in tuned
-    ]
-    if analysis is not None:
-        along = next((n for n in goal.shrinks if kinds[n] and kinds[n] == kind_of(analysis.scale)), None)
-        if along is None:
-            known = {"assumed": source, "name": analysis.name, "column": analysis.scale}
-            assumed = replace(assumed, source=Reason.of("only rates", **known))
-        else:
-            assumed = Assumed.measured(analysis, rule)
-            if along not in fixes:
-                priors[0][along] = assumed.priors
-    return _Belief(goal, assumed, tuple(tuple(one.values()) for one in priors))
-
-
 def _start(grid: Grid[Any] | None, tune: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
     """Return the hyperparameters to tune, with the values to start with; without any a guess is made."""
     if isinstance(grid, Sweep) and next(iter(grid.tuned)) != "learning_rate":
@@ -562,129 +458,3 @@ def _guess(goal: Goal, rule: str, analysis: TransferAnalysis | None) -> float:
         params = params_of(known_sizes["width"], known_sizes["depth"])
         return 2.0 ** round(math.log2(rate_by_law(params, known_sizes["steps"] * known_sizes["batch"])))
     return _TYPICAL_RATES["adamw"]
-
-
-def _rungs(goal: Goal) -> list[dict[str, float]]:
-    """Return the sizes of a ladder from the floors towards the target, all together."""
-    target = goal.sizes(goal.values)
-    return [
-        {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
-        for i in range(_LEVELS)
-    ]
-
-
-_Designed = tuple[tuple[Step, ...], Step | None, float]
-"""Chosen cells, the next larger one, and the regret that it would save (nan if it is not paid)."""
-
-
-def _design(
-    belief: _Belief,
-    rungs: Sequence[Mapping[str, float]],
-    first: Sequence[Cell],
-    around: Sequence[Cell],
-    cost: Callable[[Values, int], float],
-    budget: float,
-    whole: float,
-) -> _Designed | None:
-    """Choose cells one by one, the cheapest first; None if three cost too much."""
-    goal = belief.goal
-    apart = [
-        {**rungs[i], name: rungs[j][name]}
-        for i, further, name in itertools.product(range(0, _LEVELS - 2, 2), (2, 4), goal.shrinks)
-        if (j := i + further) < _LEVELS and len(goal.shrinks) > 1
-    ]
-    pool, seen, least = list[Step](), set[float](), goal.steps(goal.values_at(goal.floors))[0]
-    for sizes in (*rungs, *apart):
-        values = goal.values_at(sizes)
-        work = goal.compute(values)
-        is_short = goal.steps(values)[0] < 0.9 * least  # mostly warm-up
-        if values == goal.values or work in seen or is_short:
-            continue
-        seen.add(work)
-        looks = tuple(around if pool else first)
-        pool.append(Step(values, goal.sizes(values), looks, cost(values, sum(look.runs for look in looks))))
-    if len(pool) < NEEDED:
-        return None
-
-    def priced(steps: Sequence[Step]) -> list[float]:
-        """Return what sizes cost whose runs go on from shorter ones of the others."""
-        costs = []
-        for step in steps:
-            shared = max((_shared(goal, other.values, step.values) for other in steps), default=0.0)
-            costs.append(step.cost * (1 - _SAME_RATES * shared))
-        return costs
-
-    def spent(steps: Sequence[Step]) -> float:
-        return sum(priced(steps))
-
-    def score_of(steps: Sequence[Step]) -> float:
-        return belief.regret(steps) + WORTH * spent(steps) / whole
-
-    chosen, score = [pool[0]], math.inf
-    while len(chosen) < _MOST_CELLS:
-        left = budget - spent(chosen)
-        others = [step for step in pool if step not in chosen]
-        # What the least number of sizes still needs, at the cheapest, is kept.
-        needed = sum(sorted(step.cost for step in others)[: max(0, NEEDED - len(chosen) - 1)])
-        options = [step for step in others if step.cost <= left - needed]
-        scored = [(score_of([*chosen, step]), i) for i, step in enumerate(options)]
-        best, i = min(scored, default=(math.inf, 0))
-        if best >= score and len(chosen) >= NEEDED or not options:
-            break
-        chosen.append(options[i])
-        score = best
-    for step in chosen[1:]:  # drop cells that later ones have made superfluous
-        fewer = [other for other in chosen if other is not step]
-        if len(fewer) >= NEEDED and (without := score_of(fewer)) < score:
-            chosen, score = fewer, without
-    if len(chosen) < NEEDED or spent(chosen) > budget:
-        return None
-    chosen.sort(key=lambda step: (step is not pool[0], step.cost / step.runs))
-    steps, costs, belief = list[Step](), priced(chosen), belief.promised
-    for i, step in enumerate(chosen):
-        regret = belief.regret(chosen[: i + 1])
-        widths = [1.96 * math.sqrt(v) for v in belief.variances(chosen[: i + 1])]
-        known: dict[str, Any] = {"half_width": widths[0], "beside": tuple(widths[1:]), "regret": regret}
-        steps.append(replace(step, cost=costs[i], is_continued=costs[i] < step.cost, **known))
-    larger = [step for step in pool if step.cost / step.runs > chosen[-1].cost / chosen[-1].runs]
-    if not larger:
-        return tuple(steps), None, math.nan
-    is_paid = larger[0].cost <= budget - spent(chosen)
-    saved = max(steps[-1].regret - belief.regret([*chosen, larger[0]]), 0.0) if is_paid else math.nan
-    return tuple(steps), larger[0], saved
-
-
-def _shared(goal: Goal, shorter: Values, values: Values) -> float:
-    """Return the share of a run's steps that a shorter run of the same size has made, if it can go on."""
-    steps = goal.steps(shorter)[0]
-    if steps >= goal.steps(values)[0] or {**shorter, "steps": 0} != {**values, "steps": 0}:
-        return 0.0
-    if goal.base is None:
-        return _OPEN * steps / goal.steps(values)[0] if goal.is_continued else 0.0
-    from mup_tpu.training.trials import open_steps
-
-    return open_steps(goal.base.replace(**shorter)) / goal.steps(values)[0]
-
-
-def _too_little(
-    goal: Goal,
-    rungs: Sequence[Mapping[str, float]],
-    first: Sequence[Cell],
-    around: Sequence[Cell],
-    cost: Callable[[Values, int], float],
-    paid: float,
-    is_time: bool,
-    at: str,
-) -> str:
-    cells = list[Values]()
-    for values in map(goal.values_at, rungs):
-        cells += [values] if values not in cells and values != goal.values else []
-    if len(cells) < NEEDED:
-        least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
-        return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
-    counts = (sum(look.runs for look in first), len(around), len(around))
-    least_cost = sum(cost(values, count) for values, count in zip(cells, counts, strict=False))
-    return (
-        f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({' + '.join(map(str, counts))} "
-        f"runs), which cost at the least {cost_words(least_cost, is_time)}: give a larger one"
-    )
