@@ -371,7 +371,7 @@ def _came(made: Recipe, came: AtTarget) -> str:
     words = f"came at the target: {runs}, loss {came.loss:.3f} nat at {best}"
     if came.values == 1:
         return words
-    expected = sum(one.expected_cost for one in made.optima)
+    expected = sum(one.taking.expected for one in made.optima)
     planned = made.steps[-1].promised.get("regret", math.nan)
     return (
         f"{words}, the best of {came.values} values; the nearest to the prediction costs {came.regret:.4f} "
