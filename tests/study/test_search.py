@@ -125,7 +125,7 @@ for step in range(1, steps + 1):
 """
 FILE = """
 experiment = "program"
-trainer = "{python} train.py {{rate}} {{width}}"
+trainer = "{python} {folder}/train.py {{rate}} {{width}}"
 scale = {{width = [64]}}
 space.rate = {{low = "2^-10", high = 1}}
 search = {{algorithm = "hyperopt", num_samples = 8}}
@@ -136,7 +136,7 @@ search = {{algorithm = "hyperopt", num_samples = 8}}
 def program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "study.toml").write_text(FILE.format(python=sys.executable))
+    (tmp_path / "study.toml").write_text(FILE.format(python=sys.executable, folder=tmp_path))
     return tmp_path / "study.toml"
 
 
