@@ -195,12 +195,14 @@ class Watched:
 
     def write(self, file: Path, reload_s: float) -> None:
         """Write the report of the runs so far, with their state at its top."""
-        from mup_tpu.report import Page, Text, render
+        from mup_tpu.report import Box, Page, Text, render
 
-        state = [Text(line) for line in self.lines]
+        head, *others = self.lines
         try:
             page = self.results.page()
         except MupTpuError as error:
             page = Page(self.path, [Text(self.not_yet(error))] if self.runs is not None else [], [], "")
-        page = replace(page, lead=[*state, *page.lead], reload_s=0.0 if self.is_complete else reload_s)
+        page = replace(
+            page, lead=[Box(head, others), *page.lead], reload_s=0.0 if self.is_complete else reload_s
+        )
         write_file(f"html {file}", file, render(page))

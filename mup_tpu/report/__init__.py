@@ -142,7 +142,9 @@ def _in_markdown(text: str) -> str:
 
 
 __all__ = [
+    "Box",
     "Page",
+    "Text",
     "coordinate_check_page",
     "recipe_page",
     "render",
