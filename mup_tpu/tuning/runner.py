@@ -199,7 +199,7 @@ class Runner(ABC, Generic[T]):
                                 f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, and "
                                 "the same command goes on"
                             )
-                        self._training_s += sum(row["wall_time_s"] or 0.0 for row in rows)
+                        self._training_s += sum(row.get("wall_time_s") or 0.0 for row in rows)
                         for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
                             self._say_failed(job, reason)
                         self.stored(job, rows)
