@@ -86,28 +86,18 @@ def trainer(file: Path) -> pd.DataFrame:
     newest = max(states, key=lambda state: (json.loads(_text(state))["global_step"], state == file))
     if newest != file:
         return pd.DataFrame()
-    rows = pd.DataFrame(json.loads(_text(file))["log_history"])
-    losses = [name for name in ("eval_loss", "loss") if name in rows]
-    if not losses:
-        return pd.DataFrame()
+    table, log = _by_step(_METRICS[file.name](file))
     # The model's configuration lies beside the weights; of the learning rate only the schedule is text.
     configs = [folder / "config.json" for folder in (file.parent, run) if (folder / "config.json").exists()]
     config = json.loads(_text(configs[0])) if configs else {}
     sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
-    kept = ["step", *losses[:1], *({"learning_rate"} & {*rows})]
-    return rows[kept].groupby("step", as_index=False).last().assign(**sizes)
+    return _with_rates(table, log).assign(**sizes)
 
 
 def training_log(file: Path) -> pd.DataFrame:
     """Read the output of a training program; settings are in names of files and folders, or beside it."""
-    from mup_tpu.logs import TrainingLog
-
-    log, content = TrainingLog(), _bytes(file)
-    log.read(content)
-    log.close()
-    table = pd.DataFrame({_column(name): pd.Series(dict(curve)) for name, curve in log.curves().items()})
-    if log.is_diverged:
-        table = table.where(table.index != table.index.max(), math.inf)
+    content = _bytes(file)
+    table, log = _by_step(content)
     # The command or the configuration stands above the first step.
     in_name = settings(f"{file.parent.name}/{file.stem}")
     above = map(settings, content[:_PROBED].decode(errors="replace").splitlines()[:200])
@@ -115,7 +105,24 @@ def training_log(file: Path) -> pd.DataFrame:
     table = table.assign(**{what: value for what, value in printed.items() if what not in in_name})
     beside = {} if in_name else _settings_beside(file)
     table = table.assign(**{name: v for name, v in beside.items() if means(name) not in printed})
-    if log.learning_rate and "lr" not in {*in_name, *printed, *map(means, beside)}:
+    if "lr" in {*in_name, *printed, *map(means, beside)}:
+        return table.rename_axis("step").reset_index()
+    return _with_rates(table, log)
+
+
+def _by_step(content: bytes) -> tuple[pd.DataFrame, TrainingLog]:
+    """Return the losses of a program's output by step, and the log."""
+    from mup_tpu.logs import TrainingLog
+
+    log = TrainingLog()
+    log.read(content)
+    log.close()
+    table = pd.DataFrame({_column(name): pd.Series(dict(curve)) for name, curve in log.curves().items()})
+    return table.where(table.index != table.index.max(), math.inf) if log.is_diverged else table, log
+
+
+def _with_rates(table: pd.DataFrame, log: TrainingLog) -> pd.DataFrame:
+    if log.learning_rate and len(table):
         rates = pd.Series(log.rates, dtype=float) if log.rates else log.learning_rate
         table = pd.concat(
             [table, pd.Series(rates, name="learning_rate", index=None if log.rates else table.index)], axis=1
