@@ -100,14 +100,6 @@ class LintReport:
         sizes = self.measured[self.measured["quantity"].isin((*SIZES, LINEARIZATION))]
         return sizes.assign(layer=sizes["layer"].map(_labels(list(dict.fromkeys(sizes["layer"])))))
 
-    def slopes(self) -> FactorTable:
-        """Return the exponents of each layer's activation at init and of its updates after each step."""
-        rows: dict[str, dict[str, float]] = {}
-        for (layer, quantity, step), fit in self.fits.items():
-            if (quantity, bool(step)) in (("activation", False), ("update", True)):
-                rows.setdefault(layer or "output", {})[f"update {step}" if step else "init"] = fit.value
-        return FactorTable(pd.DataFrame.from_dict(rows, orient="index").round(2))
-
     def table(self) -> FactorTable:
         """Return a row per parameter: shapes, exponents of settings and effect, verdict and cause."""
         verdicts = {f.name: f for f in reversed(self.findings)}

@@ -189,7 +189,7 @@ def test_a_scale_that_nothing_takes_is_refused():
         lint(plain, tokens, faults.loss, scale="depht", **QUICK)
 
 
-def test_sizes_of_the_first_middle_and_last_block_are_drawn_and_slopes_are_a_table():
+def test_sizes_of_the_first_middle_and_last_block_are_drawn():
     report = faults.check("gpt", {"depth": 5}, **QUICK)
     figure = coordinate_check_figure(report.sizes.assign(parametrization="as trained"))
     assert [ax.get_title() for ax in figure.axes] == [
@@ -199,6 +199,4 @@ def test_sizes_of_the_first_middle_and_last_block_are_drawn_and_slopes_are_a_tab
     keys = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert {key.split()[1].rstrip(":") for key in keys if key[-8:].split()[0].isdecimal()} <= {"0", "2", "4"}
     assert sum(key.startswith("down") for key in keys) == 3
-    slopes = report.slopes()
-    assert list(slopes.columns) == ["init", "update 1", "update 2"]
-    assert abs(slopes.loc["blocks.0.up", "update 1"]) < 0.3
+    assert abs(report.fits["blocks.0.up", "update", 1].value) < 0.3
