@@ -9,7 +9,6 @@ or a process that it has started; dead ones start again. Afterwards the study is
 compared with what its trials must give and with what tellers have confirmed.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "study" / "importab
 
 import pandas as pd
 import psutil
+import tyro
 from merging import merge_all
 
 from mup_tpu import Study, octaves
@@ -234,24 +234,26 @@ class Walk:
             print(f"fault: {re.sub(' +', ' ', fault)[:600]}", file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Walk at random on studies whose processes are killed.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--walks", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of a walk before its last run")
-    given = parser.parse_args()
+def main(seed: int = 0, walks: int = 10, seconds: float = 20.0) -> None:
+    """Walk at random on studies whose processes are killed, and count.
+
+    Args:
+        seed: Seed of the first walk; the next ones have the next seeds.
+        walks: Number of walks.
+        seconds: Length of a walk before its last run.
+    """
     total = Counter[str]()
-    for number in range(given.walks):
+    for number in range(seed, seed + walks):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            walk = Walk(Path(folder), given.seed + number)
-            walk.walk(given.seconds)
+            walk = Walk(Path(folder), number)
+            walk.walk(seconds)
         total += walk.counts
-        print(f"seed {given.seed + number}: {dict(walk.counts)}", file=sys.stderr, flush=True)
-    print(f"| count, over {given.walks} walks of {given.seconds:g} s |  |\n|---|---|")
+        print(f"seed {number}: {dict(walk.counts)}", file=sys.stderr, flush=True)
+    print(f"| count, over {walks} walks of {seconds:g} s |  |\n|---|---|")
     for name, count in sorted((total | {"faults": total["faults"]}).items()):
         print(f"| {name} | {count:,} |")
     sys.exit(total["faults"] > 0)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)
