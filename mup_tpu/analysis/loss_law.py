@@ -191,7 +191,7 @@ def loss_laws(
         try:
             law = fit_scaling_law(loss_P, *size_PA.T, asymptote=asymptote)
         except TableError as error:
-            raise TableError(f"{compared}: {error}" if columns.parametrization else str(error)) from None
+            raise TableError(str(error) if compared == "all" else f"{compared}: {error}") from None
         laws.append(RecipeLaw(compared, tuple(sizes), size_PA, loss_P, law))
     targets, computes = list[LossTarget](), list[float]()
     for text in at:
@@ -228,7 +228,12 @@ def _points(rows: pd.DataFrame, reading: Reading) -> RunTable:
     Other settings may differ from run to run. Of several learning rates at one size the best is a point.
     """
     rows, columns = with_derived(rows.reset_index(drop=True), reading.columns or Columns())
-    notes = list[Reason]()
+    notes, roles = list[Reason](), (columns.loss, columns.parametrization, columns.seed, columns.status)
+    missing = [name for name in roles if not isinstance(name, Usual) and name not in rows]
+    if columns.loss not in rows and not any(means(c) == "loss" for c in rows):
+        missing.append(columns.loss)
+    if missing := [name for name in dict.fromkeys(missing) if name]:
+        raise TableError(no_column(rows, *missing))
 
     def size(name: str, column: str) -> pd.Series | None:
         if column not in rows and isinstance(column, Usual):
@@ -246,8 +251,10 @@ def _points(rows: pd.DataFrame, reading: Reading) -> RunTable:
             raise TableError(no_column(rows, *missing))
         if len(sizes) > 2:
             raise TableError(f"a law of the loss has one size or two, not {len(sizes)}: {', '.join(sizes)}")
-    keep = {columns.loss, columns.parametrization, columns.seed, columns.status}
-    known = rows[[c for c in rows if c in keep or means(c) or rows[c].dtype.kind not in "iuf"]]
+    for name, values in sizes.items():
+        if values.isna().any():
+            raise TableError(f"{name} is empty in row {values.index[values.isna()][0]}")
+    known = rows[[c for c in rows if c in roles or means(c) or rows[c].dtype.kind not in "iuf"]]
     known = known.drop(
         columns=[c for c in known if means(c) in ("width", "depth", "size", "batch size", "tokens")]
     )
