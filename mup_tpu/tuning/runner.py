@@ -199,7 +199,8 @@ class Runner(ABC, Generic[T]):
                                 f"preempted in {job}, {job.kept}; the rest is stored in {store.folder}, and "
                                 "the same command goes on"
                             )
-                        self._training_s += sum(row.get("wall_time_s") or 0.0 for row in rows)
+                        times = [row.get("wall_time_s") for row in rows]  # a failed trial may have none
+                        self._training_s += sum(s for s in times if s is not None and s > 0)
                         for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
                             self._say_failed(job, reason)
                         self.stored(job, rows)

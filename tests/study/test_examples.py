@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from mup_tpu import Study
-from mup_tpu.cli import main
 from mup_tpu.store import load_curves, load_runs
 
 ROOT = Path(__file__).parents[2]
@@ -165,19 +164,15 @@ def test_an_array_of_slurm_runs_a_study(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_trainer_of_hugging_face_is_searched_then_trains_a_wider_model(tmp_path, monkeypatch):
-    """A stock GPT-2 in μP, HyperOpt and ASHA, as in the page's example."""
+def test_the_trainer_of_hugging_face_is_searched_by_hyperopt_and_asha(tmp_path, monkeypatch):
+    """A stock GPT-2 in μP, as the example has it."""
     pytest.importorskip("accelerate")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"), prepend=os.pathsep)
     example = importlib.import_module("hf_search")
     assert example.reachable(str(ROOT / "none.txt")) == "sotu"
     study = example.search_in(tmp_path / "found", trials=4, steps=10, corpus="sotu")
-    outcome = study.run(example.train, workers=2, console=Console(quiet=True))
+    outcome = study.run(example.train, workers=1, console=Console(quiet=True))
     assert outcome.total() == 4 and outcome["finished"] and outcome["stopped"]
     runs = load_runs(tmp_path / "found")
-    best = runs[runs["status"] == "finished"].nsmallest(1, "loss").iloc[0]
-    assert best["loss"] < math.log(256), "less than by chance"
-    main(["transfer", str(study.folder), "--at", "width=128", "--trainer", "hf_search:train"])
-    (wide,) = load_runs(f"{study.folder}_transfer").to_dict("records")
-    assert (wide["width"], wide["learning_rate"], wide["status"]) == (128, best["learning_rate"], "finished")
+    assert runs["loss"][runs["status"] == "finished"].min() < math.log(256), "less than by chance"
