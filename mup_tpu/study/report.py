@@ -180,7 +180,7 @@ class Report:
 def damaged(checkpoint: Path) -> Path | None:
     """Return a file of a checkpoint that was cut short, as its format says; None if there is none.
 
-    Recognized are our report and the Trainer's state, safetensors, and archives of torch and numpy.
+    Recognized are JSON, safetensors, and archives of torch and numpy.
     """
     files = [checkpoint] if checkpoint.is_file() else sorted(f for f in checkpoint.rglob("*") if f.is_file())
     return next((file for file in files if not _is_whole(file)), None)
@@ -190,11 +190,12 @@ def _is_whole(file: Path) -> bool:
     with file.open("rb") as opened:
         head, size = opened.read(8), file.stat().st_size
         match file.suffix:
-            case ".json" if file.name in (_RESUME, "trainer_state.json"):
-                try:
-                    json.loads(file.read_bytes())
-                except (ValueError, RecursionError):
-                    return False
+            case ".json":  # a value, or one on each line
+                content = file.read_bytes()
+                for parts in ([content], content.splitlines()):
+                    with contextlib.suppress(ValueError, RecursionError):
+                        return bool([json.loads(part) for part in parts])
+                return False
             case ".safetensors":  # bytes of a header of JSON, the header, the numbers
                 begin = 8 + int.from_bytes(head, "little")
                 try:

@@ -393,7 +393,7 @@ def test_longer_runs_go_on_from_shorter_ones_of_their_size(kind, tmp_path):
     assert {"function": len(done), "program": sum(int(n) for _, n in done)}[kind] == made + 2 * (10 - 4)
 
 
-@pytest.mark.parametrize("spoiled", ["diverged", "damaged"])
+@pytest.mark.parametrize("spoiled", ["diverged", "resume.json", "state.json"])
 def test_longer_runs_do_not_go_on_from_a_diverged_or_damaged_one(spoiled, tmp_path, caplog):
     """The driver was killed between the row of a diverged run and the removal of its folder."""
     longer = of_lengths(tmp_path, scale=[{"steps": steps} for steps in (2, 4, 8)], tune={"rate": [0.1]})
@@ -402,11 +402,14 @@ def test_longer_runs_do_not_go_on_from_a_diverged_or_damaged_one(spoiled, tmp_pa
     work = tmp_path / "work" / four.id
     work.mkdir(parents=True)
     (work / "x").write_text("nan")
-    resume = json.dumps({"step": 4, "points": [], "stride": 1, "seen": 0})
-    (work / "resume.json").write_text(resume if spoiled == "diverged" else resume[:-1])
+    (work / "resume.json").write_text(json.dumps({"step": 4, "points": [], "stride": 1, "seen": 0}))
+    (work / "log.json").write_text('{"step": 1}\n{"step": 2}\n')  # JSON lines are whole
+    if spoiled != "diverged":
+        (work / spoiled).write_text('{"step": 4, "x": ')
     longer.run(trainers.constant_rate, workers=1, console=QUIET)
     assert len((tmp_path / "steps_done").read_text().splitlines()) == 2 + (8 - 2), "from the shortest"
-    assert ("resume.json is damaged: longer runs do not go on" in caplog.text) == (spoiled == "damaged")
+    damage = "" if spoiled == "diverged" else f"{spoiled} is damaged: longer runs do not go on"
+    assert damage in caplog.text and ("is damaged" in caplog.text) == bool(damage)
     assert longer.shorter(eight) == two
 
 
