@@ -12,7 +12,7 @@ import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.batches import ShardDataset
-from mup_tpu.data.shards import ShardFolder, ShardIndex, prepare, unpack
+from mup_tpu.data.shards import ShardFolder, ShardIndex, prepare, sample_bytes, unpack
 from mup_tpu.errors import DataError
 
 LENGTH, SAMPLES, VOCABULARY = 32, 400, 600
@@ -98,6 +98,10 @@ def test_a_shard_that_is_not_what_its_index_says_is_refused(name):
     with pytest.raises(ValueError) as caught:
         unpack(content, SAMPLES, LENGTH + 1, VOCABULARY)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_sample_takes_a_block_for_its_name_and_whole_blocks_for_its_array():
+    assert len(npy(np.zeros(401, np.uint16))) == 930 and sample_bytes(400, VOCABULARY) == 512 + 1024
 
 
 def test_a_shard_that_is_not_what_its_index_says_is_one_sentence(folder):
