@@ -301,10 +301,10 @@ def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
 
 
 MADE = RulePrediction(
-    "mup", "lr", "width=1024", 1024.0, {"width": 1024.0}, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5),
-    (64.0, -8.2), (256.0, -8.1), ExpectedCost(0.002, 0.01), ExpectedCost(0.2, 0.5),
-    ExpectedCost(0.003, 0.02), ExpectedLoss(2.0, 1.9, 2.1), None, True, 4.0, False, 0.0, 0.0,
-    (-9.0, -7.0), 0,
+    "mup", "lr", "width=1024", 1024.0, {"width": 1024.0}, -8.0, (-8.1, -7.9), (-8.5, -7.5),
+    ExpectedCost(0.002, 0.01), ExpectedLoss(2.0, 1.9, 2.1), reach=2.0, smallest=(64.0, -8.2),
+    largest=(256.0, -8.1), staying=ExpectedCost(0.2, 0.5), following=ExpectedCost(0.003, 0.02),
+    furthest=4.0, steady=0.0, steady_before=0.0, unclaimed=(-9.0, -7.0),
 )  # fmt: skip
 
 
