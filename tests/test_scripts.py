@@ -141,3 +141,12 @@ def test_arguments_reach_pytest_and_its_exit_code_comes_back(script, tmp_path):
     assert words[-3 - len(chosen) :] == [*chosen, "tests/store", "-k", "atomic or whole"]
     assert ("-m" in words, examples) == ((True, "20000") if chosen else (False, ""))
     assert re.search(r"^\[test\] wall time \S+; CPU time \S+ \(user\) and \S+ \(system\)$", done.stderr, re.M)
+
+
+@pytest.mark.nightly
+def test_what_a_gpu_is_asked_is_rehearsed_on_the_cpu(tmp_path):
+    command = [sys.executable, "benchmarks/on_gpu.py", "--rehearse", "--out", tmp_path, "--seconds", "0.1"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "at width 128, predicted on" in ran.stdout
+    assert len((tmp_path / "rates.csv").read_text().splitlines()) == 3
