@@ -184,6 +184,9 @@ class Buyer(Generic[T]):
             for seed in range(seeds)
         ]
 
+    def _nearest(self, scale: float) -> Point:
+        return self._points[min(self._points, key=lambda known: abs(known - scale))]
+
     def _report(self, plans: Sequence[_Plan[T]]) -> list[Any]:
         columns = self._columns
         title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
@@ -245,9 +248,11 @@ class Buyer(Generic[T]):
         trials: list[T] = []
         if batch is not None and not stops:
             try:
-                for cell in batch.cells:
-                    at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
-                    trials += self._trials(name, at, [(cell.values, cell.seeds)])
+                trials = [
+                    trial
+                    for cell in batch.cells
+                    for trial in self._trials(name, self._nearest(cell.scale), [(cell.values, cell.seeds)])
+                ]
             except ConfigError as error:  # a value that trials do not allow ends the sequence
                 stops = Reason.of("not allowed", purpose=batch.reason, error=str(error))
         return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
@@ -348,7 +353,7 @@ class Buyer(Generic[T]):
         trials = [
             trial
             for cell in made.cells
-            for trial in self._trials(name, self._points[cell.scale], [(cell.values, cell.seeds)])
+            for trial in self._trials(name, self._nearest(cell.scale), [(cell.values, cell.seeds)])
         ]
         missing = missing_trials(trials, done, self._trial_id)
         if not missing:
