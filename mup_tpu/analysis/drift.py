@@ -111,8 +111,12 @@ def fit_drift(
     trend = fit_trend(optima, priors, valleys, bracketed=True) if len(scales) >= NEEDED else None
     if trend is None:
         return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
-    # Of few optima the scatter is hardly known, and it is the exponent's error: its prior has heavier tails.
-    slope = replace(trend, priors=(replace(priors, tails=2),)).slope()
+    # Of few optima the scatter is hardly known, and it is the exponent's error: the interval also holds that
+    # of a prior with heavier tails, which alone would take a clear drift for scatter.
+    slope, wider = trend.slope(), replace(trend, priors=(replace(priors, tails=2),)).slope()
+    low, high = (
+        of(slope.quantile(share), wider.quantile(share)) for of, share in ((min, 0.025), (max, 0.975))
+    )
     intercept = float(np.average(trend.x_S, weights=1 / (trend.error_S**2 + trend.tau**2)))
     away = np.average(np.log2(scales), weights=1 / (trend.error_S**2 + trend.tau**2))
     moved = []
@@ -120,7 +124,7 @@ def fit_drift(
         other = replace(trend, priors=(replace(priors, scatter=factor * priors.scatter),)).movement()
         moved.append((other.mean, other.quantile(0.025), other.quantile(0.975)))
     drift = Drift(
-        slope.mean, slope.quantile(0.025), slope.quantile(0.975), trend.tau,
+        slope.mean, low, high, trend.tau,
         intercept - slope.mean * float(away), scales, moved[0], False, trend,
     )  # fmt: skip
     each = [replace(drift, moved=of_prior) for of_prior in moved]

@@ -337,6 +337,13 @@ class _Float32Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a tensor that is sharded over processes
+        return 0
+
+
 class Products(TorchDispatchMode):
     """Measures attention logits, whatever the module calls its fields, and sees embeddings that read out.
 
@@ -347,9 +354,9 @@ class Products(TorchDispatchMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._tables = {
-            part.weight.untyped_storage().data_ptr(): unwrapped(f"{name}.weight")
+            address: unwrapped(f"{name}.weight")
             for name, part in module.named_modules()
-            if isinstance(part, nn.Embedding)
+            if isinstance(part, nn.Embedding) and (address := _address(part.weight))
         }
         self.read_out: set[str] = set()  # Embeddings whose matrix gives logits
         self.layer = ""  # Module whose forward pass ended last
@@ -363,7 +370,7 @@ class Products(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name in ("mm", "addmm", "bmm") and isinstance(args[-1], Tensor):
-            self.read_out |= {self._tables.get(args[-1].untyped_storage().data_ptr(), "")} - {""}
+            self.read_out |= {self._tables.get(_address(args[-1]), "")} - {""}
         if name in ("bmm", "baddbmm"):
             self._product = (result.numel(), args[-2].shape[-1])
             # What is added to the product, as ALiBi's slopes or a mask, is no logit of queries and keys.

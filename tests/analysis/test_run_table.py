@@ -247,10 +247,10 @@ def with_losses(losses: list) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("losses", "sentence"),
     [
-        (["1.5 nat"], "loss must be numbers, but row 0 has '1.5 nat'; leave it empty, or inf"),
+        (["1.5 nits"], "loss must be numbers, but row 0 has '1.5 nits'; leave it empty, or inf"),
         (["1,45"], "loss mixes decimal commas and points: row 0 has '1,45', row 1 has 2.6"),
         (["1,45", "1.451"], "loss mixes decimal commas and points"),
-        ([[2.5]], r"loss must be numbers, but row 0 has \[2.5\]"),
+        ([[2.5]], r"loss must be numbers, but row 0 has '\[2.5\]'"),
         ([True], "row 0 has True"),
         (
             ["crashed", "x", {}, b"1", 1j],
@@ -382,7 +382,7 @@ def test_a_loss_beyond_all_bounds_is_a_divergence(lost):
 
 def trials() -> pd.DataFrame:
     """Five trials that vary learning rate and init alone."""
-    same = dict.fromkeys(CONFIGURED, 1.0)
+    same = dict.fromkeys(CONFIGURED, 1.0) | {"data_fingerprint": "0"}
     rows = [
         ("stopped", 100, 2.4, 0.001, 0.1),
         ("finished", 500, 1.7, 0.004, 0.2),

@@ -151,7 +151,6 @@ tune = { lr = [0.1, 0.2] }
             "options of a study's training need --trainer",
         ),
         (["check", "my:build", "--set", "depth=4"], "set depth: a module of yours takes learning_rate alone"),
-        (["check", "--json"], "json needs a module of yours"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )

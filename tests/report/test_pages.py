@@ -183,7 +183,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     folders = {
         RESULTS / "tune_small": ("a search of",),
         tmp_path / "check": ("as depth grows",),
-        sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.36 to -0.31)"),
+        sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.36 to -0.18)"),
     }
     for folder, sentences in folders.items():
         out = tmp_path / f"{folder.name}.{'md' if folder == sweeps else 'html'}"
