@@ -352,6 +352,11 @@ SAMPLES = {
         "Test: [ 195/195]  Time: 0.112 (0.212)  Loss:   5.9012 (5.8012)  Acc@1:   8.1200 (  7.9012)  Acc@5:  21.0000 ( 20.1000)\n",
         5.8012, rate=1e-3,
     ),
+    "nanoGPT's configuration": Sample(
+        "Overriding config with config/train_shakespeare_char.py:\nlearning_rate = 1e-3 # with baby networks\n"
+        "Overriding: learning_rate = 0.0005\nstep 100: train loss 2.8523, val loss 2.6831\n",
+        2.6831, 100, rate=0.0005,
+    ),
     "timm, two epochs": Sample(
         "Train: 0 [   0/100 (  0%)]  Loss: 6.95 (6.95)  LR: 1.000e-05\nTrain: 0 [  99/100 (100%)]  Loss: 6.15 (6.55)  LR: 1.000e-03\n"
         "Train: 1 [   0/100 (  0%)]  Loss: 5.95 (5.95)  LR: 1.000e-05\nTrain: 1 [  99/100 (100%)]  Loss: 5.15 (5.55)  LR: 1.000e-03\n",

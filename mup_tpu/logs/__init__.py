@@ -124,7 +124,8 @@ class TrainingLog:
         self._offset = 0  # steps of earlier epochs, where they are counted within one
         self.steps_done: int | None = None
         self.steps: int | None = None
-        self.learning_rate: float | None = None  # the highest
+        self.learning_rate: float | None = None  # the highest of a step; before the first step, the last
+        self._has_trained_rate = False
         self.rates: dict[int, float] = {}  # learning rates by step
 
     def read(self, part: bytes) -> list[Logged]:
@@ -218,8 +219,12 @@ class TrainingLog:
         rates = [value(pair.number) for pair in pairs if pair.name.kind == "rate"]
         if step is not None and rates and len(self.rates) < _MOST_POINTS:
             self.rates[step] = rates[0]
-        rates = [rate for rate in [*rates, self.learning_rate or 0.0] if 0 < rate < math.inf]
-        self.learning_rate = max(rates, default=None)
+        trains = step is not None or any(pair.name.kind == "loss" for pair in pairs)
+        for rate in rates:
+            if 0 < rate < math.inf and (trains or not self._has_trained_rate):
+                # Of a configuration that is printed the last value counts: it overrides earlier ones.
+                highest = max(rate, self.learning_rate or 0.0) if self._has_trained_rate else rate
+                self.learning_rate, self._has_trained_rate = highest, trains
         is_indented = line[0].isspace()
         if not is_indented and step is not None and any(pair.name.kind == "step" for pair in pairs):
             self._heading = Name()
