@@ -34,7 +34,7 @@ from mup_tpu.jobs.driver import Evaluated, Failed, Finished, Pool, Preparing, Sp
 from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials, work
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.jobs.this_machine import device_kind
-from mup_tpu.store import Store, load_values
+from mup_tpu.store import Store, load_runs, load_values
 from mup_tpu.training.record import PackResult, Rates, count_statuses, failed_row
 from mup_tpu.tuning.progress import TrialProgress
 from mup_tpu.tuning.tracking import Tracking
@@ -222,9 +222,9 @@ class Runner(ABC, Generic[T]):
             return ""
         awaited = {*lacking}
         ids = {self.trial_id(trial): trial for trial in trials if trial not in awaited}
-        runs = self.store.results() if ids else None
         took = ""
-        if runs is not None:
+        if ids:
+            runs = load_runs(self.store.folder.path, ("trial_id", "wall_time_s"))
             known = runs[runs["trial_id"].isin(ids) & (runs["wall_time_s"] > 0)]
             work = sum(self.work(ids[name]) for name in known["trial_id"])
             if work > 0:
