@@ -114,9 +114,8 @@ def fit_drift(
     # Of few optima the scatter is hardly known, and it is the exponent's error: the interval also holds that
     # of a prior with heavier tails, which alone would take a clear drift for scatter.
     slope, wider = trend.slope(), replace(trend, priors=(replace(priors, tails=2),)).slope()
-    low, high = (
-        of(slope.quantile(share), wider.quantile(share)) for of, share in ((min, 0.025), (max, 0.975))
-    )
+    low = min(slope.quantile(0.025), wider.quantile(0.025))
+    high = max(slope.quantile(0.975), wider.quantile(0.975))
     intercept = float(np.average(trend.x_S, weights=1 / (trend.error_S**2 + trend.tau**2)))
     away = np.average(np.log2(scales), weights=1 / (trend.error_S**2 + trend.tau**2))
     moved = []

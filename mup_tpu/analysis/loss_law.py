@@ -30,9 +30,8 @@ from mup_tpu.errors import TableError, given
 PARAMS, TOKENS, COMPUTE = "params", "tokens", "compute"
 _FLOP = 6  # FLOP of a parameter and token of training (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
 _CONTRADICTS = 4.0  # factor between compute and 6·N·D that attention and embeddings do not explain
-_TOGETHER = (
-    0.05  # parameters and tokens are told apart above this standard deviation of log(D) about N's line
-)
+# Standard deviation of log(D) about its line in log(N), above which parameters and tokens are told apart
+_TOGETHER = 0.05
 _LARGEST = 0.9  # runs of at least this share of the largest compute are held out together
 _ABOUT_SWEEPS = ("unequal seeds", "repeats are seeds", "mixed", "confounded")  # notes that are not of points
 _NAMES = {
@@ -175,9 +174,8 @@ def loss_laws(
         TableError: too few runs, a loss or size that is not above 0, or compute that contradicts the sizes.
     """
     rows, read = read_rows(path, reading)
-    if (
-        reading.columns is None and read.columns is not None
-    ):  # the scale of a folder's sweep is no size of a law
+    # The scale of a folder's sweep is no size of a law.
+    if reading.columns is None and read.columns is not None:
         read = replace(read, columns=replace(read.columns, scale=Columns.scale, scales_beside=()))
     table = _points(rows, read)
     runs, columns = table.runs[np.isfinite(table.runs["loss"])], table.columns

@@ -218,7 +218,7 @@ class RulePrediction:
     staying: ExpectedCost = UNKNOWN  # Cost of the smallest scale's optimum
     following: ExpectedCost = UNKNOWN  # Cost of the largest scale's optimum
     bears: bool = True  # Whether the table bears the prediction: its expected cost is at most epsilon
-    furthest: float = 0.0  # Octaves beyond the largest scale up to which the table bears a prediction
+    furthest: float = 0.0  # Octaves beyond the largest scale within which the expected cost does not matter
     claimed: bool = False
     """Whether the prior takes the rule's claim into account that the optimum stays along the scale."""
     steady: float = math.nan  # Probability that the rule is steady, after the optima

@@ -282,9 +282,8 @@ def _predict_losses(
     from mup_tpu.words.reasons import because
 
     reading = table.reading(path)
-    if (
-        table.scale is None and reading.columns is not None
-    ):  # the scale of a folder's sweep is no size of a law
+    # The scale of a folder's sweep is no size of a law.
+    if table.scale is None and reading.columns is not None:
         columns = replace(reading.columns, scale=Columns.scale, scales_beside=(), cost=table.role("cost", ""))
         reading = replace(reading, columns=columns)
     laws = loss_laws(path, at, asymptote, reading)

@@ -184,8 +184,12 @@ class Buyer(Generic[T]):
             for seed in range(seeds)
         ]
 
-    def _nearest(self, scale: float) -> Point:
-        return self._points[min(self._points, key=lambda known: abs(known - scale))]
+    def _of_batch(self, name: str, batch: Batch) -> list[T]:
+        trials = list[T]()
+        for cell in batch.cells:
+            point = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
+            trials += self._trials(name, point, [(cell.values, cell.seeds)])
+        return trials
 
     def _report(self, plans: Sequence[_Plan[T]]) -> list[Any]:
         columns = self._columns
@@ -248,11 +252,7 @@ class Buyer(Generic[T]):
         trials: list[T] = []
         if batch is not None and not stops:
             try:
-                trials = [
-                    trial
-                    for cell in batch.cells
-                    for trial in self._trials(name, self._nearest(cell.scale), [(cell.values, cell.seeds)])
-                ]
+                trials = self._of_batch(name, batch)
             except ConfigError as error:  # a value that trials do not allow ends the sequence
                 stops = Reason.of("not allowed", purpose=batch.reason, error=str(error))
         return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
@@ -350,12 +350,7 @@ class Buyer(Generic[T]):
         if purchases >= len(self._points) + MOST_LOOKS:
             stops = Reason.of("looks used up", looks=MOST_LOOKS)
             return [], [*report, f"{name} ends here: {because(stops, self._columns)}"]
-        trials = [
-            trial
-            for cell in made.cells
-            for trial in self._trials(name, self._nearest(cell.scale), [(cell.values, cell.seeds)])
-        ]
-        missing = missing_trials(trials, done, self._trial_id)
+        missing = missing_trials(self._of_batch(name, made), done, self._trial_id)
         if not missing:
             report.append(f"{name} ends here: all runs that would narrow it are stored")
         else:
