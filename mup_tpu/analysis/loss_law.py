@@ -22,13 +22,12 @@ from mup_tpu.analysis.load import Place, check_table, read_rows
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.result import Shown
 from mup_tpu.analysis.run_table import RunTable, each_of, no_column
-from mup_tpu.analysis.scaling_law import BestSize, ExpectedLoss, ScalingLaw, fit_scaling_law
+from mup_tpu.analysis.scaling_law import FLOP, BestSize, ExpectedLoss, ScalingLaw, fit_scaling_law
 from mup_tpu.config import on_one_line
 from mup_tpu.config.values import as_number
 from mup_tpu.errors import TableError, given
 
 PARAMS, TOKENS, COMPUTE = "params", "tokens", "compute"
-_FLOP = 6  # FLOP of a parameter and token of training (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
 _CONTRADICTS = 4.0  # factor between compute and 6·N·D that attention and embeddings do not explain
 # Standard deviation of log(D) about its line in log(N), above which parameters and tokens are told apart
 _TOGETHER = 0.05
@@ -68,8 +67,11 @@ class RecipeLaw:
 
     @property
     def compute_P(self) -> np.ndarray:
+        return self.compute_of(self.size_PA)
+
+    def compute_of(self, size_PA: np.ndarray) -> np.ndarray:
         # Of a law of one size that size itself
-        return _FLOP * self.size_PA.prod(axis=1) if self.is_of_both else self.size_PA[:, 0]
+        return FLOP * size_PA.prod(axis=1) if self.is_of_both else size_PA[:, 0]
 
     @cached_property
     def frontier(self) -> ScalingLaw:
@@ -298,19 +300,19 @@ def _sizes(
 ) -> dict[str, pd.Series]:
     """Return the sizes of a law by name: parameters and tokens, or the only one that is known or varies."""
     if compute is not None and params is not None and tokens is not None:
-        ratio = compute / (_FLOP * params * tokens)
+        ratio = compute / (FLOP * params * tokens)
         wrong = ratio.index[(ratio < 1 / _CONTRADICTS) | (ratio > _CONTRADICTS)]
         if len(wrong):
             row = wrong[0]
             raise TableError(
                 f"compute {compute[row]:.3g} of row {row} contradicts 6 × {params[row]:.3g} parameters × "
-                f"{tokens[row]:.3g} tokens = {_FLOP * params[row] * tokens[row]:.3g} FLOP by more than "
+                f"{tokens[row]:.3g} tokens = {FLOP * params[row] * tokens[row]:.3g} FLOP by more than "
                 f"{_CONTRADICTS:g} times: give the columns that belong together, or drop one"
             )
     elif compute is not None and (params is not None or tokens is not None):
         both = params if params is not None else tokens
         assert both is not None
-        derived, name = compute / (_FLOP * both), TOKENS if params is not None else PARAMS
+        derived, name = compute / (FLOP * both), TOKENS if params is not None else PARAMS
         params, tokens = (params, derived) if params is not None else (derived, tokens)
         notes.append(Reason.of("size from compute", name=name))
     if params is None or tokens is None:
@@ -329,7 +331,7 @@ def _sizes(
         away = log_d - log_d.mean() - (log_n - log_n.mean()) * np.cov(log_n, log_d)[0, 1] / log_n.var(ddof=1)
         if away.std() < _TOGETHER:
             notes.append(Reason.of("sizes grow together"))
-            return {COMPUTE: _FLOP * params * tokens}
+            return {COMPUTE: FLOP * params * tokens}
     return {PARAMS: params, TOKENS: tokens}
 
 
@@ -342,7 +344,7 @@ def _read_target(text: str, law: RecipeLaw) -> dict[str, float]:
         value = as_number(plain_size(written).replace("_", "")) or math.nan
         values[name if name in law.sizes else next(alike, name)] = value
     if law.sizes == (COMPUTE,) and {*values} == {PARAMS, TOKENS}:
-        values = {COMPUTE: _FLOP * math.prod(values.values())}
+        values = {COMPUTE: FLOP * math.prod(values.values())}
     allowed = [[*law.sizes], *([[COMPUTE]] if law.is_of_both else [])]
     if sorted(values) not in map(sorted, allowed) or not all(
         0 < value < math.inf for value in values.values()

@@ -30,6 +30,7 @@ import scipy
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
 
+FLOP = 6  # of a parameter and token of training (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
 HUBER_DELTA = 1e-3  # residual in log L above which a point counts linearly
 DRAWS = 200
 # Largest factor on the scatter in a draw: with one degree of freedom it is otherwise unbounded
@@ -183,8 +184,8 @@ class ScalingLaw:
     def best_size(self, compute: float) -> BestSize:
         """Return the best parameters and tokens of a compute budget, 6·N·D FLOP."""
         theta_RT = np.vstack([self.theta_T, self.bootstrap[0]])
-        log_n_R = _log_best_size(theta_RT.T, math.log(compute / 6))
-        log_d_R = math.log(compute / 6) - log_n_R
+        log_n_R = _log_best_size(theta_RT.T, math.log(compute / FLOP))
+        log_d_R = math.log(compute / FLOP) - log_n_R
         log_l_R = [
             _log_loss(theta_T, np.array([[n, d]]))[0]
             for theta_T, n, d in zip(theta_RT, log_n_R, log_d_R, strict=True)

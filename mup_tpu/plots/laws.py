@@ -116,7 +116,7 @@ def loss_law_figure(laws: LossLaws) -> Figure:
         band.set_label(f"{name}95 % of new runs")
         handles.append(band)
         if isinstance(largest := one.held_out, LargestRun):
-            at = 6 * math.prod(largest.sizes) if both else largest.sizes[0]
+            at = one.compute_of(np.array([largest.sizes]))[0]
             low, high = (
                 largest.expected.loss - largest.expected.low,
                 largest.expected.high - largest.expected.loss,
