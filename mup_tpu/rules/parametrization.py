@@ -263,6 +263,23 @@ def _by_norm(of: Callable[[float], Rule]) -> Mapping[str, Rule]:
     return {"muon": of(0.0), "muon_match_rms_adamw": of(0.5), "adamh": of(0.5), "muonh": of(0.0)}
 
 
+def _hyperp(rule: Rule) -> Rule:
+    """Follow Ren et al. 2026, Table 1: all × 1/√m_L, hidden matrices × m_D^-0.32; × √m_B is their code's.
+
+    Steps on a sphere need no factor for the width. Elsewhere the width's is μP's: AdamW trains the readout,
+    and logits are × 1/m_N, where the authors keep the readout's norm too and scale no logits.
+    """
+
+    def scaled(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+        wide = _in_blocks(rule, 1.0)(parameter, infshape, growth)
+        rate = wide.learning_rate * growth.depth**-0.5 * growth.batch_size**0.5
+        if parameter.role == "hidden":
+            rate *= growth.tokens**-0.32
+        return dataclasses.replace(wide, learning_rate=rate, eps=1.0)
+
+    return scaled
+
+
 _SP: Mapping[str, Rule] = {"adamw": _unscaled, "sgd": _unscaled, **_by_norm(lambda _: _unscaled)}
 _MUP: Mapping[str, Rule] = {"adamw": _mup_adamw, "sgd": _mup_sgd, **_by_norm(_mup_by_norm)}
 
@@ -317,6 +334,12 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
         _completep(0.5, _WITH_DEPTH),
         source="Blake et al. 2024 (arXiv:2407.17465), Table 2; factors of growth, without unit scales",
         parameters={"adamw": _umup_adamw},
+    ),
+    "hyperp": dataclasses.replace(
+        _completep(0.5, (*_WITH_DEPTH, "batch_size", "tokens")),
+        source="Ren et al. 2026 (arXiv:2603.28743), Table 1; microsoft/ArchScale, c2ec1d6, pretrain.py",
+        parameters={"muonh": _hyperp(_mup_by_norm(0.0)), "adamw": _hyperp(_mup_adamw)},
+        follows=(*_WITH_DEPTH, "batch_size", "tokens"),
     ),
     # Common mistakes, to measure their cost.
     "mup_sqrt_attention": Parametrization(

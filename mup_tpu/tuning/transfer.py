@@ -106,9 +106,9 @@ def target_trials(
             f"num_seeds {num_seeds} makes {num_seeds:,} trials; at most {MOST_TRIALS:,} are planned"
         )
     changed = {name: value for name, value in changes.items() if value is not None}
-    is_timescale = source.optimizer.rules.decay == "timescale"
-    follows = {"depth": "depth" in PARAMETRIZATIONS[rule].follows}
-    follows |= {"batch_size": is_timescale, "steps": is_timescale}
+    followed = {*PARAMETRIZATIONS[rule].follows}
+    followed |= {"batch_size", "tokens"} if source.optimizer.rules.decay == "timescale" else set()
+    follows = {name: name in followed for name in ("depth", "batch_size")} | {"steps": "tokens" in followed}
     # A rule of depth, batch size or steps without a base would take the target for its own base, and scale
     # nothing.
     bases = {

@@ -23,6 +23,7 @@ _LABELS = {
     "completep": "CompleteP",
     "completep_half": "CompleteP, α = ½",
     "umup": "u-μP",
+    "hyperp": "HyperP",
     "completep_zero": "CompleteP, α = 0",
     "completedp": "Complete(d)P",
     "mup_sqrt_attention": "μP, attention / √d",

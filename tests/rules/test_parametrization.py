@@ -193,6 +193,33 @@ def test_factors_of_every_parameter_are_those_of_completep_s_table(
 
 
 @pytest.mark.parametrize(
+    ("growth", "rate"),
+    [
+        # Ren et al. 2026, equation 8: 24.27·T^-0.320, from 10.4 to 166.4 billion tokens at equal batch size
+        ({"base_steps": 104, "steps": 1664}, 24.27 * 166.4e9**-0.320 / (24.27 * 10.4e9**-0.320)),
+        # microsoft/ArchScale, pretrain.py: √(8/24) of the depth, √(b/b0) and (tokens/t0)^-0.32 of the batch
+        ({"base_depth": 8, "depth": 24}, (8 / 24) ** 0.5),
+        ({"base_batch_size": 4, "batch_size": 8}, 2**0.5 * 2**-0.32),
+        ({"base_width": 32, "width": 64}, 1.0),
+    ],
+)
+def test_hidden_rates_of_hyperp_are_its_authors(growth, rate):
+    base = {"base_depth": 2, "depth": 2, "base_batch_size": 4, "batch_size": 4, "base_steps": 9, "steps": 9}
+    trial = Trial(optimizer=OptimizerConfig(optimizer="muonh")).replace(
+        architecture="llama",
+        parametrization="hyperp",
+        head_size=16,
+        **{"base_width": 32, "width": 32} | base | growth,
+    )
+    factors = parameter_scalings(trial, VOCAB, T)
+    assert factors["model.layers.0.mlp.up_proj.weight"].learning_rate == pytest.approx(rate)
+    norm = rate * trial.growth.tokens**0.32
+    assert factors["model.layers.0.input_layernorm.weight"].learning_rate == pytest.approx(norm)
+    assert factors["model.embed_tokens.weight"].learning_rate == pytest.approx(norm)
+    assert forward_scaling(trial).residual == pytest.approx(trial.growth.depth**-0.5)
+
+
+@pytest.mark.parametrize(
     ("name", "alpha"),
     [("mup", None), ("completep", 1), ("completep_half", 0.5), ("completep_zero", 0), ("completedp", 1)],
 )
