@@ -4,24 +4,34 @@ python benchmarks/mutations.py --seed 1 --count 60 > drawn.tsv        draw and r
 python benchmarks/mutations.py --again drawn.tsv                      run the same mutations again
 
 A mutation changes an operator, a comparison or a constant, or removes a line. The package is copied first, so
-that the working tree stays as it is. All tests but slow ones run once, and note which of them reach each line
-that is to change, also in processes that they start. Each line of the output has the outcome, the place, the
-line before and after, the number of tests that reach it, and the one that failed. Outcomes are `caught`,
-`survived`, `slow` (the time ended), `unreached`, and `gone` (the line has changed since it was drawn).
+that the working tree stays as it is. Each is tried on the tests of its module first, without slow ones. For
+those that pass, all tests run once, and note which of them reach each line that is to change, also in
+processes that they start; the shortest of these within `--seconds` try it. Each line of the output has the
+outcome, the place, the line before and after, the number of tests that reach it, and the one that failed.
+Outcomes are `caught`, `survived`, `slow` (the tests took four times as long as without the mutation),
+`unreached`, and `moved` (the package no longer has the line, or has it more than once).
 """
 
 import argparse
 import ast
+import contextlib
 import os
 import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import hypothesis  # noqa: F401
+import pandas  # noqa: F401
+import pyarrow  # noqa: F401
+import pytest
+import scipy.optimize  # noqa: F401
+import torch  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 OPERATORS = {
@@ -33,7 +43,6 @@ COMPARISONS = {
     ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.Is: ("is", "is not"),
     ast.IsNot: ("is not", "is"),
 }  # fmt: skip
-MOST_TESTS = 150  # tests of one mutation, at most: those of the module first, then others at random
 
 # Module of the copied package that notes the tests which reach a line
 REACHED = """
@@ -122,24 +131,53 @@ def marked(source: str, numbers: dict[int, int]) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+def found_again(mutation: tuple[str, str, str]) -> tuple[str, str, str]:
+    """Return a mutation where its line is now: in its module, or in the only one that has it."""
+    module, before, after = mutation
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").split("\n")
+        for path in sorted((ROOT / "mup_tpu").rglob("*.py"))
+    }
+    now = [module] if before in sources.get(module, []) else [m for m in sources if before in sources[m]]
+    return (now[0] if len(now) == 1 and sources[now[0]].count(before) == 1 else "", before, after)
+
+
 def run_tests(copy: Path, seconds: float, *words: str) -> tuple[int | None, str]:
-    """Return pytest's exit code and output; the code is None if the time ended."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--tb=no", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(copy)}
-    with subprocess.Popen(
-        [*command, *words], cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, start_new_session=True,
-    ) as run:  # fmt: skip
-        try:
-            output, _ = run.communicate(timeout=seconds)
-            return run.returncode, output
-        except subprocess.TimeoutExpired:
-            os.killpg(run.pid, signal.SIGKILL)
+    """Return pytest's exit code and output; the code is None if the time ended.
+
+    A fork saves the imports of the packages that a test needs, which take longer than most tests.
+    """
+    command = ["-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow and not nightly", *words]
+    with tempfile.TemporaryFile("w+") as output:
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            os.chdir(copy)
+            os.dup2(output.fileno(), 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.environ["PYTHONPATH"] = sys.path[0] = str(copy)
+            code = int(pytest.main(command))
+            sys.stdout.flush()
+            os._exit(code)
+        end = time.monotonic() + seconds
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < end:
+            time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what a test left, too
+        if not ended[0]:
+            os.waitpid(pid, 0)
             return None, ""
+        output.seek(0)
+        return os.waitstatus_to_exitcode(ended[1]), output.read()
 
 
-def reaching(copy: Path, drawn: list[tuple[str, str, str]], processes: int) -> list[list[str]]:
-    """Return the tests that reach each mutation's line, without those that fail in the copy anyway."""
+def reaching(
+    copy: Path, drawn: list[tuple[str, str, str]], processes: int, tests: list[str]
+) -> list[dict[str, float]]:
+    """Return the tests that reach each mutation's line, and their seconds.
+
+    Tests that fail in the copy anyway are left out.
+    """
     sources = {module: (copy / module).read_text(encoding="utf-8") for module, _, _ in drawn}
     for module, source in sources.items():
         lines = source.split("\n")
@@ -148,10 +186,12 @@ def reaching(copy: Path, drawn: list[tuple[str, str, str]], processes: int) -> l
     notes = copy / "mup_tpu" / "reached.txt"
     notes.with_suffix(".py").write_text(REACHED)
     # Groups are part of a test's name under pytest-xdist.
-    _, output = run_tests(copy, 7200.0, "-n", str(processes), "--dist", "loadgroup", "tests")
-    failing = {
-        name.rpartition("@")[0] for name in re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    }
+    distribution = ("-n", str(processes), "--dist", "loadgroup")
+    _, output = run_tests(copy, 7200.0, *distribution, "--durations=0", *tests)
+    failing = {*re.findall(r"^(?:FAILED|ERROR) (.+?)@", output, re.MULTILINE)}
+    seconds = dict[str, float]()
+    for took, name in re.findall(r"^([\d.]+)s (?:setup|call) +(\S.*)@", output, re.MULTILINE):
+        seconds[name] = seconds.get(name, 0.0) + float(took)
     by_line: dict[tuple[str, str], set[str]] = {}
     for note in notes.read_text().splitlines():
         number, _, test = note.partition("\t")
@@ -159,40 +199,51 @@ def reaching(copy: Path, drawn: list[tuple[str, str, str]], processes: int) -> l
         by_line.setdefault((module, before), set()).add(test.rpartition("@")[0])
     for module, source in sources.items():
         (copy / module).write_text(source, encoding="utf-8")
-    return [sorted(by_line.get((module, before), set()) - failing - {""}) for module, before, _ in drawn]
+    return [
+        # Pytest omits durations below 5 ms.
+        {test: seconds.get(test, 0.005) for test in by_line.get((module, before), set()) - failing - {""}}
+        for module, before, _ in drawn
+    ]
 
 
-def outcome(copy: Path, mutation: tuple[str, str, str], tests: list[str], seconds: float) -> tuple[str, str]:
+def nearest(module: str) -> str:
+    """Return the file of a module's tests, or the folder of its room's."""
+    mirror = Path("tests", *Path(module).parts[1:]).with_name(f"test_{Path(module).name}")
+    return str(mirror if (ROOT / mirror).exists() else mirror.parent)
+
+
+def outcome(
+    copy: Path, mutation: tuple[str, str, str], reaching: dict[str, float], seconds: float
+) -> tuple[str, str]:
     """Return the outcome of a mutation, and the test that caught it."""
     module, before, after = mutation
     path = copy / module
     source = path.read_text(encoding="utf-8")
-    if source.split("\n").count(before) != 1:
-        return "gone", ""
-    mirror = f"tests/{Path(module).relative_to('mup_tpu').with_name('test_' + Path(module).name)}"
-    random.Random(before).shuffle(tests)
-    tests.sort(key=lambda test: (not test.startswith(mirror), not test.startswith(str(Path(mirror).parent))))
-    left = tests[:MOST_TESTS]
+    tests = sorted(reaching, key=lambda test: (reaching[test], test))
+    left = [test for i, test in enumerate(tests) if sum(map(reaching.get, tests[: i + 1])) <= seconds]
     while left:
-        count = 20 if left[0] == tests[0] else len(left)  # the nearest tests start at once
         path.write_text(source.replace(before, after, 1), encoding="utf-8")
-        failed, has_ended = failing(copy, left[:count], seconds)
+        failed, has_ended = failing(copy, left, 4 * seconds)
         path.write_text(source, encoding="utf-8")
         if not has_ended:
             return "slow", ""
-        if failed and not failing(copy, [failed], seconds)[0]:
-            return "caught", failed
-        left = [test for test in left if test != failed] if failed else left[count:]
+        if not failed:
+            break
+        if not failing(copy, failed, 4 * seconds)[0]:
+            return "caught", failed[0]
+        if not {*failed} & {*left}:
+            return "undecided", ""  # a test of the module's file fails in the copy anyway
+        left = [test for test in left if test not in failed]
     return "survived" if tests else "unreached", ""
 
 
-def failing(copy: Path, tests: list[str], seconds: float) -> tuple[str, bool]:
-    """Return the first of these tests that fails, and whether they ended in time."""
+def failing(copy: Path, tests: list[str], seconds: float) -> tuple[list[str], bool]:
+    """Return the first of these tests that fails (all if none can start), and whether they ended in time."""
     listed = copy / "listed.txt"
     listed.write_text("\n".join(tests))
     code, output = run_tests(copy, seconds, "-n", "0", "-x", f"@{listed}")
     names = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
-    return (names[0] if names else tests[0] if code else ""), code is not None
+    return (names[:1] or tests if code else []), code is not None
 
 
 def main() -> None:
@@ -200,8 +251,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--rooms", nargs="*", default=[], help="folders of mup_tpu; by default all")
-    parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a mutation's tests")
+    parser.add_argument("--seconds", type=float, default=90.0, help="time of a mutation's tests")
     parser.add_argument("--processes", type=int, default=2, help="processes of the run that finds the tests")
+    parser.add_argument("--tests", nargs="*", default=["tests"], help="tests that may reach a line")
     parser.add_argument("--again", type=Path, help="an earlier output, whose mutations are run again")
     given = parser.parse_args()
     if given.again:
@@ -212,8 +264,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
-        drawn = [mutation for mutation in drawn if (copy / mutation[0]).exists()]
-        for mutation, tests in zip(drawn, reaching(copy, drawn, given.processes), strict=True):
+        passed = []
+        for was in drawn:
+            mutation = found_again(was)
+            tests = {nearest(mutation[0]): 0.0}
+            result, test = outcome(copy, mutation, tests, given.seconds) if mutation[0] else ("moved", "")
+            if result in ("caught", "moved"):
+                print(result, mutation[0] or was[0], *mutation[1:], 1, test, sep="\t", flush=True)
+            else:
+                passed.append(mutation)
+        for mutation, tests in zip(passed, reaching(copy, passed, given.processes, given.tests), strict=True):
             result, test = outcome(copy, mutation, tests, given.seconds)
             print(result, *mutation, len(tests), test, sep="\t", flush=True)
 

@@ -193,6 +193,8 @@ def loss_laws(
         except TableError as error:
             raise TableError(str(error) if compared == "all" else f"{compared}: {error}") from None
         laws.append(RecipeLaw(compared, tuple(sizes), size_PA, loss_P, law))
+    if not laws:
+        raise TableError("no run of the table has a finite loss")
     targets, computes = list[LossTarget](), list[float]()
     for text in at:
         values = _read_target(text, laws[0])
@@ -323,11 +325,11 @@ def _sizes(
             raise TableError(f"table has no column of parameters, tokens or compute: {options} names them")
         return sizes
     for varies, (name, other) in zip((tokens, params), ((PARAMS, params), (TOKENS, tokens)), strict=True):
-        if varies.nunique() == 1:
+        if varies.nunique() == 1 and 0 < varies.iloc[0] < math.inf:
             return {name: other}
     with np.errstate(all="ignore"):
         log_n, log_d = np.log(params.to_numpy(float)), np.log(tokens.to_numpy(float))
-    if np.isfinite(log_n + log_d).all():
+    if len(log_n) > 1 and np.isfinite(log_n + log_d).all():
         away = log_d - log_d.mean() - (log_n - log_n.mean()) * np.cov(log_n, log_d)[0, 1] / log_n.var(ddof=1)
         if away.std() < _TOGETHER:
             notes.append(Reason.of("sizes grow together"))
@@ -342,6 +344,8 @@ def _read_target(text: str, law: RecipeLaw) -> dict[str, float]:
         name, _, written = (piece.strip() for piece in part.partition("="))
         alike = (size for size in _NAMES if _is_size(name, size))
         value = as_number(plain_size(written).replace("_", "")) or math.nan
+        if name in values:
+            raise TableError(f"at {on_one_line(text)} has {name} twice")
         values[name if name in law.sizes else next(alike, name)] = value
     if law.sizes == (COMPUTE,) and {*values} == {PARAMS, TOKENS}:
         values = {COMPUTE: FLOP * math.prod(values.values())}

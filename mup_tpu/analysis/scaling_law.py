@@ -39,6 +39,7 @@ _MANY = 8  # runs a parameter from which runs themselves are drawn
 _STARTS = 4
 _EXPONENTS = (0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5)
 _LEAST, _MOST_EXPONENT = 1e-12, 5.0  # of E, A and B, whose logarithm is kept
+_MOST = 1e90  # loss or size whose powers and products are numbers, as those of its inverse
 _NAMES = (("A", "α"), ("B", "β"))  # coefficient and exponent of each size
 
 
@@ -177,8 +178,9 @@ class ScalingLaw:
     @property
     def split(self) -> tuple[float, float, float]:
         # Exponent a of the best size, N ∝ C^a, with its 95 % interval
-        a_R = self.bootstrap[0][:, 4] / (self.bootstrap[0][:, 2] + self.bootstrap[0][:, 4])
-        low, high = np.quantile(a_R, [0.025, 0.975]).tolist()
+        with np.errstate(invalid="ignore"):  # a draw without any slope has no best size
+            a_R = self.bootstrap[0][:, 4] / (self.bootstrap[0][:, 2] + self.bootstrap[0][:, 4])
+        low, high = np.nanquantile(a_R, [0.025, 0.975]).tolist()
         return float(self.theta_T[4] / (self.theta_T[2] + self.theta_T[4])), low, high
 
     def best_size(self, compute: float) -> BestSize:
@@ -354,9 +356,12 @@ def _best_split(theta_T: np.ndarray) -> np.ndarray:
 
 def _positive(values: np.ndarray, what: str) -> np.ndarray:
     values = np.asarray(values, float)
-    if not (np.isfinite(values) & (values > 0)).all():
-        bad = values[~(np.isfinite(values) & (values > 0))][0]
-        raise TableError(f"{what} {bad:g} is not allowed in a scaling law: it must be finite and above 0")
+    is_allowed = (values > 1 / _MOST) & (values < _MOST)
+    if not is_allowed.all():
+        bad = values[~is_allowed][0]
+        raise TableError(
+            f"{what} {bad:g} is not allowed in a scaling law: it must be above 0 and below {_MOST:g}"
+        )
     return values
 
 

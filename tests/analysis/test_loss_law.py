@@ -1,5 +1,7 @@
 """Laws of the loss from tables: worlds of known laws, and tables that contradict themselves."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -105,7 +107,13 @@ def test_runs_of_one_ratio_have_a_law_of_compute():
         (lambda t: t.iloc[[0, 4, 12, 18, 21]], {}, "needs more than 5 points and"),
         (lambda t: t[t["N"].isin(t["N"].unique()[:2])], {}, "there are 10 points and 2 and 5 sizes"),
         (lambda t: t.assign(flops=t["N"] * t["D"]), {}, r"compute 1e\+16 of row 0 contradicts 6 × 3.16e"),
-        (lambda t: t.assign(loss=-t["loss"]), {}, "loss -.* must be finite and above 0"),
+        (lambda t: t.assign(loss=-t["loss"]), {}, "loss -.* must be above 0 and below 1e"),
+        (lambda t: t.assign(loss=1e-300 * t["loss"]), {}, "loss .*e-300 is not allowed in a scaling law"),
+        (lambda t: t.assign(N=1e290 * t["N"]), {}, r"variable 3.16.*e\+297 is not allowed"),
+        (lambda t: t.assign(loss=math.nan), {"at": ["N=7B,D=2T"]}, "no run of the table has a finite loss"),
+        (lambda t: t.assign(N=0), {"at": ["N=7B,D=2T"]}, "params must be above 0, but row 0 has 0"),
+        (lambda t: t[:0], {}, "table has no finished run"),
+        (lambda t: t, {"at": ["N=7B,params=8B,D=2T"]}, "at N=7B,params=8B,D=2T has params twice"),
         (lambda t: t.assign(N=t["N"] - t["N"][0]), {}, "params must be above 0, but row 0 has 0"),
         (lambda t: t.assign(D=t["D"].where(t["D"] > 1e9)), {}, "tokens is empty in row 0"),
         (lambda t: t.drop(columns="loss"), {}, "table has no column 'loss'; it has N, D"),

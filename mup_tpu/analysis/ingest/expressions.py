@@ -7,6 +7,7 @@ looked up in tables of allowed ones, and nothing is executed.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,10 @@ def with_derived(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     def named(text: str) -> str:
         nonlocal table
         tree = None if text in table else _parsed(text)
+        if tree is None and text not in table and _is_cut(text):
+            raise TableError(
+                f"{text} is no whole expression: an operator or a parenthesis lacks its other side"
+            )
         if tree is None or not any(_column(table, name) for name in _names(tree)):
             return text  # a name such as optim/lr, of which the table knows nothing: its absence is the error
         name = ast.unparse(tree)
@@ -72,10 +77,16 @@ def _parsed(text: str) -> ast.expr | None:
     if not any(sign in text for sign in "+-*/^(") or len(text) > _LONGEST:
         return None
     try:
-        tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
+        tree = ast.parse(" ".join(text.split()).replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError):
         return None
     return tree if isinstance(tree, ast.BinOp | ast.UnaryOp | ast.Call) else None
+
+
+def _is_cut(text: str) -> bool:
+    # A column whose name is alike would be taken: width for "1/width)".
+    is_open = text.count("(") != text.count(")")
+    return is_open or re.search(r"^\s*[*/^]|[-+*/^]\s*$", text) is not None
 
 
 def _names(tree: ast.expr) -> Iterator[str]:

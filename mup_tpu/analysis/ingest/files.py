@@ -213,10 +213,19 @@ def _delimited(content: bytes) -> pd.DataFrame:
             skipped.add(i)
     body = b"\n".join(line for i, line in enumerate(lines) if i not in skipped)
 
+    shape: dict[str, Any] = {}
+
     def read(**how: Any) -> pd.DataFrame:
-        return pd.read_csv(io.BytesIO(body), sep=delimiter, low_memory=False, **how)
+        return pd.read_csv(io.BytesIO(body), sep=delimiter, low_memory=False, **shape, **how)
 
     rows = read()
+    # pandas takes the first cells of lines that are longer than the heading for names of rows, as R writes.
+    if more := 0 if isinstance(rows.index, pd.RangeIndex) else rows.index.nlevels:
+        if rows.iloc[:, -more:].isna().all(axis=None):  # a delimiter ends each line
+            shape["index_col"] = False
+            rows = read()
+        elif more > 1 or not rows.index.is_unique:
+            raise ValueError(f"its lines have {more} more cells than the one with the names of columns")
     # A file has one convention: where its numbers have decimal commas, a point separates thousands.
     if any(map(has_decimal_commas, map(rows.get, rows))):
         texts = read(dtype=str).stack().str.strip()

@@ -238,6 +238,21 @@ text(
 text("groups of columns", f"config,config,metrics\n{CSV}")
 text("units below the names", CSV.replace("loss\n", "loss\n(dim),(peak),(nats)\n", 1))
 text("a title and a source", f"Sweep of March,,\n{CSV}\nSource: own runs, 8xA100\n")
+text("a comma at the end of each row", CSV.replace("\n", ",\n").replace(",\n", "\n", 1))
+text(
+    "names of rows, as R writes them",
+    re.sub("^", lambda at: f"run{at.start()}," * (at.start() > 0), CSV, flags=re.M),
+)
+text(
+    "more cells than names",
+    re.sub(r"$", ",7,8", CSV, flags=re.M).replace(",7,8", "", 1),
+    error="2 more cells than",
+)
+text(
+    "a cell more than names",
+    re.sub(r"$", ",7", CSV, flags=re.M).replace(",7", "", 1),
+    error="1 more cells than",
+)
 text("comments between rows", CSV.replace("128,", "# wider, now\n128,", 1))
 
 # Shapes
