@@ -193,7 +193,6 @@ def run_each(python: Path, folder: Path, commands: list[str]) -> list[tuple[str,
 
 SHOWN = (
     ("README.md", "mup-tpu analyze results/nanogpt_mup", "SP: DRIFTS"),
-    ("README.md", "mup-tpu predict results/nanogpt_mup --at width=4096", "at width 4096"),
     ("docs/your_own_table.md", "mup-tpu analyze runs.csv --report --out runs.html", "runs.html"),
     ("docs/how_to.md", "mup-tpu doctor", "no problems"),
     (

@@ -33,12 +33,10 @@ def run(tmp_path):
 
 
 @pytest.mark.slow
-def test_our_processes_load_no_plug_in_and_their_children_do(run):
-    inherited = "import torch, os; print('TORCH_DEVICE_BACKEND_AUTOLOAD' in os.environ, os.getpid()); "
-    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
-    ended, loaded = run("-c", "import mup_tpu.jobs.preload; " + inherited + child)
-    is_inherited, pid = ended.stdout.split()
-    assert is_inherited == "False" and len(loaded) == 1 and loaded != [pid], ended.stderr
+def test_our_processes_load_no_plug_in_and_their_children_may(run):
+    inherited = "import sys, os; print('torch' in sys.modules, 'TORCH_DEVICE_BACKEND_AUTOLOAD' in os.environ)"
+    ended, loaded = run("-c", "import mup_tpu.jobs.preload; " + inherited)
+    assert ended.stdout.split() == ["True", "False"] and not loaded, ended.stderr
     ended, loaded = run("-m", "mup_tpu", "doctor")
     assert not loaded and "torch" in ended.stdout
     assert "nanobind" not in ended.stderr

@@ -38,13 +38,13 @@ def interrupted(command: list[str], moment: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["pandas", "torch._C"])
+@pytest.mark.parametrize("moment", [pytest.param("pandas", marks=pytest.mark.nightly), "torch._C"])
 def test_ctrl_c_in_the_middle_of_imports_ends_a_command(moment, corpus):
     assert interrupted(["-m", "mup_tpu", "train", "--corpus", str(corpus)], moment) == (130, ["stopped\n"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["tyro", "mup_tpu.training.pack"])
+@pytest.mark.parametrize("moment", ["tyro", pytest.param("mup_tpu.training.pack", marks=pytest.mark.nightly)])
 def test_ctrl_c_in_the_middle_of_imports_ends_an_experiment_and_its_server(moment, tmp_path):
     """It is the server of its processes that imports torch; meanwhile the experiment learns its folder."""
     command = [

@@ -23,26 +23,38 @@ from mup_tpu.store import Store, load_runs
 from mup_tpu.study.study import load_study
 from mup_tpu.tuning.single import _log_lines
 
+FULL = "error: No space left on device; stored results are kept; run the same command to continue"
+HAS_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
-@pytest.mark.parametrize("err", ["", pytest.param("/dev/full", marks=pytest.mark.nightly)])
-def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(err, corpus, tmp_path, small, forked):
-    def run(*command):
-        done = forked(*command, out="/dev/full", err=err)
-        return done.returncode, done.stderr
 
-    command = ["train", *small, "--corpus", corpus, "--log-every", 4]
-    sentence = "error: No space left on device; stored results are kept; run the same command to continue\n"
-    lost = "warning: lines of the log are lost: No space left on device\n"
-    export = tmp_path / "export"
-    code, error = run(*command, "--results", tmp_path / "r", "--export", export)
-    assert code == 2, error
-    if not err:
-        assert error.startswith(lost) and error.endswith(sentence), error  # between them a bar
-        assert run("analyze", "--runs", tmp_path / "r") == (2, sentence)
-    assert (export / "model.safetensors").exists(), "first the row and the export, then words about them"
+@pytest.mark.parametrize("output", [pytest.param("full", marks=HAS_FULL), "unread"])
+def test_a_lost_output_is_a_sentence_or_nothing_and_loses_no_row(
+    output, corpus, tmp_path, small, outcome, monkeypatch
+):
+    """First the row and the export, then words about them."""
+    words = ["--results", tmp_path / "r", "--export", tmp_path / "export", "--log-every", 4]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(os.open("/dev/full", os.O_WRONLY) if output == "full" else os.dup(write), "w") as lost:
+        monkeypatch.setattr(sys, "stdout", lost)
+        code, _, error = outcome("train", *small, "--corpus", corpus, *words)
+    os.close(write)
+    assert code == {"full": 2, "unread": 0}[output], error
+    if output == "full":
+        warning = "warning: lines of the log are lost: No space left on device"
+        assert error.startswith(warning) and error.endswith(FULL), error  # between them a bar
+    assert (tmp_path / "export" / "model.safetensors").exists()
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
+
+
+@HAS_FULL
+@pytest.mark.nightly
+@pytest.mark.parametrize("err", ["", "/dev/full"])
+def test_a_process_whose_output_is_on_a_full_disk_ends_in_a_sentence(err, tmp_path, forked):
+    row = configured(Trial()) | {"trial_id": "a", "status": "finished", "loss": 2.0}
+    Store(tmp_path, "x").append([row])
+    done = forked("analyze", "--runs", tmp_path, out="/dev/full", err=err)
+    assert (done.returncode, done.stderr) == (2, "" if err else f"{FULL}\n")
 
 
 def test_a_package_of_the_extra_train_that_is_missing_is_named_and_others_are_errors_of_ours(capsys):
@@ -212,15 +224,14 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("stream", ["unread", pytest.param("ascii", marks=pytest.mark.nightly)])
-def test_a_trained_model_is_exported_whatever_becomes_of_the_output(stream, corpus, tmp_path, small, forked):
-    """First the row and the export, then words about them."""
+@pytest.mark.nightly
+@pytest.mark.parametrize("stream", LOST)
+def test_a_process_exports_its_model_whatever_becomes_of_the_output(stream, corpus, tmp_path, small, forked):
     out = tmp_path / "μP"
     words = ["train", *small, "--corpus", corpus, "--results", tmp_path / "r", "--export", out]
     done = forked(*words, program=f"{LOST[stream]}\nfrom mup_tpu.cli import main\nmain()\n")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert (out / "model.safetensors").exists() and (out / "tokenizer.json").exists()
-    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
     assert stream != "ascii" or r"exported a stock model to" in done.stdout and r"\u03bcP" in done.stdout
 
 
@@ -242,18 +253,19 @@ def test_names_that_are_too_long_for_the_system_are_one_sentence(outcome, tmp_pa
         assert "Traceback" not in error
 
 
-def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path, forked):
+def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path, monkeypatch, outcome):
     """What it is asked for by absolute paths works all the same."""
-    program = (
-        "import os, sys\nfrom mup_tpu.cli import "
-        "main\nos.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\nfor words in "
-        "(['analyze', '--runs', 'x'], ['init'], ['init', '--out', sys.argv[2]]):\n    try:\n        "
-        "main(words)\n        print(0)\n    except SystemExit as end:\n        print(end.code)\n"
-    )
-    done = forked(tmp_path / "gone", tmp_path / "x.toml", program=program)
-    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["2", "2", "0"], done.stderr
-    assert "Traceback" not in done.stderr and (tmp_path / "x.toml").exists()
-    assert done.stderr.count("error: ") == len(done.stderr.splitlines()) == 2
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for words, expected in (
+        (["analyze", "--runs", "x"], 2),
+        (["init"], 2),
+        (["init", "--out", tmp_path / "x"], 0),
+    ):
+        code, _, error = outcome(*words)
+        assert code == expected and error.startswith("error: ") == (code == 2), error
+    assert (tmp_path / "x").exists()
 
 
 def test_a_run_without_a_step_has_no_curve(valleys):

@@ -1,18 +1,18 @@
 """The command `train`: rows, exports, checkpoints, and bad input."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from mup_tpu.cli import main
 from mup_tpu.config import DataConfig
 from mup_tpu.data import load
 from mup_tpu.store import Store, load_runs
+from mup_tpu.training.loop import PackRun
 
 
 def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, outcome, small):
@@ -121,39 +121,24 @@ def test_trials_that_share_a_checkpoint_folder_go_on_and_leave_each_other_alone(
         assert [p.name for p in sorted(folder.iterdir())] == ["step-00000004", "step-00000008"]
 
 
-SLOWLY = """
-import sys, time
-from mup_tpu.cli import main
-from mup_tpu.training.pack import Pack
-train = Pack.train
-def slowly(*arguments):
-    time.sleep(1)
-    return train(*arguments)
-Pack.train = slowly
-main(sys.argv[1:])
-"""
-"""The command, with a second before each chunk of steps, so that a signal comes in time."""
-
-
-@pytest.mark.slow
-def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, small):
+def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, small, outcome, monkeypatch):
+    """It comes after the first checkpoint; in a process of its own a sweep's driver gets one."""
     command = [
-        "train", *small[:-2], "--steps", "60", "--corpus", corpus,
-        "--checkpoints", tmp_path / "c", "--checkpoint-every", "10", "--results", tmp_path / "r",
+        "train", *small[:-2], "--steps", 60, "--corpus", corpus,
+        "--checkpoints", tmp_path / "c", "--checkpoint-every", 10, "--results", tmp_path / "r",
     ]  # fmt: skip
-    command = [str(part) for part in command]
-    run = [sys.executable, "-c", SLOWLY, *command]
-    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 240
-    while not list((tmp_path / "c").glob("*/step-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 143, output
-    assert "preempted at step" in output
-    assert "the same command goes on" in output
+
+    def save(run, before=PackRun._save):
+        before(run)
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(PackRun, "_save", save)
+    code, _, error = outcome(*command)
+    assert code == 143 and "preempted at step 10 of 60" in error and "the same command goes on" in error
     assert load_runs(tmp_path / "r")["status"].tolist() == ["preempted"]
-    main(command)
+    code, out, _ = outcome(*command)
+    assert code == 0 and "step 10/60" not in out and "step 20/60" in out
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 

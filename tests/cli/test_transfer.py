@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mup_tpu.analysis.referee import predictions_inside
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.options import TransferOptions
@@ -113,9 +114,7 @@ def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcom
     code, out, _ = outcome("analyze", two_rules, "--json")
     (scored,) = json.loads(out)["predictions"]
     assert scored["is_inside"] is True and scored["x"] == pytest.approx(-6, abs=0.1)
-    page = Path(two_rules).parent / "page.md"
-    code, _, err = outcome("analyze", page.parent, "--report", "--out", page)
-    assert code == 0 and "Predictions inside their 95 % interval: 1 of 1" in page.read_text(), err
+    assert predictions_inside(Path(two_rules).parent) == {"swept": [True]}
 
 
 def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules, tmp_path, outcome):
