@@ -26,9 +26,11 @@ FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 STORES = [file.parent for file in sorted(RESULTS.rglob("store.json"))]
 PREDICTED = sorted((RESULTS / "prediction").glob("*/predictions.json"))
 """Predictions beside runs at their scale."""
-TOGETHER = sorted({path.parent for path in STORES} - {RESULTS, RESULTS / "prediction"})
-"""Folders of several sweeps, each with figures that compare them."""
 SEARCHES = [path for path in STORES if (path / "search.json").exists()]
+TOGETHER = sorted(
+    {path.parent for path in STORES if path not in SEARCHES} - {RESULTS, RESULTS / "prediction"}
+)
+"""Folders of several sweeps, each with figures that compare them."""
 SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
 
 
