@@ -52,11 +52,11 @@ if (
 # Module in this package, and summary, of each command
 COMMANDS = {
     "init": ("study", "Write a first TOML file, which runs as it is."),
-    "plan": ("training", "Plan the runs, within a budget, that predict a large model's hyperparameters."),
+    "plan": ("target", "Plan the runs, within a budget, that predict a large model's hyperparameters."),
     "sweep": ("sweep", "Run the missing trials of a sweep."),
     "search": ("sweep", "Search several hyperparameters at once with Ray Tune."),
-    "train": ("training", "Train one trial and print its loss."),
-    "transfer": ("training", "Train a larger model with the hyperparameters of a search or sweep."),
+    "train": ("train", "Train one trial and print its loss."),
+    "transfer": ("target", "Train a larger model with the hyperparameters of a search or sweep."),
     "ask": ("study", "Print trials of a study to run elsewhere, each trial once."),
     "tell": ("study", "Store the loss of a trial that `mup-tpu ask` printed."),
     "watch": ("watch", "Show a results folder as it fills: what analyze shows, time left, failures."),
@@ -64,7 +64,7 @@ COMMANDS = {
     "predict": ("analysis", "Predict the optimum at a scale that was not run."),
     "check": ("check", "Check that nothing grows or dies with the scale, and name the cause of what does."),
     "doctor": ("doctor", "Report packages, devices and folders, with a remedy for each problem."),
-    "data prepare": ("data", "Write a corpus as tokenised shards that training streams."),
+    "data prepare": ("train", "Write a corpus as tokenised shards that training streams."),
 }
 
 _COMPLETION = "`mup-tpu --print-completion bash` prints completions for a shell: bash, zsh or fish."

@@ -28,7 +28,7 @@ from mup_tpu.jobs.driver import Failed, Finished, Pool
 from mup_tpu.jobs.pools import Forked
 from mup_tpu.jobs.this_machine import visible_gpus, workers_that_fit
 from mup_tpu.logs.lines import name_of
-from mup_tpu.store.runs import Result
+from mup_tpu.store import Result
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.grid import Leases, StudyGrid
 from mup_tpu.study.report import StudyTrial, damaged

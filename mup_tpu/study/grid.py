@@ -21,8 +21,7 @@ from mup_tpu.config import Axes, Domain, Grid, parse_number, shown
 from mup_tpu.config.grid import DESIGNS, ORDERS, Point, Value
 from mup_tpu.config.toml import from_dict
 from mup_tpu.errors import ConfigError, StoreError, reason
-from mup_tpu.store import FINAL, STUDY_COLUMNS, Store
-from mup_tpu.store.runs import Result
+from mup_tpu.store import FINAL, STUDY_COLUMNS, Result, Store
 from mup_tpu.study.report import StudyTrial
 
 _RESERVED = {*STUDY_COLUMNS, "step", "loss_err", "id", "values"}

@@ -30,7 +30,7 @@ steps = 12
 
 FORKS = """
 import json, os, sys
-import mup_tpu.cli.analysis, mup_tpu.cli.results, mup_tpu.cli.training
+import mup_tpu.cli.analysis, mup_tpu.cli.results, mup_tpu.cli.train
 import mup_tpu.models.weights, mup_tpu.training.loop
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 for line in sys.stdin:

@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.cli import console
 from mup_tpu.cli.console import guard
+from mup_tpu.cli.train import _log_lines
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.plots import learning_curves_figure
 from mup_tpu.store import Store, load_runs
 from mup_tpu.study.study import load_study
-from mup_tpu.tuning.single import _log_lines
 
 FULL = "error: No space left on device; stored results are kept; run the same command to continue"
 HAS_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
@@ -212,7 +211,7 @@ def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, 
         == "warning: it is damaged\n"
     )
 
-    with _log_lines(Console(), str(tmp_path)):
+    with _log_lines(console.Console(), str(tmp_path)):
         logging.getLogger("mup_tpu").warning("\x1b[33mcorpus")
     log = next(tmp_path.glob("logs/*.log")).read_text()
     assert capfd.readouterr().out == "\\x1b[33mcorpus\n" and log.endswith("\\x1b[33mcorpus\n")

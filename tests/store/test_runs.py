@@ -257,7 +257,7 @@ def test_of_two_drivers_that_start_at_once_in_a_new_folder_one_begins_it(place, 
             both_looked.wait()
         return found
 
-    monkeypatch.setattr("mup_tpu.store.runs.read_header", read_then_wait)
+    monkeypatch.setattr("mup_tpu.store.read_header", read_then_wait)
     depth = Sweep("x", scale={"depth": (2, 4)}, compare={"tied": (True, False)}).axes
     asked = {"another experiment": ("y", Axes()), "other axes": ("x", depth)}
     begun, refused = [], []

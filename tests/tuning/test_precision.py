@@ -14,8 +14,7 @@ from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, write_sweep
 from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError
-from mup_tpu.store import Store
-from mup_tpu.store.runs import load_runs, load_values
+from mup_tpu.store import Store, load_runs, load_values
 from mup_tpu.tuning.runner import precision_of, refuse_another_device, with_precision
 from mup_tpu.tuning.sweep import run_sweep
 

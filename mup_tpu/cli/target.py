@@ -1,11 +1,10 @@
-"""Commands about single trainings: train, transfer and plan. Torch is imported when it is needed."""
+"""Commands about a large model: plan the runs that predict its values, and train it with them, transfer."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import tyro
@@ -16,102 +15,9 @@ from mup_tpu.cli.study import StudyOptions, refuse_options_of_networks
 from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.options import File, FolderName, Repeated, TransferOptions, Where
-from mup_tpu.config.toml import kind_of, load_sweep, load_trial, read_toml, split_axis
+from mup_tpu.config.toml import kind_of, load_sweep, read_toml, split_axis
 from mup_tpu.config.values import as_number, parse_seconds
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.tuning.single import Kept, train_one
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Source and length of one trial, and its report."""
-
-    config: File | None = None
-    """TOML file with [model], [data], [optimizer], [train], in place of options of the trial."""
-    continue_to: int | None = None
-    """Number of steps in place of the trial's; training continues from the checkpoint in --checkpoints. For
-    schedules constant and wsd."""
-    xla_report: bool = False
-    """Report XLA's compilations, executions and transfers (--device tpu or xla)."""
-    xla_dump: FolderName | None = None
-    """Folder to write XLA's programs to as text (--device tpu or xla)."""
-
-
-def train(
-    trial: Trial = Trial(),
-    run: RunOptions = RunOptions(),
-    kept: Kept = Kept(),
-    options: TrainOptions = TrainOptions(),
-) -> None:
-    """Train one trial and print its loss.
-
-    Args:
-        trial: Trial to train.
-        run: How the trial is run.
-        kept: Files and folders for row, checkpoints, model and profile.
-        options: Source and length of the trial, and its report.
-    """
-    for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
-        if value and run.device not in ("tpu", "xla"):
-            raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
-    if run.placement != "host":
-        raise ConfigError(
-            f"--placement {run.placement} is for packs on Ray: mup-tpu sweep --ray or --address"
-        )
-    if run.checkpoint_every and kept.checkpoints is None:
-        raise ConfigError(f"--checkpoint-every {run.checkpoint_every} needs --checkpoints, a folder for them")
-    if options.continue_to is not None and kept.checkpoints is None:
-        raise ConfigError("--continue-to needs --checkpoints to continue from")
-    if options.config is not None:
-        if trial != Trial():
-            raise ConfigError(
-                f"--config {options.config} and options of the trial were both given; change the file instead"
-            )
-        trial = load_trial(options.config)
-    shorter = None
-    run.require_parts(trial.data.batch_size)
-    if options.continue_to is not None:
-        from mup_tpu.training.trials import longer
-
-        shorter, trial = trial, longer(trial, options.continue_to)
-    if options.xla_dump is not None:
-        _module_of(run).dump_programs(options.xla_dump)
-    console = Console()
-    result, exported = train_one(trial, run, kept, console, shorter)
-    row, rates = result.rows[0], result.rates
-    loss = f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
-    console.print(
-        f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
-        f"{row['params']:,} parameters, {row['tokens']:,} tokens, {row['wall_time_s']:.1f} s · {rates}"
-    )
-    if options.xla_report:
-        _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)
-    if exported is not None:
-        console.print(f"exported a stock model to {exported}")
-
-
-def _module_of(run: RunOptions) -> Any:
-    from mup_tpu.devices.base import MODULES
-
-    return importlib.import_module(MODULES[run.device])
-
-
-def _print_xla_report(
-    console: Console, counts: dict[str, float], row: dict[str, Any], input_wait: float
-) -> None:
-    share = counts["compile_s"] / row["wall_time_s"]
-    rate = row["tokens"] / row["wall_time_s"]
-    stops = ": each stops the device" if counts["fallbacks"] else ""
-    for line in (
-        f"XLA compiled {counts['compilations']:.0f} programs in {counts['compile_s']:.1f} s ({share:.0%} of "
-        "the run); expected: one for the steps, and one for evaluations",
-        f"{counts['executions']:.0f} executions for {row['steps_done']} steps; expected: one for up to 100 "
-        "steps, and one for each evaluation",
-        f"{counts['transfers_to_host']:.0f} transfers to the host: losses, read at evaluations",
-        f"{counts['fallbacks']:.0f} operations that XLA lacks ran on the host{stops}",
-        f"input wait {input_wait:.1%}; {rate:,.0f} tokens/s with compilation counted",
-    ):
-        console.print(line)
 
 
 def transfer(

@@ -1,0 +1,235 @@
+"""Commands about one trial, train, and about its text, data prepare. Torch is imported when it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mup_tpu.cli.console import Console
+from mup_tpu.config import DataConfig, RunOptions, Trial
+from mup_tpu.config.options import File, FolderName
+from mup_tpu.config.toml import load_trial
+from mup_tpu.config.values import VisibleFormatter
+from mup_tpu.errors import ConfigError, Preempted, raised_as
+
+if TYPE_CHECKING:
+    from mup_tpu.training.record import PackResult
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Files and folders for the products of a trial."""
+
+    results: FolderName | None = None
+    """Results folder (or fsspec URL) for the row and the learning curve."""
+    checkpoints: FolderName | None = None
+    """Folder (or fsspec URL) for checkpoints, every tenth of the run unless --checkpoint-every; the same
+    command goes on from the last. Each trial has a folder in it, with the last two checkpoints."""
+    export: File | None = None
+    """Folder for the trained model and its tokenizer, as transformers' AutoModelForCausalLM and AutoTokenizer
+    load them."""
+
+    def prepare(self) -> None:
+        """Make folders, so that a bad path ends the command before training."""
+        for name, path in (("checkpoint folder", self.checkpoints), ("export", self.export)):
+            if path is not None and "://" not in str(path):
+                with raised_as(ConfigError, f"{name} {path} cannot be written"):
+                    Path(path).mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Source and length of one trial, and its report."""
+
+    config: File | None = None
+    """TOML file with [model], [data], [optimizer], [train], in place of options of the trial."""
+    continue_to: int | None = None
+    """Number of steps in place of the trial's; training continues from the checkpoint in --checkpoints. For
+    schedules constant and wsd."""
+    xla_report: bool = False
+    """Report XLA's compilations, executions and transfers (--device tpu or xla)."""
+    xla_dump: FolderName | None = None
+    """Folder to write XLA's programs to as text (--device tpu or xla)."""
+
+
+def train(
+    trial: Trial = Trial(),
+    run: RunOptions = RunOptions(),
+    kept: Kept = Kept(),
+    options: TrainOptions = TrainOptions(),
+) -> None:
+    """Train one trial and print its loss.
+
+    Args:
+        trial: Trial to train.
+        run: How the trial is run.
+        kept: Files and folders for row, checkpoints, model and profile.
+        options: Source and length of the trial, and its report.
+    """
+    for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
+        if value and run.device not in ("tpu", "xla"):
+            raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
+    if run.placement != "host":
+        raise ConfigError(
+            f"--placement {run.placement} is for packs on Ray: mup-tpu sweep --ray or --address"
+        )
+    if run.checkpoint_every and kept.checkpoints is None:
+        raise ConfigError(f"--checkpoint-every {run.checkpoint_every} needs --checkpoints, a folder for them")
+    if options.continue_to is not None and kept.checkpoints is None:
+        raise ConfigError("--continue-to needs --checkpoints to continue from")
+    if options.config is not None:
+        if trial != Trial():
+            raise ConfigError(
+                f"--config {options.config} and options of the trial were both given; change the file instead"
+            )
+        trial = load_trial(options.config)
+    shorter = None
+    run.require_parts(trial.data.batch_size)
+    if options.continue_to is not None:
+        from mup_tpu.training.trials import longer
+
+        shorter, trial = trial, longer(trial, options.continue_to)
+    if options.xla_dump is not None:
+        _module_of(run).dump_programs(options.xla_dump)
+    console = Console()
+    result, exported = train_one(trial, run, kept, console, shorter)
+    row, rates = result.rows[0], result.rates
+    loss = f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
+    console.print(
+        f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
+        f"{row['params']:,} parameters, {row['tokens']:,} tokens, {row['wall_time_s']:.1f} s · {rates}"
+    )
+    if options.xla_report:
+        _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)
+    if exported is not None:
+        console.print(f"exported a stock model to {exported}")
+
+
+def _module_of(run: RunOptions) -> Any:
+    from mup_tpu.devices.base import MODULES
+
+    return importlib.import_module(MODULES[run.device])
+
+
+def _print_xla_report(
+    console: Console, counts: dict[str, float], row: dict[str, Any], input_wait: float
+) -> None:
+    share = counts["compile_s"] / row["wall_time_s"]
+    rate = row["tokens"] / row["wall_time_s"]
+    stops = ": each stops the device" if counts["fallbacks"] else ""
+    for line in (
+        f"XLA compiled {counts['compilations']:.0f} programs in {counts['compile_s']:.1f} s ({share:.0%} of "
+        "the run); expected: one for the steps, and one for evaluations",
+        f"{counts['executions']:.0f} executions for {row['steps_done']} steps; expected: one for up to 100 "
+        "steps, and one for each evaluation",
+        f"{counts['transfers_to_host']:.0f} transfers to the host: losses, read at evaluations",
+        f"{counts['fallbacks']:.0f} operations that XLA lacks ran on the host{stops}",
+        f"input wait {input_wait:.1%}; {rate:,.0f} tokens/s with compilation counted",
+    ):
+        console.print(line)
+
+
+def train_one(
+    trial: Trial, run: RunOptions, kept: Kept, console: Console, shorter: Trial | None = None
+) -> tuple[PackResult, Path | None]:
+    """Train a trial, store its row, then export it; return its result and the folder of the export.
+
+    With `shorter`, the same trial with fewer steps, training goes on from its checkpoint.
+    """
+    from mup_tpu.tuning.runner import refuse_another_device, with_precision
+
+    kept.prepare()
+    refuse_another_device(kept.results, run)
+    trial = with_precision(trial, kept.results, run, console)
+    with console.status("importing torch"):
+        from mup_tpu import data
+        from mup_tpu.data.corpus import save_stock
+        from mup_tpu.files import Folder
+        from mup_tpu.jobs.this_machine import unused_gpus
+        from mup_tpu.models.weights import export_stock
+        from mup_tpu.store import Store
+        from mup_tpu.training.checkpoint import begin
+        from mup_tpu.training.loop import PackRun
+
+    store = None if kept.results is None else Store(kept.results, "train")
+    dataset, checkpoints = data.load(trial.data), None
+
+    def trial_id(one: Trial) -> str:
+        return one.trial_id(dataset.fingerprint)
+
+    if (root := kept.checkpoints) is not None:
+        run = replace(run, checkpoint_every=run.checkpoint_every or max(1, trial.train.steps // 10))
+        checkpoints = f"{root.rstrip('/')}/{trial_id(trial)}"
+        if shorter is not None:
+            before = [shorter.replace(precision=trial.train.precision)]
+            if not begin(Folder(root), [trial], before, trial_id, checkpoints):
+                console.print(f"no checkpoint in {root} to go on from: it trains from the start")
+    if note := unused_gpus(run):
+        console.print(note, style="yellow")
+    with console.status("initialising parameters") as status, _log_lines(console, kept.results):
+        training = PackRun([trial], dataset, run, checkpoints)
+        status.update(training.first_report_waits_for)
+        with training.preemptible():
+            result = training.finish(lambda report: status.update(str(report)))
+        if store is not None:
+            store.append(result.rows, result.curves)
+    row = result.rows[0]
+    if row["status"] == "preempted":
+        place = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
+        raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {place}")
+    if kept.export is None:
+        return result, None
+    assert result.pack is not None
+    weights = result.pack.member_parameters(0)
+    length, tokenizer = trial.data.sequence_length, dataset.tokenizer
+    out = export_stock(trial, weights, result.pack.vocab_size, length, tokenizer.separator, kept.export)
+    save_stock(tokenizer, length, out)
+    return result, out
+
+
+@contextlib.contextmanager
+def _log_lines(console: Console, results: str | None) -> Iterator[None]:
+    """Log lines in the results' logs, and on a console that is no terminal."""
+    from mup_tpu.training.process import attached, host_log
+
+    with contextlib.ExitStack() as stack:
+        if not console.is_terminal:
+            handler = logging.StreamHandler(sys.stdout)
+            handler.setFormatter(VisibleFormatter())
+            # The console notes the loss, and frees what waits in the buffer.
+            stack.enter_context(attached(handler, "mup_tpu", lost=console.lose))
+        if results is not None:
+            stack.enter_context(host_log(results))
+        yield
+
+
+def prepare(out: FolderName, data: DataConfig = DataConfig(), shard_samples: int = 4096) -> None:
+    """Write a corpus as tokenised shards that training streams.
+
+    `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill,
+    run the same command to continue; it ends with the same bytes.
+
+    Args:
+        out: Folder or fsspec URL to write to (gs://, s3://).
+        data: Text, tokenizer and sequence length; batch size and data seed are not used.
+        shard_samples: Largest number of sequences in a shard.
+    """
+    from mup_tpu.data import shards
+
+    index = shards.prepare(data, out, shard_samples)
+    console = Console()
+    for name, split in (("training", index.train), ("held-out", index.validation)):
+        size = sum(shard.size for shard in split.shards) / 2**20
+        console.print(
+            f"{name}: {len(split.shards):,} shards of {split.samples_per_shard:,} sequences, {size:,.1f} MiB"
+        )
+    console.print(
+        f"train on them with: mup-tpu train --corpus {out} --sequence-length {index.sequence_length}"
+    )
