@@ -73,19 +73,18 @@ class Watched:
         from mup_tpu.store.tables import part_names
 
         before, parts = self._seen, part_names(self._folder, "runs")
+        if before is None or before[0] != parts:
+            runs = load_runs(self.path) if parts else None
+            if self.runs is not None and (
+                runs is None or not {*self.runs["trial_id"]} <= {*runs["trial_id"]}
+            ):
+                self.replaced = "the runs that were shown before are gone: the folder was removed or replaced"
+            self.runs = runs
         self.running = self._running_trials()
+        if self.runs is not None and not self._grid.issuperset(self.runs["trial_id"]):
+            self.total = 0  # trials are bought one batch after the other
         self._seen = parts, self.running
-        if before and before[0] == parts:
-            return bool(before != self._seen)
-        runs = load_runs(self.path) if parts else None
-        if self.runs is not None and (runs is None or not {*self.runs["trial_id"]} <= {*runs["trial_id"]}):
-            self.replaced = "the runs that were shown before are gone: the folder was removed or replaced"
-        self.runs = runs
-        if self.runs is None:
-            return True
-        if not self._grid.issuperset(self.runs["trial_id"]):  # trials are bought one batch after the other
-            self.total = 0
-        return True
+        return bool(before != self._seen)
 
     def _running_trials(self) -> list[tuple[str, str]]:
         """List running trials of a study, with their last saved step or lease."""

@@ -253,7 +253,10 @@ class Leases:
     def _parse(self, file: str) -> Lease | None:
         """Read a lease; None if the file is missing."""
         try:
-            match json.loads(self._folder.read(file, _MOST_BYTES)):
+            content = self._folder.read(file, _MOST_BYTES)
+            if not content.strip(b"\0"):  # a power cut left its name alone
+                return None
+            match json.loads(content):
                 case {"values": dict(values), "at": at, "patience": patience, "purchase": purchase}:
                     trial = StudyTrial(self._grid.experiment, values)
                     are_times = all(type(t) in (int, float) and math.isfinite(t) for t in (at, patience))

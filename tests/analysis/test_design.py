@@ -1,5 +1,6 @@
 """Which runs would settle a verdict: of sweeps whose truth is known, and of costs that are."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, Reading, analyze, check_table
-from mup_tpu.analysis.design import new_scale
+from mup_tpu.analysis.design import Distance, new_scale
 from mup_tpu.analysis.optimum import estimates
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import run_cost
@@ -208,6 +209,22 @@ def test_what_the_valley_s_form_leaves_open_is_met_by_values_in_between():
     assert batch.reason.code == "wide interval"
     new = [cell for cell in batch.cells if cell.x % 2 != 0]
     assert sum(cell.runs for cell in new) > 0.7 * sum(cell.runs for cell in batch.cells)
+
+
+@pytest.mark.parametrize(
+    ("variances", "nearer"),
+    [
+        ((0.1, 0.001, 0.1), 1),
+        ((0.05, 0.1, 0.05), 2),
+        ((0.05, 0.1, 0.1), 4 / 3),
+        ((0.1, 0.1, 0.05, 0.1), 0.05 / 0.0195),
+    ],
+)
+def test_runs_at_the_ends_of_the_scales_narrow_a_slope(variances, nearer):
+    """Of three scales an octave apart, the one in the middle has no weight."""
+    distance = Distance((64, 128, 256), (0.1,) * 3, 0.02, 0.3, 0.15, math.nan, 0.5, (math.nan, math.nan))
+    squared = [distance.nearest(v)[0] for v in ((0.1,) * 3, variances)]
+    assert squared[0] / squared[1] == pytest.approx(nearer)
 
 
 def test_costs_are_measured_where_a_table_tells():

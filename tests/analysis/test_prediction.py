@@ -89,8 +89,10 @@ def test_targets_by_other_columns_are_found_by_what_the_rows_say():
     assert flops.scale == pytest.approx(1024, rel=1e-6)
     (alias,) = predict(valley_runs(), "d_model=1024").predictions
     assert alias.scale == 1024
-    both = predict(valley_runs(), "width=1024, width=32")
-    assert [p.scale for p in both.predictions] == [1024, 32]
+    both = predict(valley_runs(), f"width=1024, width=32, width={2**49}")
+    assert [p.scale for p in both.predictions] == [1024, 32, 2**49], (
+        "the last is the furthest that is predicted"
+    )
     (field,) = predict("results/horizon_transfer", "steps=8000").predictions[:1]
     assert field.scale == 8000, "a field's name, where its column has another"
 

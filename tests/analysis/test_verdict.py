@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import analyze, check_table, load_table, predict
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table, predict
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import run_cost
@@ -144,6 +144,8 @@ def test_nothing_depends_on_the_unit_of_the_loss(name):
         assert one.verdict.decision == ten.verdict.decision
         assert (one.drift.low, one.drift.high) == pytest.approx((ten.drift.low, ten.drift.high), abs=1e-3)
         assert 10 * one.headline_regret.low == pytest.approx(ten.headline_regret.low, rel=1e-3, abs=1e-6)
+    in_no_nat = analyze(check_table(frame.rename(columns={column: "mse"}), Reading(Columns(loss="mse"))))
+    assert in_no_nat.epsilon == pytest.approx(0.02 * np.ptp(frame.groupby("width")[column].min()))
 
 
 def valley(centre, rates, lost=(), seeds=3, curvature=0.08, sigma=0.002, width=64):

@@ -88,8 +88,12 @@ def test_steps_of_running_trials_are_shown_and_files_of_others_are_no_traceback(
         folder.write(f"work/{name}/resume.json", b"[1]")
     shown = watch(study, capsys)
     assert f"running: {one}: step 40 saved" in shown and f"{three}: no step saved yet" in shown
+    study.tell(one, 2.5)
+    folder.write(f"work/{one.id}/resume.json", b'{"step": 40}')  # its runner was killed before it removed it
+    shown = watch(study, capsys)
+    assert "1 of 20 trials stored" in shown and "step 40 saved" not in shown
     folder.write("study.json", b"[" * 100_000)
-    assert "no run is stored yet" in watch(study, capsys)
+    assert "1 trials stored" in watch(study, capsys)
     Store(study.folder, "one").append([{"trial_id": "a", "status": "finished", "loss": 2.5}])
     assert "best loss so far: 2.5000" in watch(study, capsys)
     with pytest.raises(SystemExit):
