@@ -69,6 +69,8 @@ def ours() -> Iterator[Optimum]:
             analysis = analyze(str(file.parent), whole=False)
         except (ConfigError, StoreError, TableError):  # a search, or a folder without an optimum
             continue
+        if not {"optimizer", "parametrization"} <= {*runs.columns}:  # a study of another trainer
+            continue
         runs = runs[(runs["optimizer"] == "adamw") & (runs["parametrization"] == "sp")]
         if analysis.hyperparameter != "lr" or analysis.columns.scales_beside or runs.empty:
             continue

@@ -15,10 +15,10 @@ import numpy as np
 
 _LARGE_FACTOR = 4.0  # between two laws, from which their disagreement is reported
 _NORMAL_95 = 1.96
-# Parameters and learning rates of the models of Brown et al. 2020, arXiv:2005.14165, table 2.1
-_GPT3 = {
-    125e6: 6e-4, 350e6: 3e-4, 760e6: 2.5e-4, 1.3e9: 2e-4, 2.7e9: 1.6e-4, 6.7e9: 1.2e-4, 13e9: 1e-4,
-    175e9: 0.6e-4,
+# Parameters and learning rates, by the model cards of cerebras/Cerebras-GPT-6.7B and its kin (20 tokens a
+# parameter); up to 1.3 billion parameters nearly those of GPT-3
+_CEREBRAS_GPT = {
+    111e6: 6e-4, 256e6: 6e-4, 590e6: 2e-4, 1.3e9: 2e-4, 2.7e9: 2e-4, 6.7e9: 1.2e-4, 13e9: 1.2e-4,
 }  # fmt: skip
 
 
@@ -27,8 +27,9 @@ def rate_by_law(params: float, tokens: float) -> float:
     return 1.79 * params**-0.713 * tokens**0.307
 
 
-def _of_gpt3(params: float) -> float:
-    return float(2 ** np.interp(math.log2(params), np.log2([*_GPT3]), np.log2([*_GPT3.values()])))
+def _of_cerebras_gpt(params: float) -> float:
+    x_N, y_N = np.log2([*_CEREBRAS_GPT]), np.log2([*_CEREBRAS_GPT.values()])
+    return float(2 ** np.interp(math.log2(params), x_N, y_N))
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ LAWS = (
         lambda of: 0.33 * math.sqrt(of["batch"] / 4096) / of["width"],
     ),
     RateLaw(
-        "GPT-3", "Brown et al. 2020, arXiv:2005.14165, table 2.1", "its table, by parameters",
-        {"params": (1.25e8, 1.75e11)}, 2.40,
-        lambda of: _of_gpt3(of["params"]),
+        "Cerebras-GPT", "Dey et al. 2023, arXiv:2304.03208, and its model cards", "its table, by parameters",
+        {"params": (1.1e8, 1.3e10)}, 2.24,
+        lambda of: _of_cerebras_gpt(of["params"]),
     ),
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from mup_tpu.tuning.target import goal_of_a_transformer
         # Runs of 3e19 and 1e20 FLOP in marin's isoFLOP sweep of the Common Pile
         ("marin", {"width": 1280, "params": 6.7e8, "tokens": 7.8e9, "batch": 32 * 4096}, 0.0014584077),
         ("marin", {"width": 1536, "params": 1.0e9, "tokens": 1.7e10, "batch": 64 * 4096}, 0.00171875),
-        ("GPT-3", {"width": 2048, "params": 1.3e9, "tokens": 3e11, "batch": 1e6}, 2e-4),
+        ("Cerebras-GPT", {"width": 4096, "params": 6.7e9, "tokens": 1.34e11, "batch": 2.13e6}, 1.2e-4),
         # The best run of 1.07 B parameters on 20 B tokens in Step Law's table, between points of its grid
         ("Step Law", {"width": 2048, "params": 1.0737e9, "tokens": 2e10, "batch": 256 * 2048}, 9.4e-4),
     ],
