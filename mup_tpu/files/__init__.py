@@ -1,13 +1,35 @@
-"""Files and folders, local or in a bucket: each file is whole or missing."""
+"""Folders on a local disk or at an fsspec URL (gs://, s3://, memory://), each file whole or missing.
 
-from mup_tpu.files.folder import MIN_RATE, Folder, as_oserror, cache_root, file_system, patiently
+On a local disk a file appears by a rename, on an object store by one upload. Errors of a bucket's library
+(HTTP answers, missing credentials) become OSErrors, as for a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 from mup_tpu.files.local import (
     MOST_BYTES,
     MOST_BYTES_OF_CONFIG,
     bounded,
     checksum,
+    flush,
+    partial,
     read_local,
     require_size,
+    scratch_folder,
     short_hash,
 )
 
@@ -15,3 +37,354 @@ __all__ = [
     "MIN_RATE", "MOST_BYTES", "MOST_BYTES_OF_CONFIG", "Folder", "as_oserror", "bounded", "cache_root",
     "checksum", "file_system", "patiently", "read_local", "require_size", "short_hash",
 ]  # fmt: skip
+
+NOTICE_S = 15.0  # seconds without an answer of a bucket before a warning
+UNANSWERED_S = 60.0  # seconds that a request may take beyond the time of its bytes at MIN_RATE
+MIN_RATE = 2**16  # bytes per second below which a transfer counts as failed
+PATIENCE_S = 300.0  # seconds of tries of an unreachable service, shorter than the heartbeat of a worker
+
+_BUCKETS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Schemes of buckets, each with the extra of this package that reaches them."""
+
+# Errors by name, since none of their packages need be installed: no answer (aiohttp, botocore); missing or
+# expired credentials (botocore, google.auth).
+_UNREACHABLE = {"ClientConnectionError", "HTTPClientError", "ConnectionError", "TimeoutError"}
+_NOT_ALLOWED = {
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "SSOError", "TokenRetrievalError",
+    "DefaultCredentialsError", "RefreshError",
+}  # fmt: skip
+
+_log = logging.getLogger(__name__)
+# gcsfs logs a traceback besides raising, and Python prints it unless logging is set up.
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())
+
+
+def cache_root() -> Path:
+    """Return the folder of the caches (tokens, compiled programs): $MUP_TPU_CACHE, or ~/.cache/mup_tpu."""
+    if folder := os.environ.get("MUP_TPU_CACHE"):
+        return Path(folder)
+    try:
+        return Path.home() / ".cache" / "mup_tpu"
+    except RuntimeError:
+        raise ConfigError(
+            "MUP_TPU_CACHE is not set, and this user has no home folder; set it to a folder"
+        ) from None
+
+
+def file_system(url: str, **options: Any) -> tuple[Any, str]:
+    """Return the fsspec file system of a local folder or fsspec URL, and the path in it."""
+    import fsspec  # takes a tenth of a second, and local folders do not need it
+
+    extra = _BUCKETS.get(url.partition("://")[0])
+    with _errors_as_oserror():
+        try:
+            if extra == "gcs":
+                from aiohttp import ClientTimeout  # comes with gcsfs
+
+                options = {"requests_timeout": ClientTimeout(sock_connect=10, sock_read=30)} | options
+            filesystem, path = fsspec.url_to_fs(url, **options)
+            return filesystem, path
+        except ImportError as error:
+            if extra is None:
+                raise
+            raise OSError(f"{reason(error)}: pip install '.[{extra}]'") from error
+
+
+def as_oserror(error: Exception) -> OSError:
+    """Return an error of an fsspec file system as a disk would raise it.
+
+    Missing rights and credentials are a PermissionError, and no answer is a ConnectionError.
+    """
+    first, _, rest = str(error).strip().partition("\n")
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "FSTimeoutError" in kinds:
+        return ConnectionError("no answer in time")
+    if kinds & _UNREACHABLE:
+        return ConnectionError(reason(error))
+    if isinstance(error, OSError):
+        # Text of gcsfs for a 403: the address on the first line, the service's reason below.
+        return PermissionError(reason(OSError(rest or first))) if first.startswith("Forbidden: ") else error
+    is_refused = kinds & _NOT_ALLOWED or getattr(error, "code", None) == 401
+    return (PermissionError if is_refused else OSError)(reason(error))
+
+
+@contextlib.contextmanager
+def _errors_as_oserror() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        translated = as_oserror(error)
+        if translated is error:
+            raise
+        raise translated from error
+
+
+def patiently(act: Callable[[], None]) -> None:
+    """Call a function that writes; try again while a bucket's service cannot be reached.
+
+    It may run twice, even if the first call succeeded and only its answer was lost.
+    """
+    deadline, pause = time.monotonic() + PATIENCE_S, 1.0
+    while True:
+        try:
+            return act()
+        except ConnectionError as error:
+            if time.monotonic() + pause > deadline:
+                raise
+            _log.warning("tried again: %s", reason(error))
+        time.sleep(pause)
+        pause = min(2 * pause, 15.0)
+
+
+class Folder:
+    """A local folder or fsspec URL, which need not exist. Names of files are relative, with `/` in them."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        text = os.fspath(path)
+        scheme, is_url, rest = text.partition("://")
+        self.is_local = not is_url or scheme in ("file", "local")
+        self._is_bucket = scheme in _BUCKETS
+        self._fs: Any = None
+        if self.is_local:
+            self._root = str(Path(os.path.expanduser(rest or text)).absolute())
+        else:
+            self._fs, self._root = file_system(text)
+        self.path: str = self._root if self.is_local else text.rstrip("/")
+        """Absolute local path, or the URL: it names the same folder in every process."""
+
+    def __str__(self) -> str:
+        return self.path
+
+    def __truediv__(self, name: str) -> Folder:
+        inner = copy.copy(self)  # parsing the path again would take a hundredth of an empty trial
+        inner._root, inner.path = f"{self._root}/{name}", f"{self.path}/{name}"
+        return inner
+
+    def names(self) -> list[str]:
+        """Return the sorted names of files and folders in this one; none if it is missing."""
+        if self.is_local:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return sorted(os.listdir(self._root))
+            return []
+        # Cloud consoles make a folder of a bucket by an empty object `folder/`, which is in its own listing.
+        inside = [path.rstrip("/") for path in self._list(False) if path.rstrip("/") != self._root]
+        return sorted(path.rsplit("/", 1)[-1] for path in inside)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each file in this folder, by sorted name; none if it is missing."""
+        if not self.is_local:
+            files = [entry for entry in self._list(True) if entry["type"] == "file"]
+            sizes = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in files}
+            return {name: sizes[name] for name in sorted(sizes) if name}
+        sizes = {}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._root) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                    sizes[entry.name] = entry.stat().st_size
+        return dict(sorted(sizes.items()))
+
+    def _list(self, detail: bool) -> list[Any]:
+        with self._request():
+            self._fs.invalidate_cache()  # others may have written since
+            try:
+                return list(self._fs.ls(self._root, detail=detail, **self._limit()))
+            except FileNotFoundError:
+                return []
+
+    def require_bucket(self) -> None:
+        """Check that the bucket of a URL exists; an empty list of names does not tell."""
+        if self._is_bucket:
+            with self._request(missing_bucket=True):
+                self._fs.invalidate_cache()
+                self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
+
+    def read(self, name: str, most: int | None = None) -> bytes:
+        if self.is_local:
+            return read_local(self._at(name), most)
+        with self._request():
+            content = bytes(self._fs.cat_file(self._at(name)))
+        require_size(len(content), most)
+        return content
+
+    def size(self, name: str) -> int:
+        if self.is_local:
+            return os.stat(self._at(name)).st_size
+        with self._request():
+            return int(self._fs.size(self._at(name), **self._limit()))
+
+    def write(self, name: str, content: bytes, flushed: bool = True) -> None:
+        """Put a file in place of an earlier one. If `flushed`, the file is on disk when the call returns."""
+        if not self.is_local:
+            return self._upload(name, content)
+        with self.writing(name, flushed) as path:
+            path.write_bytes(content)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Write a new file; only one of several writers succeeds.
+
+        Raises:
+            OSError: the file cannot be written, or exists. A service that tries again by itself may say so
+                of a file that it wrote.
+        """
+        if not self.is_local:
+            return self._upload(name, content, mode="create")
+        self._make_room(name)
+        target = Path(self._at(name))
+        with partial(target) as path:
+            path.write_bytes(content)
+            flush(path)
+            try:
+                os.link(path, target)
+            except FileExistsError:
+                raise
+            except OSError:  # a disk without hard links
+                with target.open("xb") as file:
+                    file.write(content)
+                flush(target)
+        _flush_names(target.parent)
+
+    def _upload(self, name: str, content: bytes, **options: Any) -> None:
+        with self._request(missing_bucket=True):
+            self._make_room(name)
+            self._fs.pipe_file(self._at(name), content, **options, **self._limit(len(content)))
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """Yield a local path to read a file at: its own, or a copy's for the length of the block."""
+        if self.is_local:
+            yield Path(self._at(name))
+            return
+        with scratch_folder() as scratch:
+            with self._request():
+                self._fs.get_file(self._at(name), str(scratch / "file"))
+            yield scratch / "file"
+
+    @contextlib.contextmanager
+    def writing(self, name: str, flushed: bool = True) -> Iterator[Path]:
+        """Yield a local path to write to; the file gets its name when the block ends without an error.
+
+        A device or a pipe, such as /dev/null and /dev/stdout, is written, never replaced.
+        """
+        target = self._at(name)
+        if self.is_local:
+            self._make_room(name)
+            is_open_file = os.path.islink(target) and os.readlink(target).startswith("/proc/")
+            if is_open_file or (os.path.exists(target) and not os.path.isfile(target)):
+                yield Path(target)
+                return
+            with partial(Path(target)) as path:
+                yield path
+                if flushed:
+                    flush(path)
+                path.replace(target)
+            if flushed:
+                _flush_names(Path(target).parent)
+            return
+        with scratch_folder() as scratch:
+            path = scratch / "file"
+            yield path
+            with self._request(missing_bucket=True):
+                self._make_room(name)
+                self._fs.put_file(str(path), target, **self._limit(path.stat().st_size))
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            path = self._at(name)
+            with contextlib.suppress(FileNotFoundError):
+                if not self.is_local:
+                    with self._request():
+                        self._fs.rm(path, recursive=True, **self._limit())
+                elif os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
+
+    def copy(self, name: str, new: str) -> None:
+        """Copy a folder within this one; a local copy gets its name once it is whole.
+
+        Links stay links, whether their targets exist or not; pipes, sockets and devices are left out.
+        """
+        if not self.is_local:
+            with self._request():
+                self._fs.copy(self._at(name), self._at(new), recursive=True, **self._limit())
+            return
+        with partial(Path(self._at(new)), folder=True) as path:
+            shutil.copytree(self._at(name), path, symlinks=True, ignore=_special, dirs_exist_ok=True)
+            shutil.rmtree(self._at(new), ignore_errors=True)
+            path.rename(self._at(new))
+
+    def append_to(self, name: str) -> TextIOWrapper:
+        """Open a file of a local folder to append to, and to read."""
+        self._make_room(name)
+        return open(self._at(name), "a+", encoding="utf-8")
+
+    @contextlib.contextmanager
+    def locked(self, name: str, busy: str = "") -> Iterator[None]:
+        """Hold a lock that one process has at a time, however that ends; a bucket has none.
+
+        `busy` is the error if another process holds it; without one, wait for it. Where a network disk has no
+        `flock`, the file itself is the lock, and that of a killed process is broken.
+        """
+        if not self.is_local:
+            yield
+            return
+        from filelock import FileLock, Timeout  # takes a tenth of a second, and an analysis does not need it
+
+        with raised_as(StoreError, f"{self}/{name} cannot be locked", (OSError, NotImplementedError)):
+            self._make_room(name)
+            lock = FileLock(self._at(name))
+            try:
+                lock.acquire(timeout=0 if busy else -1)
+            except Timeout:
+                raise StoreError(busy) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _make_room(self, name: str) -> None:
+        folder = self._at(name).rpartition("/")[0]
+        if self.is_local:
+            os.makedirs(folder, exist_ok=True)
+        elif not self._is_bucket:  # a bucket has no folders; s3fs would create a bucket of a mistyped name
+            self._fs.makedirs(folder, exist_ok=True)
+
+    def _limit(self, size: int = 0) -> dict[str, float]:
+        # s3fs would wait without end.
+        return {"timeout": UNANSWERED_S + size / MIN_RATE} if self._is_bucket else {}
+
+    @contextlib.contextmanager
+    def _request(self, missing_bucket: bool = False) -> Iterator[None]:
+        """Raise errors as OSErrors, and warn if a bucket does not answer for long.
+
+        With `missing_bucket` nothing but the bucket can be missing: gcsfs names the address alone.
+        """
+        message = "%s has not answered for %g s: still waiting"
+        timer = threading.Timer(NOTICE_S, _log.warning, [message, self, NOTICE_S])
+        timer.daemon = True
+        if self._is_bucket:
+            timer.start()
+        try:
+            with _errors_as_oserror():
+                yield
+        except FileNotFoundError:
+            if missing_bucket and self._is_bucket:
+                raise OSError(f"there is no bucket {self._root.partition('/')[0]}") from None
+            raise
+        finally:
+            timer.cancel()
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+    return [
+        n for n, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    ]
+
+
+def _flush_names(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some network disks refuse it
+        flush(folder)

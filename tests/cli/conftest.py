@@ -1,9 +1,6 @@
 """Shared by the tests of commands."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -26,48 +23,6 @@ batch_size = 4
 [base.train]
 steps = 12
 """
-
-
-FORKS = """
-import json, os, sys
-import mup_tpu.cli.analysis, mup_tpu.cli.results, mup_tpu.cli.train
-import mup_tpu.models.weights, mup_tpu.training.loop
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
-for line in sys.stdin:
-    program, arguments, out, err = json.loads(line)
-    child = os.fork()
-    if not child:
-        for path, stream in ((os.devnull, 0), (out, 1), (err, 2)):
-            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), stream)
-        sys.argv = ["mup-tpu", *arguments]
-        exec(compile(program, "program", "exec"), {"__name__": "__main__"})
-        break  # Python ends as it does after any program
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-MAIN = "from mup_tpu.cli import main\nmain()\n"
-Ended = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ended]]:
-    """Runs a program, or `mup-tpu ARGUMENTS`, in a process forked from one that has imported torch.
-
-    Standard output and error go to files of the test's, or are returned.
-    """
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", FORKS], text=True, **pipes) as server:  # type: ignore[call-overload]
-
-        def run(*arguments: object, program: str = MAIN, out: str = "", err: str = "") -> Ended:
-            folder = tmp_path_factory.mktemp("forked")
-            files = [Path(out or folder / "out"), Path(err or folder / "err")]
-            asked = [program, [str(a) for a in arguments], *map(str, files)]
-            print(json.dumps(asked), file=server.stdin, flush=True)
-            code = int(server.stdout.readline())
-            said = ["" if given else file.read_text() for file, given in zip(files, (out, err), strict=True)]
-            return subprocess.CompletedProcess(asked, code, *said)
-
-        yield run
-        server.kill()  # torch takes seconds to end
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mup_tpu import files
 from mup_tpu.cli.doctor import check_folder
 from mup_tpu.config import DataConfig
 from mup_tpu.config.sweep import Domain, SearchOptions
@@ -33,7 +34,6 @@ from mup_tpu.data import load
 from mup_tpu.data.shards import prepare
 from mup_tpu.errors import ConfigError, DataError, StoreError
 from mup_tpu.files import Folder, patiently
-from mup_tpu.files import folder as files
 from mup_tpu.store import Store, is_search
 from mup_tpu.store.header import Header, create_header, read_header
 from mup_tpu.tuning.chooser import Chooser
