@@ -102,6 +102,7 @@ class Page:
     lead: Sequence[Block]  # blocks at the top
     sections: Sequence[Section]
     foot: str  # how to read the page
+    reload_s: float = 0.0  # time after which a browser loads the page again; 0 for never
 
 
 def render(page: Page, template: str = "html") -> str:
@@ -141,7 +142,9 @@ def _in_markdown(text: str) -> str:
 
 
 __all__ = [
+    "Box",
     "Page",
+    "Text",
     "coordinate_check_page",
     "recipe_page",
     "render",

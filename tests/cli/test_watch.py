@@ -29,14 +29,16 @@ def watch(study, capsys, *words):
     return capsys.readouterr().out
 
 
-def test_a_folder_is_watched_as_it_fills(study, capsys):
+def test_a_folder_is_watched_as_it_fills(study, capsys, tmp_path):
     assert "no run is stored yet" in watch(study, capsys)
     trials = study.ask(20)
     study.tell(trials[0], failed="out of \x1b[31mmemory")
     early = watch(study, capsys)
     assert "1 of 20 trials stored (1 failed)" in early and "failed (1 ×): out of \\x1b[31mmemory" in early
     assert early.count("leased") == 8 and "and 11 more" in early and "nan" not in early
-    assert "no optimum yet" in early
+    page, reloads = tmp_path / "page.html", '<meta http-equiv="refresh"'
+    watch(study, capsys, "--html", page)
+    assert "no optimum yet" in page.read_text() and reloads not in page.read_text(), "watched once"
     for trial in trials[:18]:
         study.tell(trial, loss(trial))
     watched = Watched(study.folder)
@@ -44,15 +46,17 @@ def test_a_folder_is_watched_as_it_fills(study, capsys):
     state = watched.state()
     assert state["statuses"] == {"finished": 18} and state["trials"] == 20 and len(state["running"]) == 2
     assert [round(optimum["x"]) for optimum in state["analysis"]["results"][0]["optima"]] == [-6, -6]
-    text = watch(study, capsys)
-    assert "18 of 20 trials stored" in text and "best learning rate" in text and "leased" in text
+    watched.write(page, 5.0)
+    text = page.read_text()
+    assert reloads in text and "18 of 20 trials stored" in text and "<svg" in text and "leased" in text
     for trial in trials[18:]:
         study.tell(trial, loss(trial))
     assert watched.look() and watched.is_complete and not watched.running
     printed = json.loads(watch(study, capsys, "--json"))
     assert printed["statuses"] == {"finished": 20}
-    main(["watch", study.folder])  # ends: the grid is complete
+    main(["watch", study.folder, "--html", str(page)])  # ends: the grid is complete
     shown = capsys.readouterr().out
+    assert reloads not in page.read_text() and "20 of 20 trials stored" in page.read_text()
     assert "20 of 20 trials" in shown and "best learning rate" in shown and "\x1b" not in shown
 
 
