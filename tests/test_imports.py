@@ -180,25 +180,6 @@ def test_a_table_is_analysed_without_matplotlib(tmp_path):
     assert out.stdout.splitlines()[-1] == "[]", out.stderr
 
 
-def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "mup_tpu")
-    room = tmp_path / "mup_tpu" / "analysis"
-    room.mkdir(parents=True)
-    for name in ("store", "config", "plots", "tuning"):
-        (tmp_path / "mup_tpu" / f"{name}.py").touch()
-    (room / "__init__.py").touch()
-    (room / "optimum.py").write_text(
-        "from .. import store\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import "
-        "mup_tpu.tuning\ndef f():\n    from mup_tpu.plots import figure\n    from . import fit\n    import "
-        "mup_tpu.config\n"
-    )
-    assert imported_rooms(room / "optimum.py") == {"store", "plots", "config", "tuning", "analysis"}
-
-
-def test_the_circle_finder_sees_circles():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
-
-
 @pytest.mark.parametrize("room", LIGHT_ROOMS)
 def test_replay_rooms_import_no_training_library(room, heavy_modules_after):
     modules = [dotted_name(path) for path in room_sources(room)]

@@ -85,32 +85,6 @@ def test_a_cluster_that_cannot_be_reached_is_a_sentence(words, edited, tmp_path)
     assert asked.stderr.endswith("machines that run go on, and cost money\n") == (words[0] in ("up", "down"))
 
 
-def test_every_node_runs_the_ray_that_setup_installed():
-    # With the dashboard, which `scripts/tpu/cluster dashboard` tunnels.
-    assert CLUSTER["setup_commands"] == ["VENV=.venv EXTRAS=tpu,gcp,dashboard ~/mup_tpu/scripts/tpu/setup"]
-    starts = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
-    assert len(starts) == 4
-    assert all(re.search(r"(^|=token )~/mup_tpu/\.venv/bin/ray (stop|start )", line) for line in starts)
-    assert "~/mup_tpu" in CLUSTER["file_mounts"]
-
-
-def docker_steps() -> list[tuple[str, str]]:
-    """Instruction and argument of each step of the Dockerfile."""
-    lines = (TPU / "Dockerfile").read_text().splitlines()
-    return [tuple(line.split(" ", 1)) for line in lines if line and not line.startswith("#")]
-
-
-def test_pods_run_the_image_of_the_dockerfile():
-    images = {
-        group["template"]["spec"]["containers"][0]["image"]
-        for group in (PODS["headGroupSpec"], *PODS["workerGroupSpecs"])
-    }
-    (image,) = images
-    assert f"docker build -f scripts/tpu/Dockerfile -t {image} ." in (TPU / "Dockerfile").read_text()
-    imported = next(a for i, a in docker_steps() if i == "RUN" and "import" in a)
-    assert {"ray", "torch_xla", "libtpu", "mup_tpu"} <= set(re.findall(r"\w+", imported))
-
-
 def checkout_without_packages(folder: Path) -> Path:
     """Copy of the scripts with a Python that runs no check and writes down pytest's arguments."""
     shutil.copytree(ROOT / "scripts", folder / "scripts")

@@ -24,11 +24,6 @@ def test_names_are_terms_of_the_field():
     assert not [f"{path}:{line} {name}" for path, names in places for line, name in names]
 
 
-def test_refused_names_are_recognised():
-    source = "def f(own):\n    found = own\n    for said in found: pass\n    held_out = its()\n"
-    assert refused_names(source) == [(1, "own"), (2, "found"), (3, "said")]
-
-
 def test_each_class_has_one_name():
     places, aliases = defaultdict(list), []
     for path in PACKAGE.rglob("*.py"):

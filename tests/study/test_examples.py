@@ -163,7 +163,7 @@ def test_an_array_of_slurm_runs_a_study(tmp_path, monkeypatch):
     assert not (tmp_path / "made").exists(), "a shell has read a setting"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_trainer_of_hugging_face_is_searched_by_hyperopt_and_asha(tmp_path, monkeypatch):
     """A stock GPT-2 in μP, as the example has it."""
     pytest.importorskip("accelerate")

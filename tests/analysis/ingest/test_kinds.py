@@ -863,32 +863,6 @@ def test_a_folder_without_runs_says_what_is_read(tmp_path):
         load_table(tmp_path)
 
 
-def main():
-    """Print each kind and whether it is read rightly, and count them."""
-    import tempfile
-
-    counts = {"right": 0, "right with an option": 0, "refused rightly": 0, "wrong": 0}
-    for name, one in KINDS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            wrong = check(one, Path(folder))
-        outcome = (
-            "wrong"
-            if wrong
-            else "refused rightly"
-            if one.error
-            else "right with an option"
-            if one.options
-            else "right"
-        )
-        counts[outcome] += 1
-        print(f"{outcome:22}{name}{': ' + wrong if wrong else ''}")
-    print(len(KINDS), counts)
-
-
-if __name__ == "__main__":
-    main()
-
-
 @pytest.mark.parametrize(
     ("name", "run"),
     [
