@@ -10,6 +10,7 @@ Shapes: B sequences, T tokens, N = B·T, R of them at a time, D width, V vocabul
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,7 +165,7 @@ class ScaledNetwork(nn.Module):
     """A network with factors on attention logits, residual branches and logits.
 
     Factors are buffers, which may differ between members of a pack. The trunk, whose parameters begin with
-    `name`, takes tokens_BT, the factors of attention and branches, and a list for terms added to the loss. It
+    `name`, takes tokens_BT, the factors of attention and branches, and a queue for terms of the loss. It
     returns hidden_ND.
     """
 
@@ -181,13 +182,13 @@ class ScaledNetwork(nn.Module):
             self.register_buffer(factor, torch.ones(()))
 
     def forward(
-        self, tokens_BT: Tensor, added: list[Tensor] | None = None, targets_BT: Tensor | None = None
+        self, tokens_BT: Tensor, added: deque[Tensor] | None = None, targets_BT: Tensor | None = None
     ) -> Tensor:
         """Return logits_BTV of the token after each of `tokens_BT`, or with targets their mean cross-entropy.
 
         `added` takes terms added to the loss.
         """
-        trunk, added = self.get_submodule(self._trunk), [] if added is None else added
+        trunk, added = self.get_submodule(self._trunk), deque[Tensor]() if added is None else added
         hidden_ND = trunk(tokens_BT, self.attention_factor, self.residual_factor, added) * self.logit_factor
         if targets_BT is not None:
             return cross_entropy(hidden_ND, self.lm_head.weight, targets_BT.flatten())

@@ -12,6 +12,7 @@ h = d/2, X = 3·D, I width between an MLP's layers, J = 2·I, E experts, K of th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ class _Transformer(nn.Module):
         self.ln_f = _layer_norm(width, forms)
 
     def forward(
-        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: list[Tensor]
+        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: deque[Tensor]
     ) -> Tensor:
         t = tokens_BT.shape[-1]
         # Rows of one matrix from here on, except in attention: TPUs copy between the layouts of products,
@@ -110,7 +111,7 @@ def gpt2(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Form
 
 
 MakeMlp = Callable[[ModelConfig, Forms], nn.Module]
-"""Makes a block's MLP, called with x_ND, the tokens of a sequence, and a list for terms added to the loss."""
+"""Makes a block's MLP, called with x_ND, the tokens of a sequence, and a queue for terms of the loss."""
 
 
 class Rotary(NamedTuple):
@@ -235,7 +236,7 @@ class _Layer(nn.Module):
         rotary: Rotary,
         attention_factor: Tensor,
         residual_factor: Tensor,
-        added: list[Tensor],
+        added: deque[Tensor],
     ) -> Tensor:
         attention_ND = self.self_attn(self.input_layernorm(x_ND), rotary, attention_factor)
         x_ND = torch.addcmul(x_ND, attention_ND, residual_factor)
@@ -255,7 +256,7 @@ class _Model(nn.Module):
         self._head_size = config.actual_head_size
 
     def forward(
-        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: list[Tensor]
+        self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor, added: deque[Tensor]
     ) -> Tensor:
         # Rows of one matrix from here on, except in attention, as in GPT-2.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
@@ -325,7 +326,7 @@ class _Mixture(nn.Module):
         self.balance = Scale()
         self._chosen = config.experts_per_token
 
-    def forward(self, x_ND: Tensor, sequence_length: int, added: list[Tensor]) -> Tensor:
+    def forward(self, x_ND: Tensor, sequence_length: int, added: deque[Tensor]) -> Tensor:
         # In the precision of the norms: bf16 would send tokens elsewhere (Fedus et al. 2022, section 2.4).
         with torch.autocast(x_ND.device.type, enabled=False):
             probabilities_NE = self.gate(x_ND).softmax(-1)

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ def member_loss(
         return -functional.log_softmax(logits_NV, -1).where(is_target_NV, 0.0).sum(-1).mean()
 
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
-        added: list[Tensor] = []
+        added: deque[Tensor] = deque()  # hooks of `fully_shard` copy lists
         inputs: list[Any] = [tokens_BT1[:, :-1], added]
         is_large = in_parts and vocab_size * inputs[0].numel() > AT_ONCE
         if is_large:

@@ -225,8 +225,6 @@ class Processes:
             raise ConfigError(
                 f"split_over {shards} is not allowed: it must divide batch_size {trial.data.batch_size}"
             )
-        if trial.model.architecture == "moe":  # hooks of `fully_shard` copy the list of terms of the loss
-            raise ConfigError("split_over is not allowed with architecture 'moe': it must be a dense one")
         if 0 < gpus < shards:
             raise ConfigError(f"split_over {shards} is not allowed: it must be at most the GPUs here, {gpus}")
         self._rank, self._others = int(os.environ.get(_RANK, 0)), list[BaseProcess]()
