@@ -97,8 +97,8 @@ class RunOptions:
         in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
         if self.split_over > 1 and self.device != "xla" and not in_turns:
             raise ConfigError(
-                f"{given('split_over', self.split_over)} needs device cpu, cuda or xla, and of the first two "
-                f"members in turns ({given('execution', 'loop')}) and no {given('compile')}"
+                f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda with "
+                f"{given('execution', 'loop')} and without {given('compile')}"
             )
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
