@@ -68,25 +68,6 @@ def test_a_script_s_cached_function_goes_to_its_workers(tmp_path):
     assert study.to_frame()["loss"].tolist() == [7.0]
 
 
-def test_threads_that_the_caller_has_set_stay(tmp_path):
-    """MKL takes OMP_NUM_THREADS where MKL_NUM_THREADS is not set, and torch takes MKL's."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os\nfrom rich.console import Console\nfrom mup_tpu import Study\ndef train(trial, "
-        "report):\n    return 10.0 * int(os.environ['OMP_NUM_THREADS']) + "
-        "int(os.environ.get('MKL_NUM_THREADS', 0))\nif __name__ == '__main__':\n    study = Study('r', "
-        "scale={'width': [64]}, tune={'lr': [0.5]})\n    study.run(train, workers=1, "
-        "console=Console(quiet=True))\n    print(study.to_frame()['loss'].tolist())\n"
-    )
-    # A fork server that other tests have started would keep their environment.
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment | {"OMP_NUM_THREADS": "3"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.stdout == "[30.0]\n", done.stderr
-
-
 def test_a_function_gets_its_verdicts_and_its_figures(whole):
     study = valley_study(whole)
     results = {r.compared: r for r in study.verdict().results}
