@@ -98,6 +98,24 @@ CONFIGS: Mapping[str, hf.PreTrainedConfig] = {
         **SMALL, **HEADS, num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1,
         expert_layer_period=2, expert_layer_offset=1, use_mamba_kernels=False, mamba_d_state=8,
     ),
+    "Cohere": hf.CohereConfig(**SMALL, **HEADS, logit_scale=0.0625),
+    "StarCoder2": hf.Starcoder2Config(**SMALL, **HEADS),
+    "Falcon": hf.FalconConfig(
+        hidden_size=BASE, num_hidden_layers=2, num_attention_heads=4, multi_query=False,
+        new_decoder_architecture=True, num_kv_heads=2, **TEXT,
+    ),
+    "GPT-J": hf.GPTJConfig(n_positions=16, n_embd=BASE, n_layer=2, n_head=4, rotary_dim=4, **TEXT),
+    "StableLM": hf.StableLmConfig(**SMALL, **HEADS),
+    "OLMoE": hf.OlmoeConfig(**SMALL, **HEADS, num_experts=4, num_experts_per_tok=2),
+    "SmolLM3": hf.SmolLM3Config(**SMALL, **HEADS, no_rope_layers=[1, 0]),
+    "Apertus": hf.ApertusConfig(**SMALL, **HEADS),
+    "ModernBERT": hf.ModernBertConfig(
+        **SMALL, num_attention_heads=4, cls_token_id=1, sep_token_id=2, attn_implementation="eager",
+    ),
+    "DINOv2": hf.Dinov2Config(
+        hidden_size=BASE, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=4,
+        num_labels=10,
+    ),
     "ViT": hf.ViTConfig(
         hidden_size=BASE, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=8,
         patch_size=4, hidden_dropout_prob=0.0, num_labels=10,
@@ -107,12 +125,14 @@ CLASSES = {
     "T5": hf.T5ForConditionalGeneration,
     "BART": hf.BartForConditionalGeneration,
     "ViT": hf.ViTForImageClassification,
+    "DINOv2": hf.Dinov2ForImageClassification,
+    "ModernBERT": hf.ModernBertForMaskedLM,
 }
 
 
 def batch_of(name: str) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    if name == "ViT":
+    if name in ("ViT", "DINOv2"):
         images = torch.randn(8, 3, 8, 8, generator=generator)
         return {"pixel_values": images, "labels": torch.arange(8)}
     tokens = torch.randint(4, 64, (4, 12), generator=generator)

@@ -287,14 +287,14 @@ def _quartile(parameter: torch.Tensor) -> float | None:
 # grow each matrix is hidden, and μP's rule for it needs nothing that is known of its layer.
 _SIZES = (
     "hidden_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "mamba_d_ssm", "conv_dim",
-    "q_lora_rank", "kv_lora_rank", "word_embed_proj_dim", "lru_width",
-    "attention_hidden_size",
+    "ffn_hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size", "mamba_d_ssm", "conv_dim", "q_lora_rank", "kv_lora_rank",
+    "word_embed_proj_dim", "lru_width", "attention_hidden_size",
 )  # fmt: skip
 _NUMBERS = (
-    "num_attention_heads", "num_key_value_heads", "num_heads", "mamba_n_heads", "mamba_num_heads",
-    "linear_num_value_heads", "linear_num_key_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "num_attention_heads", "num_key_value_heads", "num_kv_heads", "num_heads", "mamba_n_heads",
+    "mamba_num_heads", "linear_num_value_heads", "linear_num_key_heads", "encoder_attention_heads",
+    "decoder_attention_heads",
 )  # fmt: skip
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 

@@ -24,6 +24,7 @@ GROWN = {
     "GPT-OSS": {"hidden": 12, "router": 2, "bias": 16},
     "MiniCPM3": {"hidden": 16},
     "Mamba2": {"hidden": 6},
+    "Falcon": {"hidden": 8},
     "Falcon-H1": {"hidden": 20},
     "LFM2": {"hidden": 13},
     "T5": {"hidden": 32},
