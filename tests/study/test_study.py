@@ -70,23 +70,22 @@ def test_a_script_s_cached_function_goes_to_its_workers(tmp_path):
 
 def test_a_function_gets_its_verdicts_and_its_figures(whole):
     study = valley_study(whole)
-    results = {r.compared: r for r in study.verdict().results}
+    judged, predicted = study.verdict(), study.predict(width=8192)
+    results = {r.compared: r for r in judged.results}
     assert results["stays"].verdict.decision == "TRANSFERS"
     assert results["moves"].verdict.decision == "DRIFTS"
     assert results["moves"].drift.low < -1 < results["moves"].drift.high
-    assert str(study.verdict()).count(": TRANSFERS: best learning rate") == 1
+    assert str(judged).count(": TRANSFERS: best learning rate") == 1
     for rule, optimum in (("stays", -6), ("moves", -11)):
-        low, high = study.predict(width=8192).of(rule).interval
+        low, high = predicted.of(rule).interval
         assert low < optimum < high < optimum + 5
     assert study.plot("optimum").axes
-    frame = study.verdict().to_frame()
+    frame = judged.to_frame()
     assert frame["rule"].tolist() == ["moves"] * 3 + ["stays"] * 3 and set(frame["width"]) == {256, 512, 1024}
     assert frame.set_index(["rule", "width"]).loc[("stays", 256), "x"] == pytest.approx(-6, abs=0.3)
-    assert study.predict(width=8192).to_frame().set_index("rule").loc["stays", "x"] == pytest.approx(
-        -6, abs=1
-    )
+    assert predicted.to_frame().set_index("rule").loc["stays", "x"] == pytest.approx(-6, abs=1)
     assert len(study.to_frame()) == 72
-    for shown in (study, study.verdict(), study.predict(width=8192)):
+    for shown in (study, judged, predicted):
         assert shown._repr_html_().count("<tr") > 2
     with pytest.raises(ConfigError, match="plot 'nothing' is not one of transfer"):
         study.plot("nothing")
@@ -94,11 +93,11 @@ def test_a_function_gets_its_verdicts_and_its_figures(whole):
 
 def test_a_loss_of_another_unit_has_its_own_epsilon(whole):
     study = valley_study(whole)
-    assert "nat" in str(study.verdict())
-    for shown in (study.verdict(unit="MSE"), study.verdict(epsilon=0.5, unit="MSE")):
+    usual, other, given = (study.verdict(**k) for k in ({}, {"unit": "MSE"}, {"epsilon": 0.5, "unit": "MSE"}))
+    assert "nat" in str(usual)
+    for shown in (other, given):
         assert " MSE at width 1024" in str(shown) and " nat " not in str(shown)
-    assert study.verdict(unit="MSE").epsilon != study.verdict().epsilon == 0.01
-    assert study.verdict(epsilon=0.5, unit="MSE").epsilon == 0.5
+    assert other.epsilon != usual.epsilon == 0.01 and given.epsilon == 0.5
     assert study.predict(epsilon=0.5, unit="MSE", width=8192).analysis.epsilon == 0.5
     with pytest.raises(ConfigError, match="epsilon 0"):
         study.verdict(epsilon=0)

@@ -83,7 +83,7 @@ def test_several_hyperparameters_are_swept_as_their_single_trials_and_all_are_an
     rates = (2**-10, 2**-6, 2**-2)
     tuned = {"learning_rate": rates, "init_std": (1e-3, 0.05, 1.0)}
     rule = {"parametrization": ("mup",)}
-    base = tiny.replace(steps=5, eval_batches=1)
+    base = tiny.replace(steps=1, eval_batches=1)
     sweep = Sweep("two", base, scale={"width": (32, 64)}, tune=tuned, compare=rule)
     assert swept(sweep, tmp_path) == {"finished": 18} and not swept(sweep, tmp_path)
     runs, corpora = load_runs(tmp_path), Corpora()

@@ -134,9 +134,15 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
         loss = 3 - trial.model.width / 1e3 + 0.04 * a * a + 0.02 * b * b + 0.02 * a * b + 0.0003 * (i % 3)
         rows.append(configured(trial) | {"trial_id": f"{i}", "status": "finished", "loss": loss})
     Store(folder, "two", sweep.axes).append(rows)
-    main(["analyze", folder])
+    main(["analyze", folder, "--figures", "--report"])
     out = capsys.readouterr().out
     assert "μP: OPEN" in out and "learning rate: TRANSFERS" in out and "note" not in out
+    drawn = {"transfer", "optimum", "regret"}
+    assert {f"{figure}_{name}.svg" for figure in drawn for name in ("lr", "weight_decay")} <= {
+        file.name for file in (tmp_path / "two" / "figures").iterdir()
+    }
+    page = (tmp_path / "two" / "report.html").read_text()
+    assert page.count("<figure") == 6 and "weight decay, the others at their best" in page
     main(["predict", folder, "--at", "width=256", "--json"])
     rate, decay = (one["x"] for one in json.loads(capsys.readouterr().out)["predictions"])
     assert (rate, decay) == (pytest.approx(-6, abs=0.2), pytest.approx(-4.5, abs=0.3))
@@ -145,14 +151,6 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(rate) and moved.warnings == []
     assert [one.hyperparameter for one in moved.chosen[0].predictions] == ["lr", "weight_decay"]
     assert math.log2(trial.optimizer.weight_decay) == pytest.approx(decay)
-    main(["analyze", folder, "--figures", "--report"])
-    drawn = {"transfer", "optimum", "regret"}
-    assert {f"{figure}_{name}.svg" for figure in drawn for name in ("lr", "weight_decay")} <= {
-        file.name for file in (tmp_path / "two" / "figures").iterdir()
-    }
-    page = (tmp_path / "two" / "report.html").read_text()
-    assert page.count("<figure") == 6 and "weight decay, the others at their best" in page
-    capsys.readouterr()
     main(["predict", folder, "--at", "width=256", "--format", "toml"])
     (tmp_path / "trial.toml").write_text(capsys.readouterr().out)
     trained = load_trial(tmp_path / "trial.toml")
