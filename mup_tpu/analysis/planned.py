@@ -14,7 +14,7 @@ import pandas as pd
 from mup_tpu.analysis.design import REACH, Cell
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_values import Reading
-from mup_tpu.analysis.load import check_table
+from mup_tpu.analysis.load import check_table, default_columns
 from mup_tpu.analysis.optimum import Estimate, LossCurve, Optimum
 from mup_tpu.analysis.prediction import RulePrediction, Surroundings, best_value, frame_of
 from mup_tpu.analysis.reasons import Reason
@@ -288,6 +288,8 @@ class Recipe(Shown):
     steps: tuple[PlannedSize, ...]
     came: AtTarget | None  # None if the target has not been run
     unit: str  # Of promised costs
+    loss_name: str  # As the runs call what they are judged by
+    loss_unit: str  # "nat", or its name again
     runs: int
     rows: str  # Fingerprint of the runs
 
@@ -352,7 +354,7 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
                 known=len(known),
             )  # fmt: skip
         )
-    loss = _loss(planned, estimates.known(planned.tuned[0]), target)
+    loss, columns = _loss(planned, estimates.known(planned.tuned[0]), target), default_columns(folder)
     return Recipe(
         rule=planned.rule,
         sizes={name: target[name] for name in planned.follows},
@@ -367,6 +369,8 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         steps=_steps(planned, rows, estimates, target),
         came=None if at else _at_target(planned, folder, rows, [one.x for one in made]),
         unit=planned.unit,
+        loss_name=columns.quantity,
+        loss_unit=columns.unit,
         runs=len(rows),
         rows=fingerprint(rows["trial_id"].tolist()),
     )

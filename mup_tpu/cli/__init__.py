@@ -9,8 +9,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import difflib
+import functools
 import gc
 import importlib
+import io
 import os
 import re
 import signal
@@ -19,6 +21,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import mup_tpu
 from mup_tpu.errors import ConfigError
@@ -74,7 +77,9 @@ _DESCRIPTION = "Tune a narrow model, check that the optimum transfers, and train
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; wrong input ends it with one sentence and exit code 2."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    if words == ["--version"]:
+    if words[:1] == ["help"]:  # `mup-tpu help sweep`, as git and uv have it
+        words = [*words[1:], "--help"]
+    if words in (["--version"], ["-V"]):
         print(f"mup-tpu {mup_tpu.__version__}")
         return
     if not words or words[0] in ("-h", "--help") or words in (["data"], ["data", "--help"], ["data", "-h"]):
@@ -82,9 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, (_, summary) in COMMANDS.items():
             if name.startswith("data" * group):
                 lines += textwrap.wrap(summary, 78, initial_indent=f"  {name:14}", subsequent_indent=" " * 16)
-        print(
-            "\n".join([*lines, "", "`mup-tpu COMMAND --help` lists the options of a command.", _COMPLETION])
-        )
+        lines += ["", "`mup-tpu COMMAND --help` lists the options of a command.", _COMPLETION]
+        try:
+            print("\n".join(lines), flush=True)
+        except BrokenPipeError:  # `mup-tpu --help | head`
+            from mup_tpu.cli.console import discard_output
+
+            discard_output()
         sys.exit(0 if words else 2)
 
     backends.leave_out()
@@ -106,7 +115,7 @@ def _end_quietly() -> None:
 def _run(words: Sequence[str]) -> None:
     import tyro  # a tenth of a second, which the overview and --version do without
 
-    from mup_tpu.cli.help import PARSING, SHELLS, write_completion, write_help
+    from mup_tpu.cli.help import PARSING, SHELLS, misread, write_completion, write_help
 
     if words[0] == "--print-completion":
         if len(words) != 2 or words[1] not in SHELLS:
@@ -117,8 +126,8 @@ def _run(words: Sequence[str]) -> None:
     count = 2 if words[0] == "data" else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-        hint = f"the nearest is {near[0]!r}" if near else f"the commands are {', '.join(COMMANDS)}"
+        near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {name!r}; {hint}")
     if name in ("analyze", "plan", "predict", "watch"):
         gc.set_threshold(100_000)  # otherwise collections take a sixth: each looks at all that was imported
@@ -128,7 +137,18 @@ def _run(words: Sequence[str]) -> None:
     if {"-h", "--help", "--help-all"} & {*words[count:]}:
         print(write_help(name, command, every="--help-all" in words))
         sys.exit(0)
-    tyro.cli(command, prog=f"mup-tpu {name}", args=[*_repeated(words[count:])], config=PARSING)
+    given, shown = [*_repeated(words[count:])], io.StringIO()
+
+    @functools.wraps(command)
+    def read(*values: Any, **options: Any) -> Callable[[], None]:
+        return functools.partial(command, *values, **options)
+
+    try:
+        with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
+            run = tyro.cli(read, prog=f"mup-tpu {name}", args=given, config=PARSING)
+    except SystemExit:
+        raise ConfigError(misread(name, command, given, shown.getvalue())) from None
+    run()
 
 
 def _command(name: str) -> Callable[..., None]:

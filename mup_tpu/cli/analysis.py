@@ -12,11 +12,13 @@ from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_f
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config.options import File, Repeated, Several, Where
 from mup_tpu.errors import ConfigError, given
+from mup_tpu.files import near
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from mup_tpu.analysis.planned import Recipe
+    from mup_tpu.cli.results import Results
 
 
 _RESULT = ("experiment", "loss", "status", "steps_done", "wall_time_s")
@@ -416,7 +418,7 @@ def _print_base_rate(
         Console().print(words)
 
 
-def show(path: str, table: TableOptions = TableOptions()) -> None:
+def show(path: str, table: TableOptions = TableOptions()) -> Results:
     """Draw the figures of a results folder and print its analysis, from one reading."""
     from mup_tpu.cli.results import open_results
 
@@ -426,8 +428,10 @@ def show(path: str, table: TableOptions = TableOptions()) -> None:
     finally:
         results.show(Console())
     _print_figures(Console(), written)
+    return results
 
 
 def _print_figures(console: Console, paths: Sequence[str]) -> None:
-    for path in paths:
-        console.print(f"figure: {path}", wrap=False)
+    if paths:
+        names = ", ".join(path.rpartition("/")[2] for path in paths)
+        console.print(f"figures in {near(paths[0].rpartition('/')[0])}: {names}")

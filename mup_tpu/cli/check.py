@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from mup_tpu.analysis.diagnosis import pooled_name
 from mup_tpu.cli.analysis import show
 from mup_tpu.cli.console import Console, progress_bar, to_json
 from mup_tpu.config import Trial, require_above_zero
+from mup_tpu.config.columns import Table
 from mup_tpu.config.grid import Axis
 from mup_tpu.config.options import FolderName, Repeated
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
@@ -21,7 +24,7 @@ from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 if TYPE_CHECKING:
-    from mup_tpu.parametrize import CoordinateCheck
+    from mup_tpu.parametrize import CoordinateCheck, LintReport
 
 WIDTHS = {"width": (64, 128, 256, 512, 1024)}
 
@@ -64,6 +67,8 @@ def check(
     module = subject if subject and re.fullmatch(r"[\w.]+:\w+", subject) else ""
     if subject and not module:
         path = Path(subject)
+        if path.suffix == ".py":
+            raise ConfigError(f"subject {subject} is Python: name its function, as {path.stem}:build")
         base = load_trial(path) if kind_of(read_toml(path)) == "trial" else load_sweep(path).base
     changes = {}
     for text in set:
@@ -81,8 +86,13 @@ def check(
     rules = tuple(map(str, compared["parametrization"]))
     for name in rules:
         require_one_of("compare", name, tuple(PARAMETRIZATIONS))
-    console = Console()
+    console, began = Console(), time.monotonic()
     options: dict[str, Any] = {"steps": steps, "seeds": num_seeds}
+    from mup_tpu.tuning.progress import cost, starting
+
+    within = "" if scale and not module else f", the last within {_SECONDS:g} s"
+    aside = Console(stderr=True)
+    aside.print(starting(f"checks {subject or 'GPT-2'} at several sizes{within}", again=""))
     with progress_bar(console) as update:
         options["progress"] = update if console.is_terminal else None  # else lines on stderr
         if module:
@@ -100,17 +110,37 @@ def check(
     if json:
         console.write(to_json(checked.to_dict()))
     for rule, report in checked.reports.items() if not json else ():
-        console.print(f"{rule}: {report.sentence}", style="bold")
-        console.write(str(report).partition("\n")[2] + "\n")
+        sentence, *more = report.lines
+        console.print(f"{rule}: {sentence}", style="bold")
+        for line in more:
+            console.print(f"  {line}")
+        console.print(_parameters(report))
+    aside.print(f"checked in {cost(time.monotonic() - began)}")
     if results and not json:
         show(results)
     failed = [
-        f"{rule}: {report.sentence}"
+        rule
         for rule, report in checked.reports.items()
         if not report.passes and (rule != "sp" or len(checked.reports) == 1)
     ]
     if failed:
-        raise CheckFailed("; ".join(failed))
+        raise CheckFailed(f"not passed: {', '.join(failed)}")
+
+
+def _parameters(report: LintReport) -> Table:
+    """Return a row for each parameter, one for those whose names differ in a number alone."""
+    rows = dict[tuple[str, ...], dict[str, float]]()
+    for name, row in report.table().iterrows():
+        key = pooled_name(str(name)), row["role"].replace("_", " "), row["verdict"], row["cause"]
+        rows.setdefault(key, {})[str(name)] = row["effect"]
+    cells = []
+    for (name, role, verdict, cause), effects in rows.items():
+        effect = max(effects.values(), key=abs)
+        shown = "–" if math.isnan(effect) else f"{effect + 0.0:.2f}"
+        cells.append((name if len(effects) > 1 else next(iter(effects)), role, shown, verdict, cause))
+    headings = ("parameter", "role", f"∝ {report.scale}^", "verdict", "cause")
+    left = ("parameter", "role", "verdict", "cause")
+    return Table(headings, cells, "effect of updates", left, whole=("parameter", "verdict"))
 
 
 def _of_module(
@@ -134,8 +164,8 @@ def _of_module(
         batch, loss = (load(f"{module}:{name}", "module") for name in ("batch", "loss"))
     except ConfigError:
         raise ConfigError(
-            f"module {module} lacks batch, a value or a function that returns one, or "
-            "loss(module, batch): a check trains with both"
+            f"module {module} needs more for a check, which trains a few steps: batch, a value or a "
+            "function, and loss(module, batch)"
         ) from None
     if rules:
         return coord_check(build, batch, loss, widths=sizes, rules=rules, **options)

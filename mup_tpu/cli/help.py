@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import shlex
 import shutil
@@ -56,6 +57,26 @@ def _parser(name: str, command: Callable[..., Any]) -> Any:
         return tyro.extras.get_parser(command, prog=f"mup-tpu {name}", config=PARSING)
 
 
+def misread(name: str, command: Callable[..., Any], words: list[str], box: str) -> str:
+    """Return what is wrong with the words of a command in one sentence; `box` is tyro's of several lines."""
+    actions = _parser(name, command)._actions
+    options = [option for action in actions for option in action.option_strings]
+    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if word not in options:
+            near = difflib.get_close_matches(word, options, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"`mup-tpu {name} --help-all` lists the options"
+            return f"unknown option {word!r}; {hint}"
+    needed = [_value(action) for action in actions if not action.option_strings and action.required]
+    if len(words) < len(needed):
+        return f"mup-tpu {name} needs {' and '.join(needed)}, as in: {EXAMPLES[name]}"
+    _, *lines = [line.strip("│╭╮╰╯─- ") for line in box.partition("For full helptext")[0].splitlines()]
+    text = " ".join(filter(None, lines)).partition(" Argument helptext")[0].removeprefix("Error parsing ")
+    text = re.sub(
+        r"no type matching (?:{None}\|)?(\S+) could be instantiated from \[(.+?)\].*", r"\2 is no \1", text
+    )
+    return f"{text[:1].lower()}{text[1:]}".rstrip(".")
+
+
 def write_help(name: str, command: Callable[..., Any], every: bool) -> str:
     """Return the help of a command; `every` lists all options of one that has many."""
     parser = _parser(name, command)
@@ -92,6 +113,8 @@ def _value(action: argparse.Action) -> str:
     if action.option_strings and (form := _VALUES.get(action.option_strings[0])):
         return form
     metavar = str(action.metavar or "").replace("{None}|", "")
+    if not action.option_strings:  # TRIAL_ID in place of its type
+        metavar = re.sub("STR|INT", action.dest.upper().replace("-", "_"), metavar)
     while several := re.fullmatch(r"\[(.+?) \[\1 \.\.\.\]\]|\[(\[.+\])\]", metavar):
         metavar = f"{several[1]} ..." if several[1] else several[2]
     return metavar

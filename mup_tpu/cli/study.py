@@ -56,12 +56,15 @@ class StudyOptions:
             amounts[name] = amount
         return amounts or None
 
-    def run(self, study: Study, trainer: str, where: SweepOptions, **options: Any) -> Counter[str]:
+    def run(
+        self, study: Study, trainer: str, where: SweepOptions, price: str | None, **options: Any
+    ) -> Counter[str]:
         """Run a study with these options; those of its sequence are given too."""
         study.loss = self.loss or study.loss
         return study.run(
             trainer, workers=self.workers, timeout=self.timeout, heartbeat=where.heartbeat, ray=where.ray,
-            address=where.address, resources=self.amounts(), track=where.track, console=Console(), **options,
+            address=where.address, resources=self.amounts(), track=where.track, price=price,
+            console=Console(), **options,
         )  # fmt: skip
 
 
@@ -74,7 +77,7 @@ def refuse_options_of_networks(run: RunOptions, where: SweepOptions) -> None:
         for field in fields(options)
         if getattr(options, field.name) != getattr(default, field.name)
     ]
-    if unused := [name for name in given if name not in ("heartbeat", "ray", "address", "track")]:
+    if unused := [name for name in given if name not in ("heartbeat", "ray", "address", "track", "price")]:
         raise ConfigError(f"{', '.join(unused)}: a study's training is yours, and sets that itself")
 
 

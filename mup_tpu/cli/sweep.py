@@ -19,12 +19,13 @@ from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions, keep_plan, refuse_options_of_networks
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, Grid, RunOptions, SequenceOptions, Sweep, SweepOptions
-from mup_tpu.config.columns import Table
+from mup_tpu.config.columns import Table, write
 from mup_tpu.config.options import File, FolderName
 from mup_tpu.config.sweep import Search, SearchOptions
 from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
-from mup_tpu.config.values import counted, write_time
+from mup_tpu.config.values import write_time
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed, raised_as
+from mup_tpu.files import near
 
 T = TypeVar("T")
 
@@ -152,7 +153,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
         Console().print(f"{study.grid.experiment}: {len(study.trials())} trials in the grid")
         return
     keep_plan(study.grid, study.folder)
-    outcome = options.run(study, trainer, how.where, **vars(_until(how, study.grid)))
+    outcome = options.run(study, trainer, how.where, how.run.price, **vars(_until(how, study.grid)))
     show_and_judge(outcome, study.folder, lambda: _show(study.folder))
 
 
@@ -162,11 +163,17 @@ def _until(how: SweepRun, grid: Grid[Any]) -> SequenceOptions:
 
 
 def _show(folder: str, options: TableOptions = TableOptions()) -> None:
-    """Print the prediction of a planned folder, else the optima, figures and verdict."""
-    if (made := predict_planned_folder(folder, ())) is None:
-        show(folder, options)
-    else:
+    """Print the prediction of a planned folder, else the optima, figures and verdict, and what comes next."""
+    if (made := predict_planned_folder(folder, ())) is not None:
         print_recipe(made, folder)
+        return
+    analysis = show(folder, options).analysis
+    is_open = any(result.next_batch is not None for result in analysis.results)
+    if is_open and all(result.sequence is None for result in analysis.results):
+        Console().print("next: the same command with --until-settled runs what settles it", wrap=False)
+    elif not is_open and len(analysis.results[0].optima) > 1:
+        wide = write(analysis.scale, 4 * max(o.scale for o in analysis.results[0].optima))
+        Console().print(f"next: mup-tpu predict {near(folder)} --at {analysis.scale}={wide}", wrap=False)
 
 
 def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:
@@ -204,7 +211,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
     show_and_judge(outcome, folder, lambda: _show(folder, TableOptions(where=rows)))
 
 
-def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], None]) -> None:
+def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], object]) -> None:
     """Show results, then raise TrialsFailed if trials failed."""
     failed = outcome.get("failed", 0)
     try:
@@ -216,8 +223,8 @@ def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], N
     if failed:
         total = sum(outcome.values())
         raise TrialsFailed(
-            f"{failed} of {total} trials failed, with their reasons in {folder}; run the same command to try "
-            "them again"
+            f"{failed} of {total} trials failed, with their reasons in {near(folder)}; run the same command "
+            "to try them again"
         )
 
 
@@ -294,8 +301,8 @@ def search(
     Args:
         file: Script with a SEARCH; or a TOML file: experiment, the shared trial under [base.model] and so on,
             and [space.NAME] tables with kind (loguniform, uniform, choice), low and high, or values. With
-            trainer, scale and [settings] in place of the base it searches your own training. [search] has
-            options of --help's "options"; those given here, other than the defaults, go before.
+            trainer, scale and [settings] in place of the base it searches your own training. [search] sets
+            the options below for each run; an option of the command line comes before it.
         how: How the search is run.
         study: Options of a search of your own training.
     """
@@ -319,7 +326,7 @@ def search(
         if (trainer := study.trainer or trainer) is None:
             raise ConfigError("trainer is missing: give --trainer, or set it in the file")
         made.search, folder = replace(made.search, **given), made.folder
-        run = partial(study.run, made, trainer, how.where)
+        run = partial(study.run, made, trainer, how.where, how.run.price)
     else:
         if study != StudyOptions():
             raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
@@ -335,8 +342,6 @@ def search(
         raise KeyboardInterrupt(
             f"stopped; finished trials are stored in {folder}; continue with: {command}"
         ) from None
-    ended = counted(sorted(outcome.items()))
-    console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}")
     show_and_judge(outcome, folder, lambda: _show_best(folder, console))
 
 
@@ -348,7 +353,6 @@ def options_given(options: SearchOptions) -> dict[str, Any]:
 def _show_best(folder: str, console: Console) -> None:
     """Print the best finished trial of a search, and the command that takes it to a larger size."""
     from mup_tpu.analysis.run_table import of_status, ranked, varied
-    from mup_tpu.config.columns import write
     from mup_tpu.store import load_axes, load_runs
 
     runs = load_runs(folder)

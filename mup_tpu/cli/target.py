@@ -16,7 +16,7 @@ from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.options import File, FolderName, Repeated, TransferOptions, Where
 from mup_tpu.config.toml import kind_of, load_sweep, read_toml, split_axis
-from mup_tpu.config.values import as_number, parse_seconds
+from mup_tpu.config.values import as_number, parse_price, parse_seconds
 from mup_tpu.errors import ConfigError, StoreError
 
 
@@ -61,7 +61,7 @@ def transfer(
                 f"mup-tpu ask {made.folder} gives its id, mup-tpu tell {made.folder} ID LOSS its loss"
             )
             return
-        ended = study.run(made, study.trainer, where)
+        ended = study.run(made, study.trainer, where, run.price)
         show_and_judge(ended, made.folder, lambda: show(made.folder))
         return
     moved = Transfer(path, target)
@@ -153,6 +153,9 @@ def plan(
         if trainer is not None:
             raise ConfigError(f"trainer is for a study: {file} is a sweep of our networks")
         base = load_sweep(file)
+    written = out or (None if json else File("plan.toml"))
+    if written is not None and written.exists():
+        raise ConfigError(f"out {str(written)!r} exists already: give another --out")
     console = Console(stderr=json)
     is_time = budget is not None and as_number(budget) is None  # 200h, not 1e20
     arguments: dict[str, Any] = {"target": at, "base": base, "table": table, "rule": rule, "fix": fix}
@@ -171,21 +174,23 @@ def plan(
             count = int(match[1]) if (match := re.match(r"(\d+)x", on or "")) else 1
             each = number(peak, "peak", "") if peak else None
             whole = _peak(on, trial) if each is None else count * each
-            machine = Speed(mfu * whole, count, peak=whole, price=_price(price))
-        planned = mup_tpu.plan(budget=budget, flops_per_second=machine, **arguments)
+            machine = Speed(mfu * whole, count, peak=whole, price=parse_price(price))
+        with console.status("choosing runs: some seconds"):
+            planned = mup_tpu.plan(budget=budget, flops_per_second=machine, **arguments)
     if trainer is not None:
         of_file = {} if base is None else {"loss": base.loss, "config": base.config}
         given = {name: text for name, text in of_file.items() if text is not None}
         planned = replace(planned, program={"trainer": trainer, **given})
-    written = out or (None if json else File("plan.toml"))
     if written is not None:
         write_new(written, planned.toml())
     if json:
         Console().write(to_json(planned.to_dict()))
         return
-    console.print(plan_target(planned))
+    console.print(plan_target(planned), style="bold")
     console.print(plan_table(planned))
-    for line in plan_lines(planned):
+    first, *lines = plan_lines(planned)
+    console.print(first, style="bold")
+    for line in lines:
         console.print(line)
     results, options = f"results/{planned.experiment}", ""
     if is_time and on is None:
@@ -197,16 +202,6 @@ def plan(
     console.print(f"wrote {written}; next:", wrap=False)
     console.print(f"  mup-tpu sweep {written}{options}", wrap=False)
     console.print(f"  mup-tpu predict {results}", wrap=False)
-
-
-def _price(text: str | None) -> float:
-    """Read the price of a device for an hour."""
-    if text is None:
-        return math.nan
-    value = as_number(text.strip().removesuffix("/h"))
-    if value is None or not 0 < value < math.inf:
-        raise ConfigError(f"price {text!r} is not that of a device for an hour: write 2.5/h")
-    return value
 
 
 def _peak(on: str | None, base: Trial) -> float:

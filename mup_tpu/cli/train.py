@@ -98,13 +98,17 @@ def train(
         shorter, trial = trial, longer(trial, options.continue_to)
     if options.xla_dump is not None:
         _module_of(run).dump_programs(options.xla_dump)
-    console = Console()
+    from mup_tpu.tuning.progress import cost, starting
+
+    console, what = Console(), f"1 trial, {trial.train.steps} steps"
+    console.print(starting(what, again="the same command goes on" if kept.checkpoints else ""))
     result, exported = train_one(trial, run, kept, console, shorter)
     row, rates = result.rows[0], result.rates
+    took = cost(row["wall_time_s"], run.price_per_hour)
     loss = f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
     console.print(
         f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
-        f"{row['params']:,} parameters, {row['tokens']:,} tokens, {row['wall_time_s']:.1f} s · {rates}"
+        f"{row['params']:,} parameters, {row['tokens']:,} tokens, {took} · {rates}"
     )
     if options.xla_report:
         _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)

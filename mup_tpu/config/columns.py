@@ -99,9 +99,10 @@ def label(name: str) -> str:
 
 
 def plural(name: str) -> str:
-    """Write "widths", or "values of n_embd" of a name that is no word."""
-    is_word = re.fullmatch("[a-z ]*[a-rt-z]", written := label(name)) and written != "compute"
-    return f"{written}s" if is_word else f"values of {written}"
+    """Write "widths", or "values of hidden" of a name that is not ours."""
+    written = label(name)
+    is_word = (name in COLUMNS or name in _OF_FIELD) and re.fullmatch("[a-z ]*[a-rt-z]", written)
+    return f"{written}s" if is_word and written != "compute" else f"values of {written}"
 
 
 def write_scale(name: str, value: float) -> str:

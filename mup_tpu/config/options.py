@@ -16,6 +16,7 @@ from mup_tpu.config.values import (
     described,
     option,
     parse_limit,
+    parse_price,
     require_above_zero,
     require_valid,
 )
@@ -87,11 +88,14 @@ class RunOptions:
     """Steps between evaluations on held-out text; 0 evaluates at the end only."""
     checkpoint_every: int = described(0, least=0)
     """Steps between checkpoints, written while training goes on; 0 writes none."""
+    price: str | None = None
+    """Price of an hour of each worker, such as a GPU, as 2.5/h; costs are then money too."""
     mix: bool = False
     """Add runs of this device to a results folder that holds runs of another kind of device."""
 
     def __post_init__(self) -> None:
         require_valid(self)
+        self.price_per_hour  # noqa: B018 (checks price)
         if self.execution == "loop" and self.device in ("tpu", "xla"):
             raise ConfigError(f"execution 'loop' is for CPUs and GPUs: device {self.device!r} stacks members")
         in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
@@ -100,6 +104,10 @@ class RunOptions:
                 f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda with "
                 f"{given('execution', 'loop')} and without {given('compile')}"
             )
+
+    @property
+    def price_per_hour(self) -> float:
+        return parse_price(self.price)
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
         """Refuse more parts of a batch than it has sequences on each device."""

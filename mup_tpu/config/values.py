@@ -128,6 +128,14 @@ def write_time(seconds: float) -> str:
     return f"{seconds / length:.{1 if unit == 'h' else 0}f} {unit}"
 
 
+def parse_price(text: str | None) -> float:
+    """Read a price of an hour, as 2.5/h; nan for None."""
+    value = math.nan if text is None else as_number(text.strip().removesuffix("/h"))
+    if value is None or value <= 0 or math.isinf(value):
+        raise ConfigError(f"price {text!r} is not that of an hour: write 2.5/h")
+    return value
+
+
 def counted(counts: Iterable[tuple[object, int]]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts)
 

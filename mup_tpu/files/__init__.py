@@ -26,6 +26,7 @@ from mup_tpu.files.local import (
     bounded,
     checksum,
     flush,
+    near,
     partial,
     read_local,
     require_size,
@@ -35,7 +36,7 @@ from mup_tpu.files.local import (
 
 __all__ = [
     "MIN_RATE", "MOST_BYTES", "MOST_BYTES_OF_CONFIG", "Folder", "as_oserror", "bounded", "cache_root",
-    "checksum", "file_system", "patiently", "read_local", "require_size", "short_hash",
+    "checksum", "file_system", "near", "patiently", "read_local", "require_size", "short_hash",
 ]  # fmt: skip
 
 NOTICE_S = 15.0  # seconds without an answer of a bucket before a warning

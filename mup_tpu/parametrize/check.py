@@ -115,15 +115,18 @@ class LintReport:
             rows.append(row)
         return FactorTable(pd.DataFrame(rows).set_index("parameter"))
 
-    def __str__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
+        """The sentence, then a line for each further cause."""
         # Vectors without a gradient or a growing axis need no word beside the table.
         shown = [f for f in self.findings if f.cause and (f.is_wrong or f in self.unknown)]
         causes = [f"- {_line([f for f in shown if f.cause == cause])}" for cause in self.causes]
         wrong = [line for line in causes if line != "- "]
         lazy = filter(None, [laziness(self.fits, self.scale)])
-        return "\n".join(
-            [self.sentence, *wrong[1:], *lazy, f"exponents of the {self.scale}:", repr(self.table())]
-        )
+        return [self.sentence, *wrong[1:], *lazy]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, f"exponents of the {self.scale}:", repr(self.table())])
 
     def to_dict(self) -> dict[str, Any]:
         table = self.table().reset_index().astype(object)

@@ -26,7 +26,7 @@ from mup_tpu.analysis.referee import Comparison
 from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.columns import Table, label, write
-from mup_tpu.config.values import counted, visible
+from mup_tpu.config.values import counted, visible, write_time
 from mup_tpu.words.names import ordered, powers_in_html, results_of, rule_name
 from mup_tpu.words.plans import recipe_lines, recipe_table
 from mup_tpu.words.reasons import notes
@@ -170,6 +170,9 @@ def sweep_page(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> Page
         commands = (settles.text,) if settles.is_command else ()
         sentence = verdict(result, analysis, scores)
         lead.append(Box(sentence, details(result, analysis), commands, result.verdict.decision))
+    if (stored := table.stored) is not None:
+        ended, hours = counted(stored["status"].value_counts().items()), stored["wall_time_s"].sum()
+        lead.append(Text(f"{len(stored)} runs ({ended}), {write_time(hours)} of training."))
     lead += [Text(f"Note: {note}.", is_note=True) for note in notes(analysis)]
     sections, several = [], len(analysis.parts) > 1
     for number, part in enumerate(analysis.parts):
@@ -191,8 +194,8 @@ def sweep_page(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> Page
     if scores:
         texts = [Text(f"{score_sentence(one)}.") for one in scores]
         sections.append(Section("Predictions", texts))
-    if table.stored is not None:
-        sections.append(Section("How the runs were made", [how_made(table.stored)]))
+    if stored is not None:
+        sections.append(Section("How the runs were made", [how_made(stored)]))
     does = "do" if several else "does"
     return Page(
         f"{analysis.name}: {does} {tuned_words(analysis.columns)} transfer across {scale}?",

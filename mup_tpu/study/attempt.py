@@ -355,7 +355,7 @@ class FunctionAttempt(Attempt):
 class ProgramAttempt(Attempt):
     """A run of a program, whose output tells the loss."""
 
-    doing = "running, without a loss in its output yet"
+    doing = "running, no loss in its output yet"
     is_alive_without_reports = _has_launchers = True
 
     def __init__(

@@ -25,7 +25,7 @@ from mup_tpu.config import SearchOptions, require_above_zero, shown
 from mup_tpu.config.grid import Points
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.toml import from_dict, read_grid
-from mup_tpu.config.values import parse_limit, require_count
+from mup_tpu.config.values import parse_limit, parse_price, require_count
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.header import read_file, write_file
@@ -144,6 +144,7 @@ class Study:
         address: str | None = None,
         resources: Mapping[str, float] | None = None,
         track: Sequence[TrackerName] = (),
+        price: str | None = None,
         console: Console | None = None,
     ) -> Counter[str]:
         """Run the trials that are missing, or search the space, and store each trial as it ends.
@@ -160,6 +161,7 @@ class Study:
             address: Ray cluster to run on, "auto" or host:port.
             resources: resources of a trial on Ray, as {"CPU": 2, "GPU": 1}.
             track: trackers that get a copy of each trial: "tensorboard", "wandb".
+            price: price of an hour of each worker, as "2.5/h"; costs are then money too.
             console: for progress.
 
         Returns:
@@ -169,6 +171,7 @@ class Study:
             ConfigError: the function, an option or the cluster cannot be used.
             StoreError: the folder cannot be written, holds another study, or is run by another process.
             Preempted: SIGTERM ended the run.
+            TrialsFailed: the first trials all failed for one reason.
         """
         console = console or Console(markup=False, emoji=False, highlight=False)
         deadline = time.monotonic() + parse_limit("budget", budget)
@@ -204,7 +207,7 @@ class Study:
                 payload = pickled(function, by_value=on_ray)
                 calls = Calls(
                     store, console, heartbeat, track, deadline, self.grid, leases, how, code, payload, opened,
-                    asks=space is not None,
+                    asks=space is not None, price=parse_price(price),
                 )  # fmt: skip
                 if space is None:
                     return calls.run_grid(self.grid, points)

@@ -27,6 +27,7 @@ from mup_tpu.store import load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions
 from mup_tpu.study.study import Study
 from mup_tpu.tuning.plan import Measured, Plan, Speed, plan
+from mup_tpu.tuning.progress import starting
 from mup_tpu.words.plans import at_words, recipe_lines
 
 _FIRST_STEPS = 10
@@ -37,6 +38,7 @@ _ROUNDS = 3  # of timing the sizes that a plan chooses, and planning again
 def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any) -> Plan:
     """Plan by measured times of a trainer, not by FLOPs; each timed training takes at most `limit_s`, s."""
     budget, base, workers = arguments.pop("budget"), arguments["base"], max(1, len(visible_gpus()))
+    console.print(starting(f"times the trainer at a few sizes, each run within {limit_s:g} s", again=""))
     # Every size costs the same here, so that this first plan only names sizes.
     unknown = Speed(devices=1, measured=Measured(((0.0, 0.0),), 0.0))
     made = plan(budget="1000000000h", flops_per_second=unknown, **arguments)

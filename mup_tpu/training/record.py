@@ -266,11 +266,11 @@ class Rates:
         rate, overall = self.tokens_per_second, self.overall_tokens_per_second
         details = [f"{overall:,.0f} overall"] if rate != overall else []
         details += [f"{rate / self.devices:,.0f} a device"] if self.devices > 1 else []
-        parts = [
+        parts = [  # the time first: terminals cut long lines
+            *([f"{write_time(self.seconds_left)} left"] if self.seconds_left else []),
             f"{rate:,.0f} tokens/s" + (f" ({', '.join(details)})" if details else ""),
             *([] if math.isnan(self.mfu) else [f"MFU {self.mfu:.1%}"]),
             f"input wait {self.input_wait:.1%}",
-            *([f"{write_time(self.seconds_left)} left"] if self.seconds_left else []),
         ]
         return " · ".join(parts)
 

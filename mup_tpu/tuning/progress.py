@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
@@ -13,6 +14,20 @@ from mup_tpu.config.values import counted, write_time
 from mup_tpu.training.record import count_statuses
 
 T = TypeVar("T")
+
+
+def cost(seconds: float, price: float = math.nan) -> str:
+    """Write a time, and its money where the price of an hour is known: "3.0 h, 7.50 at 2.5/h"."""
+    money = "" if math.isnan(price) else f", {seconds / 3600 * price:,.2f} at {price:g}/h"
+    return (f"{seconds:.1f} s" if seconds < 10 else write_time(seconds)) + money
+
+
+def starting(
+    what: str, seconds: float = math.nan, price: float = math.nan, again: str = "the same command goes on"
+) -> str:
+    """Return the line of a long command at its start: what runs, what it costs, how it stops and goes on."""
+    takes = "" if math.isnan(seconds) else f", about {cost(seconds, price)} of training"
+    return f"{what}{takes}; Ctrl-C stops" + (f", and {again}" if again else "")
 
 
 class TrialProgress(Generic[T]):
@@ -36,6 +51,7 @@ class TrialProgress(Generic[T]):
             console=console,
             disable=not console.is_terminal,
             speed_estimate_period=3600,
+            transient=True,  # a line with the cost takes the place of the bars
         )
         counts = Counter(map(size, sorted(trials, key=work)))
         self._ended: dict[str, Counter[str]] = {name: Counter() for name in counts}  # by status
@@ -44,6 +60,7 @@ class TrialProgress(Generic[T]):
             for name, n in counts.items()
         }
         self._all = self._bars.add_task("all", total=sum(map(work, trials)), note=f"0/{len(trials)} trials")
+        self._best = dict.fromkeys(counts, math.inf)  # lowest loss of each size
         self._shares: dict[Any, float] = {}  # share of each running job's steps that is done
 
     def __rich__(self) -> Progress:
@@ -76,7 +93,10 @@ class TrialProgress(Generic[T]):
         size, statuses = self._size(job.trials[0]), count_statuses(rows)
         self._ended[size] += statuses
         self._stored += len(rows)
-        self._advance(job, 1.0, counted(sorted(self._ended[size].items())))
+        losses = [row["loss"] for row in rows if row["status"] == "finished"]
+        self._best[size] = best = min([self._best[size], *losses])
+        lowest = f", lowest loss {best:.4f}" if best < math.inf else ""
+        self._advance(job, 1.0, counted(sorted(self._ended[size].items())) + lowest)
         del self._shares[job]
         self._bars.update(self._all, note=f"{self._stored}/{self._trials} trials")
         if not self.console.is_terminal:

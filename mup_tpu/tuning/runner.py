@@ -28,18 +28,19 @@ from mup_tpu.config.grid import Point
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.devices.peak import bfloat16_units
-from mup_tpu.errors import ConfigError, Preempted
-from mup_tpu.files import Folder, short_hash
+from mup_tpu.errors import ConfigError, Preempted, TrialsFailed
+from mup_tpu.files import Folder, near, short_hash
 from mup_tpu.jobs.driver import Evaluated, Failed, Finished, Pool, Preparing, Split, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials, work
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.jobs.this_machine import device_kind
 from mup_tpu.store import Store, load_runs, load_values
 from mup_tpu.training.record import PackResult, Rates, count_statuses, failed_row
-from mup_tpu.tuning.progress import TrialProgress
+from mup_tpu.tuning.progress import TrialProgress, cost, starting
 from mup_tpu.tuning.tracking import Tracking
 
 T = TypeVar("T", bound=Hashable)
+_SAME_FAILURES = 5  # trials that fail for one reason before any ends otherwise, after which no more begin
 # Trials with the numbers of their purchases in a sequence; None without one
 Purchases = Mapping[T, int | None]
 # Rows of trials, and points of their curves, as the store takes them
@@ -61,11 +62,13 @@ class Runner(ABC, Generic[T]):
     heartbeat: float  # seconds without a report after which a worker counts as hung
     track: Sequence[TrackerName]
     deadline: float  # time, by `time.monotonic`, at which unfinished jobs are given up
+    price: float = field(default=math.nan, kw_only=True)  # of an hour of a worker
 
     def __post_init__(self) -> None:
         self._tracking = Tracking(self.track, self.store)
         self._training_s = 0.0  # time of all trials of this call
-        self._reasons = set[str]()  # why trials failed, each said once
+        self._began = time.monotonic()
+        self._reasons = Counter[str]()  # why trials failed, each said once
 
     @abstractmethod
     def trial_id(self, trial: T) -> str: ...
@@ -115,7 +118,6 @@ class Runner(ABC, Generic[T]):
         With its points by size, runs are bought batch after batch, until each verdict is settled or not worth
         its cost.
         """
-        begun = time.monotonic()
         if points is None:
             outcome = self.run(dict.fromkeys(grid.trials(), self.store.next_purchase()))
         else:
@@ -123,16 +125,19 @@ class Runner(ABC, Generic[T]):
 
             buyer = Buyer(grid, points, self.trial_id, self.store, self.deadline)
             outcome = buy(buyer, self.run, self.deadline, self.console)
+        self.say_cost(outcome)
+        return outcome
+
+    def say_cost(self, outcome: Counter[str]) -> None:
+        """Print how this call's trials ended, what they cost, and where they are stored."""
         if outcome:
-            took, training = (write_time(s) for s in (time.monotonic() - begun, self._training_s))
-            ended = counted(sorted(outcome.items()))
+            took = write_time(time.monotonic() - self._began)
             self.console.print(
-                f"ran {outcome.total()} trials in {took} ({training} of training): {ended}; stored in "
-                f"{self.store.folder}"
+                f"ran {outcome.total()} trials in {took} ({cost(self._training_s, self.price)} of training): "
+                f"{counted(sorted(outcome.items()))}; stored in {near(str(self.store.folder))}"
             )
         if time.monotonic() >= self.deadline:
-            self.console.print("the budget is used up; the same call goes on")
-        return outcome
+            self.console.print("the budget is used up; the same command goes on")
 
     def run(self, trials: Purchases[T]) -> Counter[str]:
         """Run the missing ones of some trials; return their number by status."""
@@ -146,12 +151,10 @@ class Runner(ABC, Generic[T]):
         lacking = missing_trials([*trials], store.done(stopped=False), self.trial_id)
         missing = missing_trials(lacking, elsewhere, self.trial_id)
         awaited = len(lacking) - len(missing)
-        console.print(
-            f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
-            f"{len(missing)} to run"
-            + (f", {awaited} asked for elsewhere" if awaited else "")
-            + self._expected(trials, lacking, missing)
-        )
+        what = f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored"
+        what += f", {awaited} asked for elsewhere" * (awaited > 0) + f", {len(missing)} to run"
+        seconds = self._expected(trials, lacking, missing)
+        console.print(starting(what, seconds, self.price) if missing else what)
         outcome: Counter[str] = Counter()
         if missing:
             purchases = {self.trial_id(trial): trials[trial] for trial in missing}
@@ -201,9 +204,14 @@ class Runner(ABC, Generic[T]):
                             )
                         times = [row.get("wall_time_s") for row in rows]  # a failed trial may have none
                         self._training_s += sum(s for s in times if s is not None and s > 0)
+                        self.stored(job, rows)
                         for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
                             self._say_failed(job, reason)
-                        self.stored(job, rows)
+                        if {*outcome} == {"failed"} and max(self._reasons.values()) >= _SAME_FAILURES:
+                            raise TrialsFailed(
+                                f"the first {outcome.total()} trials failed, and the others would too: mend "
+                                "this, and run the same command again"
+                            )
                     case report:
                         progress.update(job, report=report)
                 if time.monotonic() >= self.deadline:
@@ -212,25 +220,20 @@ class Runner(ABC, Generic[T]):
 
     def _say_failed(self, job: Any, reason: str) -> None:
         """Print why a job failed; a reason that others had too is that of the first, whose output is kept."""
-        if (kind := re.sub(r" \(\S+\.txt\)$", "", str(reason))) not in self._reasons:
-            self._reasons.add(kind)
+        self._reasons[kind := re.sub(r" \(\S+\.txt\)$", "", str(reason))] += 1
+        if self._reasons[kind] == 1:
             self.console.print(f"{job} failed: {reason}", style="red", markup=False)
 
-    def _expected(self, trials: Collection[T], lacking: Collection[T], missing: Collection[T]) -> str:
-        """Return how long missing trials train, by the stored ones, and how to stop."""
-        if not missing:
-            return ""
+    def _expected(self, trials: Collection[T], lacking: Collection[T], missing: Collection[T]) -> float:
+        """Return how many seconds missing trials train, by the stored ones; nan without any."""
         awaited = {*lacking}
         ids = {self.trial_id(trial): trial for trial in trials if trial not in awaited}
-        took = ""
-        if ids:
-            runs = load_runs(self.store.folder.path, ("trial_id", "wall_time_s"))
-            known = runs[runs["trial_id"].isin(ids) & (runs["wall_time_s"] > 0)]
-            work = sum(self.work(ids[name]) for name in known["trial_id"])
-            if work > 0:
-                seconds = known["wall_time_s"].sum() / work * sum(map(self.work, missing))
-                took = f" (about {write_time(seconds)} of training)"
-        return f"{took}; Ctrl-C stops, and the same command goes on"
+        if not ids or not missing:
+            return math.nan
+        runs = load_runs(self.store.folder.path, ("trial_id", "wall_time_s"))
+        known = runs[runs["trial_id"].isin(ids) & (runs["wall_time_s"] > 0)]
+        work = sum(self.work(ids[name]) for name in known["trial_id"])
+        return known["wall_time_s"].sum() / work * sum(map(self.work, missing)) if work > 0 else math.nan
 
 
 class Corpora:
@@ -312,7 +315,8 @@ class Packs(Runner[Trial]):
         deadline: float = math.inf,
         evaluations: int = 0,
     ) -> None:
-        super().__init__(store, console, options.heartbeat, options.track, deadline)
+        price = run.price_per_hour * run.split_over
+        super().__init__(store, console, options.heartbeat, options.track, deadline, price=price)
         if evaluations:
             run = replace(run, checkpoint_every=1)
         self._evaluations = evaluations
@@ -320,7 +324,7 @@ class Packs(Runner[Trial]):
         self._options, self._pack_size = run, options.pack_size
         self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
         self._pools = Pools(options, str(store.folder), console)
-        self._began, self._rates = 0.0, list[Rates]()  # rates of each ended pack, over all of its training
+        self._placed, self._rates = 0.0, list[Rates]()  # rates of each ended pack, over all of its training
 
     def __enter__(self) -> Self:
         return self
@@ -341,7 +345,7 @@ class Packs(Runner[Trial]):
         self._place = self._pools.place(trials, self._options, at_most or trials)
         self.pool = self._place.pool
         refuse_another_device(str(self.store.folder), self._place.run)
-        self._began, self._rates = time.monotonic(), []
+        self._placed, self._rates = time.monotonic(), []
 
     def jobs(self, trials: list[Trial]) -> Sequence[PackJob]:
         for batch_size in {trial.data.batch_size for trial in trials}:
@@ -393,7 +397,7 @@ class Packs(Runner[Trial]):
 
     def summary(self) -> str:
         tokens = sum(r.tokens for r in self._rates)
-        rate = tokens / max(time.monotonic() - self._began, 1e-9)
+        rate = tokens / max(time.monotonic() - self._placed, 1e-9)
         parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
         if self._rates:
             per_device = mean(r.overall_tokens_per_second / r.devices for r in self._rates)

@@ -24,6 +24,7 @@ from mup_tpu.errors import ConfigError, given
 from mup_tpu.jobs.driver import Evaluated
 from mup_tpu.store import FINAL, Store, load_curves
 from mup_tpu.tuning.chooser import Chooser
+from mup_tpu.tuning.progress import starting
 from mup_tpu.tuning.runner import Corpora, Packs, Runner, with_precision
 
 T = TypeVar("T")
@@ -63,9 +64,12 @@ def run_search(
         chooser = Chooser(space, options, base, folder)
         searched = Searched(chooser, options, trial_of, runner, pack_size)
         outcome = Counter[str]()
+        what = f"{runner.store.experiment}: {options.num_samples} trials, {len(searched)} to run"
+        runner.console.print(starting(what) if len(searched) else what)
         if len(searched):
             runner.place(len(searched), options.max_concurrent)
             outcome = runner.drive(searched, searched, {}, searched.decide)
+        runner.say_cost(outcome)
         runner.tidy([*searched.trials.values()], runner.store.done)
     return outcome
 

@@ -206,7 +206,9 @@ class Transfer:
         """Run the missing trials at the target."""
         store = Store(results, self._name)
         with Packs(store, Corpora(self.trials), tuple(self._fields), where, run, console) as packs:
-            return packs.run(dict.fromkeys(self.trials))
+            outcome = packs.run(dict.fromkeys(self.trials))
+            packs.say_cost(outcome)
+            return outcome
 
     def reached(self, results: str) -> pd.DataFrame:
         ids = map(Corpora(self.trials).trial_id, self.trials)

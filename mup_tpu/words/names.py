@@ -99,7 +99,7 @@ def power(x: float, digits: str = ".4g") -> str:
 
 
 def plain(x: float) -> str:
-    return f"{2**x:.3g}"
+    return f"{2.0**x:.3g}" if x < math.inf else "∞"
 
 
 def exponent(alpha: float, low: float, high: float) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from mup_tpu.analysis.design import Cell
+from mup_tpu.analysis.ingest.table_values import is_cross_entropy
 from mup_tpu.analysis.planned import AtTarget, PlannedOptimum, Recipe
 from mup_tpu.analysis.trend import KEPT
 from mup_tpu.config import columns
@@ -72,12 +73,9 @@ def looks_words(looks: Sequence[Cell], is_first: bool, tuned: str, others: int =
         first = "a design of all values, and one about the optimum that it shows"
         return first if is_first else "a design about the expected optimum"
     column = "lr" if tuned == "learning_rate" else tuned
-    ends = [write(column, 2.0**look.x) for look in (looks[0], looks[-1])]
-    counts = sorted({look.seeds for look in looks})
-    seeds = "a seed each" if counts == [1] else f"{' or '.join(map(str, counts))} seeds each"
     if is_first:
-        return f"{ends[0]} to {ends[1]}, {seeds}, and beyond an end where the loss still falls"
-    return f"within {(looks[-1].x - looks[0].x) / 2:g} octaves of the expected optimum, {seeds}"
+        return " to ".join(write(column, 2.0**look.x) for look in (looks[0], looks[-1]))
+    return f"within {(looks[-1].x - looks[0].x) / 2:g} octaves of the expected optimum"
 
 
 def as_text(table: Table) -> str:
@@ -95,10 +93,22 @@ def plan_target(plan: Any) -> str:
     """Return the target and the budget of a `tuning.plan.Plan`."""
     goal, is_time = plan.goal, plan.is_time
     names = [name for name in goal.values if name not in ("params", "tokens")]
+    whole, speed = [], plan.speed
+    if speed is not None and speed.measured is None and speed.devices > 1:
+        whole.append(f"{plan.budget / 3600 * speed.devices:,.0f} device hours")
+    if speed is not None and math.isfinite(speed.price):
+        whole.append(f"{plan.budget / 3600 * speed.devices * speed.price:,.0f} at {speed.price:g}/h")
     return (
         f"target: {at_words(goal.values, names, goal.is_in_tokens)}; one run costs "
         f"{cost_words(plan.target_cost, is_time)}; budget {cost_words(plan.budget, is_time)}"
+        + (f" ({', '.join(whole)})" if whole else "")
     )
+
+
+def _unit(plan: Any) -> str:
+    """Return the unit of a plan's regrets: nat, or the loss that the trainer names otherwise."""
+    loss = plan.program.get("loss")
+    return "nat" if loss is None or is_cross_entropy(loss) else str(loss)
 
 
 def plan_table(plan: Any) -> Table:
@@ -160,16 +170,16 @@ def _factor(octaves: float) -> str:
 
 def plan_lines(plan: Any) -> list[str]:
     """Return what a plan gains, what it derived and assumed, and at most five remarks, a sentence each."""
-    goal, steps = plan.goal, plan.steps
+    goal, steps, unit = plan.goal, plan.steps, _unit(plan)
     gains = [
-        f"expected regret at the target: {plan.regret:.4f} nat with this plan",
-        f"{plan.copied:.4f} nat with the smallest size's best value",
-        *(f"{value:.4f} nat with the same runs under {rule_name(n)}" for n, value in plan.others.items()),
+        f"expected regret at the target: {plan.regret:.4f} {unit} with this plan",
+        f"{plan.copied:.4f} {unit} with the smallest size's best value",
+        *(f"{value:.4f} {unit} with the same runs under {rule_name(n)}" for n, value in plan.others.items()),
     ]
     lines, beside = ["; ".join(gains)], len(plan.beside)
     first, then = (looks_words(s.looks, i == 0, plan.tuned, beside) for i, s in enumerate(steps[:2]))
     tuned = listed([*map(label, (plan.tuned, *plan.beside))])
-    lines.append(f"values of {tuned}: at the first size {first}; then {then}")
+    lines.append(f"{tuned}: {first} at the first size, then {then}")
     lines += [f"derived: {sentence}" for sentence in goal.derived]
     lines += [] if plan.published is None else [published_words(plan.published)]
     if goal.base is not None:
@@ -240,12 +250,11 @@ def _remarks(plan: Any) -> list[str]:
     remarks.append(_budget_left(plan))
     target_bytes, proxy_bytes = goal.memory_bytes({}), goal.memory_bytes(steps[-1].values)
     if goal.base is None and math.isfinite(target_bytes):
-        tables = "" if goal.counts else f", with {VOCABULARY:,} embeddings: give vocab="
-        token_mb = goal.activation_bytes({}) / 1e6
+        tables = "" if goal.counts else f" (vocab={VOCABULARY})"
         remarks.append(
-            f"The target needs {target_bytes / 1e9:.3g} GB for weights, gradients and AdamW's moments (16 "
-            f"bytes a parameter{tables}) and {token_mb:.2g} MB for each token of a micro-batch, the largest "
-            f"proxy {proxy_bytes / 1e9:.2g} GB: shard what does not fit a device."
+            f"Weights, gradients and AdamW's moments take {target_bytes / 1e9:.3g} GB at the target{tables}, "
+            f"{proxy_bytes / 1e9:.2g} GB at the largest proxy, and activations of the target "
+            f"{goal.activation_bytes({}) / 1e6:.2g} MB a token of a micro-batch."
         )
     return remarks[:5]
 
@@ -254,12 +263,10 @@ def _budget_left(plan: Any) -> str:
     """Say what is left, and what it would buy: a larger proxy, or more of the target."""
     left, is_time, larger = plan.budget - plan.cost, plan.is_time, plan.larger
     words = f"{cost_words(left, is_time)} of the budget are left"
-    if left < plan.target_cost:
-        words += "; the target's own run costs more"
-    else:
+    if left >= plan.target_cost:
         words += (
             f", {left / plan.target_cost:.3g} times the target's own run: a longer or larger target saves "
-            f"{WORTH:g} nat for each e times the compute"
+            f"{WORTH:g} {_unit(plan)} for each e times the compute"
         )
     if larger is None:
         return f"{words}; no size lies between the largest here and the target."
@@ -269,8 +276,8 @@ def _budget_left(plan: Any) -> str:
         return f"{words}. The next larger size ({at}) costs {cost}."
     price = WORTH * larger.cost / plan.target_cost
     return (
-        f"{words}. The next larger size ({at}) would save {plan.saved:.4f} nat for {cost}; a target that "
-        f"trains as much longer saves {price:.4f} nat."
+        f"{words}. The next larger size ({at}) would save {plan.saved:.4f} {_unit(plan)} for {cost}; a "
+        f"target that trains as much longer saves {price:.4f}."
     )
 
 
@@ -332,7 +339,7 @@ def recipe_lines(made: Recipe) -> list[str]:
     """Return each value at a plan's target with its intervals, what an error costs, and what was fixed."""
     at = ", ".join(f"{label(name)} {short(size)}" for name, size in made.sizes.items())
     rule = f"{rule_name(made.rule)}: " if made.rule else ""
-    lines = [line for one in made.optima for line in _optimum(one, rule, at)]
+    lines = [line for one in made.optima for line in _optimum(one, rule, at, made.loss_unit)]
     lines += [interaction(pair) for pair in made.pairs]
     known = min(one.known for one in made.optima)
     lines.append(f"from {known} of {made.cells} planned sizes with a known optimum, {made.runs} runs")
@@ -340,9 +347,10 @@ def recipe_lines(made: Recipe) -> list[str]:
         lines.append(_next_size(made))
     if made.loss is not None:
         low, high = made.loss.low, made.loss.high
-        lines.append(f"expected loss {made.loss.loss:.3f} nat (95 % {low:.3f} to {high:.3f})")
+        value, unit = f"{made.loss.loss:.3f}", " nat" * (made.loss_unit == "nat")
+        lines.append(f"expected {made.loss_name} {value}{unit} (95 % {low:.3f} to {high:.3f})")
     elif made.why_no_loss is not None:
-        lines.append(f"expected loss unknown: {because(made.why_no_loss)}")
+        lines.append(f"expected {made.loss_name} unknown: {because(made.why_no_loss)}")
     if made.came is not None:
         lines.append(_came(made, made.came))
     for one in made.optima:
@@ -368,18 +376,20 @@ def _came(made: Recipe, came: AtTarget) -> str:
     if not math.isfinite(came.loss):
         return f"came at the target: {runs}, diverged"
     best = listed([f"{label(name)} {power(math.log2(x), '.2f')}" for name, x in came.best.items()])
-    words = f"came at the target: {runs}, loss {came.loss:.3f} nat at {best}"
+    loss = f"{made.loss_name} {came.loss:.3f}{' nat' * (made.loss_unit == 'nat')}"
+    words = f"came at the target: {runs}, {loss} at {best}"
     if came.values == 1:
         return words
     expected = sum(one.taking.expected for one in made.optima)
     planned = made.steps[-1].promised.get("regret", math.nan)
     return (
         f"{words}, the best of {came.values} values; the nearest to the prediction costs {came.regret:.4f} "
-        f"nat more (the plan promised {number(planned, 4)}, the recipe expects {number(expected, 4)})"
+        f"{made.loss_unit} more (the plan promised {number(planned, 4)}, the recipe expects "
+        f"{number(expected, 4)})"
     )
 
 
-def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
+def _optimum(one: PlannedOptimum, rule: str, at: str, unit: str) -> list[str]:
     (low, high), (half_low, half_high) = one.interval, one.half
     lines = [
         f"{rule}{label(one.hyperparameter)} {power(one.x, '.2f')} at the target ({at}); 95 % {plain(low)} "
@@ -387,8 +397,8 @@ def _optimum(one: PlannedOptimum, rule: str, at: str) -> list[str]:
     ]
     if math.isfinite(one.taking.expected):
         lines.append(
-            f"  expected cost over the best value there: {one.taking.expected:.4f} nat (at most "
-            f"{one.taking.high:.4f}); an error of one octave costs {one.octave_cost:.4f} nat"
+            f"  expected cost over the best value there: {one.taking.expected:.4f} {unit} (at most "
+            f"{one.taking.high:.4f}); an error of one octave costs {one.octave_cost:.4f} {unit}"
         )
     for name, (slope, error) in one.exponents.items():
         low, high = slope - 1.96 * error, slope + 1.96 * error

@@ -204,10 +204,10 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         ),
         "runs stopped early": "{count} runs stopped early are kept, as +inf: they bound the optimum, and no "
         "fit uses their loss",
-        "runs diverged": "{count} diverged runs are kept, as +inf",
+        "runs diverged": "diverged runs, kept as +inf: {count}",
         "blown up": lambda v: (
-            f"{v['count']} runs count as diverged: their losses, {v['least']:.3g} and more, lie far above "
-            f"those at the smallest values ({given('chance')} gives the loss of guessing)"
+            f"runs that count as diverged: {v['count']}; their losses, {v['least']:.3g} and more, lie far "
+            f"above those at the smallest values ({given('chance')} gives the loss of guessing)"
         ),
         "runs at 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "runs at scale 0": "{count} runs at {column} 0 left out: 0 has no logarithm",

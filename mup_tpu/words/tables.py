@@ -19,7 +19,7 @@ from mup_tpu.analysis.verdict import AT_LEAST, Decision
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
 from mup_tpu.config.values import counted
-from mup_tpu.words.names import bound, exponent, number, power, rule_name
+from mup_tpu.words.names import exponent, number, plain, power, rule_name
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
 
@@ -41,15 +41,13 @@ _MOST_VALUES = 8  # most values of a column that are written one by one
 
 def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
     digits = ".4f" if columns.unit == "nat" or max(abs(o.loss) for o in result.optima) > 0.1 else ".4g"
-    before, after = ("optimum", "95 % interval"), ("near-optimal", "status")
-    headings = (*map(label, columns.scales), *before, columns.quantity, *after)
+    headings = (*map(label, columns.scales), "optimum", "95 % interval", columns.quantity, "status")
     rows = [
         (
             *(write_scale(name, size) for name, size in zip(columns.scales, o.sizes, strict=True)),
             power(o.x, ".2f") if o.is_bracketed else "-",
-            "-" if math.isnan(o.low) else f"{bound(o.low, '.2f')} to {bound(o.high, '.2f')}",
+            "-" if math.isnan(o.low) else f"{plain(o.low)} to {plain(o.high)}",
             f"{columns.metric(o.loss):{digits}}" if math.isfinite(o.loss) else "-",
-            f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
             status(o, columns.unit),
         )
         for o in result.optima

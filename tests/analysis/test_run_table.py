@@ -41,7 +41,7 @@ def test_diverged_nan_and_chance_losses_are_kept_as_infinite():
     table = check_table(frame, Reading(chance=5.545))
     assert np.isinf(table.runs["loss"]).sum() == 3
     assert len(table.runs) == 12
-    assert "3 diverged runs are kept, as +inf" in notes_of(table)
+    assert "diverged runs, kept as +inf: 3" in notes_of(table)
 
 
 def test_failed_runs_are_left_out_and_stopped_ones_kept_as_infinite():
@@ -278,9 +278,7 @@ def test_states_of_trackers_are_not_finished():
     assert len(table.runs) == 5 and np.isfinite(table.runs["loss"]).all()
     assert any("1 running" in n and "1 Failed" in n and "runs left out" in n for n in notes_of(table))
     failed = check_table(frame, Reading(states=States(diverged=("failed",))))
-    assert np.isinf(failed.runs["loss"]).sum() == 1 and "1 diverged runs are kept, as +inf" in notes_of(
-        failed
-    )
+    assert np.isinf(failed.runs["loss"]).sum() == 1 and "diverged runs, kept as +inf: 1" in notes_of(failed)
 
 
 def test_states_that_are_not_known_are_listed_with_how_to_map_them():

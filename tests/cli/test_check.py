@@ -56,4 +56,4 @@ def test_sp_fails_the_check_alone_and_not_beside_other_rules(corpus, tmp_path, o
     command = ["check", model, "--num-seeds", 2, "--steps", 2, "--scale", "32,64,128"]
     assert outcome(*command, "--compare", "sp,mup")[0] == 0
     code, out, err = outcome(*command, "--compare", "sp")
-    assert code == 1 and "not scaled" in err
+    assert code == 1 and "not scaled" in out and "not passed: sp" in err

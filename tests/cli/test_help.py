@@ -30,6 +30,34 @@ def test_examples_of_tables_print_their_answer(example, capsys):
     assert "μP" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("predict x --att width=3", "unknown option '--att'; did you mean '--at'?"),
+        ("train --no-json", "unknown option '--no-json'; `mup-tpu train --help-all` lists the options"),
+        ("--verison", "unknown command '--verison'; did you mean '--version'?"),
+        ("tell x", "needs PATH and TRIAL_ID, as in: mup-tpu tell study.toml"),
+        ("sweep x --num-seeds b", "--num-seeds: 'b' is no INT\n"),
+        (
+            "train --device tpuu",
+            "invalid choice 'tpuu' for argument '--device'. Expected one of ('auto', 'cpu'",
+        ),
+        ("sweep a b", "unrecognized options: b\n"),
+        ("train --steps", "missing value for argument '--steps'"),
+    ],
+)
+def test_words_that_are_not_understood_end_in_one_sentence(words, sentence, outcome):
+    code, out, error = outcome(*words.split())
+    assert code == 2 and not out and sentence in f"{error}\n" and error.count("\n") == 0
+
+
+@pytest.mark.parametrize("words", ["--help", "analyze --help", "analyze results/nanogpt_mup --runs"])
+def test_a_reader_that_ends_early_is_no_error(words):
+    command = f"{shlex.quote(sys.executable)} -m mup_tpu {words} | true"
+    ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert not ran.stderr
+
+
 def test_help_of_many_options_lists_the_first_ones_and_the_rest_where_it_is_asked(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])

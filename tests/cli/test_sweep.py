@@ -230,7 +230,7 @@ def test_a_script_s_sweep_runs_one_width_of_fewer_steps(tmp_path, outcome):
     text = (EXPERIMENTS / "lr_transfer.py").read_text().replace("steps=500", "steps=STEPS")
     (tmp_path / "short.py").write_text(f"from base import STEPS\n{text}")
     code, out, err = outcome("sweep", tmp_path / "short.py", *ONE_TRIAL, "--results", tmp_path / "results")
-    assert code == 0 and "figure: " in out, err
+    assert code == 0 and "figures in " in out, err
     runs = load_runs(tmp_path / "results")
     assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "lr_transfer"]]
 

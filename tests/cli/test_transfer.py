@@ -30,7 +30,7 @@ def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, swe
     code, out, err = outcome("search", file, "--results", results, *one_by_one)
     assert code == 0 and "2 of 2 ended" in out and "best: loss " in out, err
     code, out, _ = outcome("search", file, "--results", results, "--num-samples", 2)
-    assert code == 0 and "ended in this call: no trial" in out
+    assert code == 0 and "2 trials, 0 to run" in out
 
     code, out, err = outcome("transfer", results, "--at", "width=64", "steps=20", *ALONE)
     assert code == 0 and "warning: steps 12 became 20" in out, err

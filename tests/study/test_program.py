@@ -19,7 +19,7 @@ from rich.console import Console
 
 from mup_tpu import Study, plots
 from mup_tpu.cli import main
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, TrialsFailed
 from mup_tpu.store import load_curves, load_runs
 
 QUIET = Console(quiet=True)
@@ -30,13 +30,13 @@ def study_of(folder, scale=(64,), rates=(0.5,), **more):
     return Study(folder, scale={"width": list(scale)}, tune={"lr": list(rates)}, **more)
 
 
-def run(folder, program, *words, workers=1, timeout=None, console=QUIET, **more):
+def run(folder, program, *words, workers=1, timeout=None, price=None, console=QUIET, **more):
     """Run a program of Python code; return its rows."""
     (Path(folder) / "train.py").write_text(program)
     study = study_of(Path(folder) / "results", **more)
     study.run(
         " ".join([sys.executable, f"{folder}/train.py", "{width}", "{lr}", *words]),
-        workers=workers, timeout=timeout, console=console,
+        workers=workers, timeout=timeout, price=price, console=console,
     )  # fmt: skip
     return load_runs(study.folder)
 
@@ -223,10 +223,14 @@ def test_a_sweep_says_what_it_costs_and_a_reason_once(tmp_path, capsys):
     assert "2 to run; Ctrl-C stops" in capsys.readouterr().out, "nothing is known before the first trial"
     run(tmp_path, code, rates=(0.5, 1.0, 2.0), console=console)
     out = capsys.readouterr().out
-    assert re.search(r"2 stored, 1 to run \(about .* of training\); Ctrl-C", out)
+    assert re.search(r"2 stored, 1 to run, about .* of training; Ctrl-C", out)
     assert re.search(r"ran 1 trials in .* of training\): 1 finished; stored in", out)
+    run(tmp_path, code, rates=(0.5, 1.0, 2.0, 4.0), console=console, price="3600/h")
+    assert re.search(r"about .* s, [\d.]+ at 3600/h of training", capsys.readouterr().out)
     (tmp_path / "two").mkdir()
-    run(tmp_path / "two", "raise SystemExit(3)", rates=(0.5, 1.0, 2.0), console=console)
+    rates = [2.0**-k for k in range(9)]
+    with pytest.raises(TrialsFailed, match="the first 5 trials failed"):
+        run(tmp_path / "two", "raise SystemExit(3)", rates=rates, console=console)
     assert capsys.readouterr().out.count("ended with exit code 3") == 1
 
 

@@ -1,6 +1,7 @@
 """Bars of a sweep on a terminal: stored trials, and what first reports wait for."""
 
 import io
+import math
 import os
 import shutil
 
@@ -13,7 +14,7 @@ from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.pools import InProcess
 from mup_tpu.store import Store
 from mup_tpu.training.record import PackProgress
-from mup_tpu.tuning.progress import TrialProgress
+from mup_tpu.tuning.progress import TrialProgress, cost, starting
 from mup_tpu.tuning.runner import Corpora, Packs
 
 
@@ -50,6 +51,17 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
                 console.print(progress)
             found.append((event, captured.get().splitlines()))
     return found
+
+
+@pytest.mark.parametrize(
+    "seconds, price, words",
+    [(7.46, math.nan, "7.5 s"), (10800, math.nan, "3.0 h"), (10800, 2.5, "3.0 h, 7.50 at 2.5/h")],
+)
+def test_a_cost_is_time_and_money_where_an_hour_has_a_price(seconds, price, words):
+    assert cost(seconds, price) == words
+    assert starting("2 trials", seconds, price).startswith(
+        f"2 trials, about {words} of training; Ctrl-C stops"
+    )
 
 
 def test_a_bar_says_what_a_pack_does_and_grows_with_its_steps(shown):

@@ -111,7 +111,7 @@ def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that
 def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
     hurried = SequenceOptions(until_settled=True, budget="0.01s")
     assert not settle(sweep, tmp_path, hurried, console=Console(width=200))
-    assert "the budget is used up; the same call goes on" in capsys.readouterr().out
+    assert "the budget is used up; the same command goes on" in capsys.readouterr().out
 
 
 def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, tmp_path, capsys):

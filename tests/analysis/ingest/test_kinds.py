@@ -138,7 +138,7 @@ text("failed runs with one loss", pd.concat([RUNS, *(RUNS[::5].assign(lr=2.0**x,
      note="9 runs with loss 2.97 left out")  # fmt: skip
 for failed in (999.0, 1e9):
     text(f"failed runs with loss {failed:g}", RUNS.assign(loss=RUNS["loss"].where(RUNS["lr"] < 2**-6, failed)),
-         losses=lambda loss: loss.where(RUNS["lr"] < 2**-6, np.inf), note="3 runs count as diverged")  # fmt: skip
+         losses=lambda loss: loss.where(RUNS["lr"] < 2**-6, np.inf), note="runs that count as diverged: 3")  # fmt: skip
 for flag, lost in (("diverged", True), ("converged", "no")):
     text(f"a column {flag}", RUNS.assign(**{flag: np.where(RUNS["lr"] > 2**-7, lost, {True: False}.get(lost, "yes"))}),
          losses=lambda loss: loss.where(RUNS["lr"] < 2**-6, np.inf))  # fmt: skip
