@@ -294,21 +294,24 @@ def kill(whom, driver, folder):
             return
 
 
+ENDS = {
+    signal.SIGKILL: "", signal.SIGINT: "stopped; finished trials are stored",
+    signal.SIGTERM: "the same command goes on",
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
-    """Drivers are interrupted, ended and killed; then a worker and a function of another one."""
+@pytest.mark.parametrize("ends", [[signal.SIGKILL], pytest.param([*ENDS], marks=pytest.mark.nightly)])
+def test_kills_leave_the_table_of_a_run_that_was_left_alone(ends, tmp_path):
+    """Drivers are killed, interrupted and ended; then a worker and a function of another one."""
     alone, killed = tmp_path / "alone" / "killed", tmp_path / "killed"
     assert killed_study(alone).run(trainers.resumable, workers=2, console=QUIET) == {"finished": 6}
-    for sent, words in (
-        (signal.SIGINT, "stopped; finished trials are stored"),
-        (signal.SIGTERM, "the same command goes on"),
-        (signal.SIGKILL, ""),
-    ):
+    for sent in ends:
         driver = start(killed)
         wait_for_functions(driver, killed, True)
         driver.send_signal(sent)
         output = driver.communicate(timeout=240)[0]
-        assert driver.returncode and words in output, output
+        assert driver.returncode and ENDS[sent] in output, output
         wait_for_functions(driver, killed, False)
     driver = start(killed)
     for one in ("worker", "function"):
