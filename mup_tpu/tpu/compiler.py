@@ -6,6 +6,7 @@ or torch_xla. Another (`libtpu.py`) compiles it: torch and jax do not meet in on
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -36,6 +37,7 @@ _VOCAB_SIZE = 4096
 _LARGEST_LOSS = 64 * 2**10
 
 # Parts of a compiled program's text.
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _COLLECTIVE = re.compile(
     r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 )
@@ -81,6 +83,11 @@ CASES = (
     Case("long sequences, wide, bf16", _LONG, lambda devices: devices, "trial={n},data=1", Counter()),
     Case("trials apart, Muon", _MUON, lambda devices: 2 * devices, "trial={n},data=1", Counter()),
 )
+
+
+def cycles(text: str) -> int:
+    """Return the cycles of a step that libtpu estimates: of all fusions, not of waiting or collectives."""
+    return sum(number for number in map(int, _CYCLES.findall(text)) if number < 2**62)
 
 
 def check(tpu: TpuType) -> Iterator[tuple[Case, Compiled, list[str]]]:
@@ -135,6 +142,7 @@ def trace_pack(trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str
         code = "from mup_tpu.tpu.compiler import main; main()"
         if device == "tpu":
             environment["PYTHONPATH"] += f"{os.pathsep}{_TOOL}"
+            environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # for the CPU, it never runs
             code, names = f"import tpu_on_cpu; {code}", "programs/*.mlir"
         else:
             environment |= {
@@ -173,11 +181,11 @@ def _wait_for_program(folder: Path, names: str, process: subprocess.Popen[bytes]
 def compile_program(program: str, tpu: TpuType) -> Compiled:
     """Compile a program that `trace_pack` made for the same number of devices."""
     with scratch_folder() as folder:
-        source, out = folder / "program.txt", folder / "compiled.txt"
+        source = folder / "program.txt"
         source.write_text(program)
         command = [sys.executable, "-m", "mup_tpu.tpu.libtpu"]
         result = subprocess.run(
-            [*command, str(source), tpu.topology, str(tpu.devices), str(out)],
+            [*command, str(source), tpu.topology, str(tpu.devices), str(folder)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -186,7 +194,8 @@ def compile_program(program: str, tpu: TpuType) -> Compiled:
         if result.returncode:
             why = _last_error(result.stderr)
             raise ConfigError(f"libtpu does not compile the pack for {tpu.topology}: {why}")
-        return Compiled(**json.loads(result.stdout.splitlines()[-1]), text=out.read_text())
+        (last,) = folder.glob("*.after_codegen.txt")
+        return Compiled(**json.loads(result.stdout.splitlines()[-1]), text=last.read_text())
 
 
 def _check_installed(device: str) -> None:
@@ -216,6 +225,7 @@ def _last_error(printed: str) -> str:
 def main() -> None:
     """Train one chunk of a pack on tokens that are all 0: its program is written (`trace_pack`)."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from mup_tpu.devices import get_device
     from mup_tpu.training.pack import Pack
@@ -228,6 +238,8 @@ def main() -> None:
 
         dump_programs(order["folder"])
     device = get_device(order["device"]).arrange(len(trials), data.batch_size, order["mesh"])
-    pack = Pack(trials, order["vocab_size"], device)
-    tokens_SBT1 = torch.zeros(STEPS, data.batch_size, data.sequence_length + 1, dtype=torch.int64)
-    pack.train(device.place_stack(tokens_SBT1, "data", STEPS), STEPS)
+    # Tensors of TorchTPU need no values here and take no memory: a pack may be wider than this machine.
+    with FakeTensorMode() if order["device"] == "tpu" else contextlib.nullcontext():
+        pack = Pack(trials, order["vocab_size"], device)
+        tokens_SBT1 = torch.zeros(STEPS, data.batch_size, data.sequence_length + 1, dtype=torch.int64)
+        pack.train(device.place_stack(tokens_SBT1, "data", STEPS), STEPS)

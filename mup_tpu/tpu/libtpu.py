@@ -1,7 +1,8 @@
-"""Compile a program with libtpu: python -m mup_tpu.tpu.libtpu PROGRAM TOPOLOGY DEVICES OUT
+"""Compile a program with libtpu: python -m mup_tpu.tpu.libtpu PROGRAM TOPOLOGY DEVICES FOLDER
 
-PROGRAM is HLO text, dumped by XLA before optimisation, or TorchTPU's StableHLO (`train --xla-dump`). Writes
-the compiled text to OUT, and prints seconds and sizes as JSON. HLO needs jax 0.7.1, for its private parts,
+PROGRAM is HLO text, dumped by XLA before optimisation, or TorchTPU's StableHLO (`train --xla-dump`). libtpu
+writes the program of each stage to FOLDER; the memory of each buffer comes early, the last stage is
+*.after_codegen.txt. Prints seconds and sizes as JSON. HLO needs jax 0.7.1, for its private parts,
 and the libtpu that torch_xla pins; StableHLO needs jax 0.10.2 and libtpu 0.0.52. No TPU, and no torch in this
 process.
 """
@@ -22,8 +23,8 @@ os.environ |= {
 }  # fmt: skip
 
 
-def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, float], str]:
-    """Compile an HLO program for the first devices of a topology; return sizes, seconds, and its text."""
+def compile_text(program: str, topology: str, count: int) -> dict[str, float]:
+    """Compile a program for the first devices of a topology; return sizes and seconds."""
     import numpy as np
     from jax.experimental import topologies
     from jaxlib import _jax, xla_client
@@ -49,12 +50,10 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
     seconds = time.perf_counter() - began
     sizes = executable.get_compiled_memory_stats()
     kinds = ("argument", "output", "temp", "alias")
-    bytes_of = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
-    try:
-        text = executable.hlo_modules()[0].to_string()
-    except Exception:  # jaxlib 0.10.2 cannot read the asynchronous updates of libtpu 0.0.52 for v6e and v7
-        text = ""
-    return {"seconds": seconds, **bytes_of}, text
+    return {
+        "seconds": seconds,
+        **{f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds},
+    }
 
 
 def _stablehlo(program: str) -> Any:
@@ -93,7 +92,6 @@ def donated_parameters(program: str) -> set[int]:
 
 
 if __name__ == "__main__":
-    path, name, chips, out = sys.argv[1:]
-    summary, compiled = compile_text(Path(path).read_text(), name, int(chips))
-    Path(out).write_text(compiled)
-    print(json.dumps(summary))
+    path, name, chips, folder = sys.argv[1:]
+    os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
+    print(json.dumps(compile_text(Path(path).read_text(), name, int(chips))))

@@ -15,7 +15,6 @@ from mup_tpu.models import declare
 from mup_tpu.tpu import compiler
 from mup_tpu.tpu.compiler import CASES, Compiled, compile_program, faults, trace_pack
 from mup_tpu.tpu.libtpu import donated_parameters
-from mup_tpu.tpu.xla import dump_programs
 from mup_tpu.training.members import state_slots
 
 # The wide one takes the compiler a minute as it is; its sequences stay long enough for attention in blocks.
@@ -125,16 +124,6 @@ def test_a_type_that_is_not_known_is_a_sentence(capsys):
 def test_a_pack_that_does_not_fit_the_chips_is_a_sentence(with_torch_xla):
     with pytest.raises(ConfigError, match="could not be made: .*mesh 'trial=3,data=1' has 3 places"):
         trace_pack([Trial()], 256, 4, "trial=3,data=1")
-
-
-@pytest.mark.nightly
-def test_the_tpu_s_compiler_writes_the_programs_of_a_dump(handed_over, tmp_path, monkeypatch, with_torch_xla):
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    dump_programs(str(tmp_path))
-    compile_program(handed_over(MUON.name, 1), tpu_type("v5litepod-1"))
-    (program,) = tmp_path.glob("*.after_optimizations.txt")
-    assert " while(" in program.read_text()
 
 
 @pytest.mark.nightly

@@ -156,8 +156,7 @@ def test_doctor_compiles_packs_for_tpus_that_are_not_here(run):
     printed = run("-c", DOCTOR)
     for kind in ("v4-8", "v5litepod-8", "v6e-8", "v7-8"):
         assert f"{kind}  trials apart: compiled in" in printed
-    of_kind = {line.split()[0]: line for line in printed.splitlines() if "compiled in" in line}
-    assert all("exchanged: nothing" in of_kind[kind] for kind in ("v4-8", "v5litepod-8"))
+    assert printed.count("exchanged: nothing") == 4
     assert printed.rstrip().endswith("no problems")
 
 
