@@ -139,8 +139,10 @@ def plan(
     from mup_tpu.tuning.target import number
     from mup_tpu.words.plans import plan_lines, plan_table, plan_target
 
-    if peak is not None and on is None:
-        raise ConfigError(f"peak {peak} is of a machine: name it with --on, as --on 8xNAME")
+    is_time = budget is not None and as_number(budget) is None  # 200h, not 1e20
+    if (peak is not None and on is None) or (price is not None and on is None and not is_time):
+        name, value = ("price", price) if peak is None else ("peak", peak)
+        raise ConfigError(f"{name} {value} is of a machine: name it with --on, as --on 8xNAME")
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
     base: Any = None
@@ -157,7 +159,6 @@ def plan(
     if written is not None and written.exists():
         raise ConfigError(f"out {str(written)!r} exists already: give another --out")
     console = Console(stderr=json)
-    is_time = budget is not None and as_number(budget) is None  # 200h, not 1e20
     arguments: dict[str, Any] = {"target": at, "base": base, "table": table, "rule": rule, "fix": fix}
     arguments["tune"] = dict(split_axis(text, "tune") for text in tune)
     if probe is not None:

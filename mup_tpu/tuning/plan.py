@@ -433,6 +433,8 @@ def _start(grid: Grid[Any] | None, tune: Mapping[str, Sequence[float]]) -> dict[
         if name in SIZES:
             raise ConfigError(f"tune {name}: it is a size of the target, which a plan does not tune")
         start[name] = tuple(sorted({parse_number(value, f"tune: {name}") for value in values}))
+    if (rates := start["learning_rate"]) and not 2**-60 <= rates[0] <= rates[-1] <= 2**60:
+        raise ConfigError("tune: a learning rate must be above 0, from 2^-60 to 2^60")
     if len(start) > 1:
         design_points({name: values or (1.0, 2.0, 4.0) for name, values in start.items()}, DESIGNS[0])
     return start

@@ -2,7 +2,9 @@
 
 import json
 import math
+from dataclasses import astuple, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +12,8 @@ import pytest
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.design import REACH
-from mup_tpu.analysis.planned import FILE, Assumed, Planned
+from mup_tpu.analysis.planned import FILE, Assumed, Planned, _loss
+from mup_tpu.analysis.scaling_law import expected_loss
 from mup_tpu.errors import StoreError
 from mup_tpu.store.header import sealed
 
@@ -33,6 +36,15 @@ def test_as_many_runs_as_a_table_has_give_the_error_that_its_optima_have():
     assert assumed.error(runs / 4) == pytest.approx(4 * assumed.error(runs))
     assert assumed.curvature == pytest.approx(CURVATURE, rel=0.3)
     assert assumed.regret(0.5) == pytest.approx(assumed.curvature / 4)
+
+
+def test_the_loss_of_cells_on_a_ladder_is_that_of_their_sizes():
+    losses, cells = [3.0, 2.8, 2.65, 2.54], [{"width": 32.0 * 2**k} for k in range(4)]
+    plan = Planned.load(str(Path(__file__).parents[2] / "results" / "prediction" / "reach_width"))
+    plan = replace(plan, cells=tuple(({}, sizes) for sizes in cells))
+    known = {k: SimpleNamespace(optimum=SimpleNamespace(loss=loss)) for k, loss in enumerate(losses)}
+    expected = expected_loss(np.array(losses), np.array([of["width"] for of in cells]), 512.0)
+    assert astuple(_loss(plan, known, {"width": 512.0})) == pytest.approx(astuple(expected))
 
 
 def test_no_damaged_plan_is_read_as_another_one(tmp_path):

@@ -102,6 +102,13 @@ def test_intervals_hold_the_truth_on_drawn_worlds():
     assert np.mean(inside) >= 0.85  # 32 intervals of 95 %, those of one world not independent
 
 
+def test_an_optimum_far_beyond_the_values_that_were_run_is_unlikely():
+    table = table_of(noise=0.005, points=60)
+    table = table[table["learning_rate"] <= 2.0 ** (START[0] - 0.5)]
+    drawn = analyzed(table).results[0].surface.optimum_RSH[:, :, 0]
+    assert (np.quantile(drawn, 0.975, axis=0) < START[0] + 1).all()
+
+
 def test_bent_coordinates_are_those_of_the_exponential_valley():
     x = np.linspace(-4, 4, 9)
     for a in (-0.8, 0.4, 1.2):

@@ -74,6 +74,7 @@ def test_a_law_s_plane_holds_its_targets_and_the_bar_of_colours_has_all_that_it_
     assert star.get_offsets().tolist() == [[6.4e9, 1e9]]
     assert star.get_array().tolist() == [pytest.approx(x)]
     assert ax.texts[-1].get_text() == f"$2^{{{x:.4g}}}$"
+    assert bar.get_ylabel() == "best learning rate"
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     assert left < 1e8 and right > 6.4e9 and bottom < 1e9 and top > 16e9
     corners = law.optima(np.array([(n, d) for n in (left, right) for d in (bottom, top)]))

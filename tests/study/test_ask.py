@@ -226,6 +226,8 @@ def test_a_lease_of_a_clock_that_is_wrong_is_given_again(tmp_path):
     for ahead, given in ((3600, []), (10**9, [trial])):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"at": time.time() + ahead}))
         assert Study.load(tmp_path).ask(1) == given
+    file.write_bytes(b"")  # a power cut after its name was written
+    assert Study.load(tmp_path).ask(1) == [trial]
 
 
 @pytest.mark.parametrize(

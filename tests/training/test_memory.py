@@ -44,6 +44,10 @@ def test_muon_keeps_one_number_less_of_each_of_a_hidden_matrix_than_adamw(execut
     )
     a_block = 256 * (3 * 256) + 256 * 256 + 2 * 256 * (4 * 256)
     assert adamw - muon == 4 * members * trial.model.depth * a_block
+    doubled = estimate_pack_bytes(
+        trial.replace(optimizer="adamw", precision="float64"), 256, members, execution
+    )
+    assert doubled == pytest.approx(2 * adamw)
 
 
 def test_a_pack_too_large_for_the_machine_is_refused_with_the_size_that_fits():

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
+from mup_tpu.devices.base import MeshShape
 from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
@@ -107,6 +109,8 @@ def test_the_peak_of_a_cpu_is_measured_once():
     assert peak_flops(cpu, "float32") == peak_flops(cpu, "float32"), "measured once"
     on_xla = dataclasses.replace(cpu, name="xla:CPU")
     assert peak_flops(on_xla, "bf16") >= peak_flops(on_xla, "float32"), "XLA multiplies bf16 in float32"
+    shared = SimpleNamespace(name="xla:CPU", torch_device=cpu.torch_device, mesh=MeshShape(trial=2, data=2))
+    assert peak_flops(shared, "float32") == pytest.approx(peak_flops(on_xla, "float32") / 4)
 
 
 def report(losses, statuses, mfu=0.25):

@@ -324,6 +324,8 @@ def test_what_cannot_be_planned_is_one_sentence(target, base, budget, sentence):
     [
         ({"weight_decay": [0.1, 0.1, 0.1]}, "weight_decay has fewer than three values"),
         ({"steps": [1, 2, 3]}, "tune steps: it is a size of the target"),
+        ({"learning_rate": [0.0]}, "tune: a learning rate must be above 0"),
+        ({"learning_rate": [1e-320, 0.1]}, "tune: a learning rate must be above 0"),
     ],
 )
 def test_hyperparameters_that_cannot_be_tuned_are_one_sentence(tune, sentence):
