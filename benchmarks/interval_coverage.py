@@ -29,6 +29,7 @@ from mup_tpu.analysis.verdict import Question, weigh
 FAMILIES = (
     "valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows", "near wall", "sharp",
     "off centre", "packs", "scattered", "three widths", "heavy tails", "seeds", "other seeds",
+    "quadratic", "power", "ramp", "soft wall below", "machine drifts",
 )  # fmt: skip
 """valley: exponential on one side or straight on both, u²/2 near the optimum. asymmetric: more so than nearly
 all that are stored. wall: runs from one to three steps beyond the optimum on lose 0.1 to 4 nat more. near
@@ -38,7 +39,11 @@ above the optimum. sharp: a second coefficient of 0.6. off centre: the grid's mi
 packs: five runs in a row share an effect of one σ. scattered: optima scatter by 0.2 octave about their line;
 three widths: by 0.1, and there are three. heavy tails: the noise is Student's with 3 degrees of freedom.
 seeds: all runs of a seed and width share an effect of 2σ, and a fifth of the second and later seeds' runs are
-missing. other seeds: so they do, and three points in ten have seeds of their own."""
+missing. other seeds: so they do, and three points in ten have seeds of their own.
+The last five were written after the method was fixed. quadratic: u²/2 for all widths. power: |u|^p, p from
+1.3 to 2.7, with sides that differ up to twofold. ramp: from 0.2 to 1.5 octaves above the optimum on, losses
+rise by 0.1 to 1 nat an octave more. soft wall below: 0.3 to 2 octaves below it they rise by 0.05 to 1 nat
+within half an octave. machine drifts: by the order of the grid, errors of one σ are correlated by 0.7."""
 STEPS = (0.5, 1.0, 2.0)
 SIGMAS = (0.003, 0.01, 0.03)
 SEEDS = (1, 2, 3, 5)
@@ -101,6 +106,23 @@ def draw_valley(
         at = max(best + (steps - generator.uniform(0.02, 1.0)) * step, optimum + 0.02)
         height = float(np.exp(generator.uniform(np.log(0.1), np.log(4.0))))
         return Valley(optimum, lambda x: 2.5 + smooth(x) + height * (np.asarray(x) > at))
+    if family == "quadratic":
+        return Valley(optimum, lambda x: 2.5 + curvature * (np.asarray(x) - optimum) ** 2 / 2)
+    if family == "power":  # asymmetry is 0.1 to 0.4 of either sign
+        p, ratio = 2 + 0.7 * (abs(asymmetry) - 0.25) / 0.15, np.exp(1.7 * asymmetry / 2)
+
+        def power(x: np.ndarray) -> np.ndarray:
+            u = np.asarray(x) - optimum
+            return 2.5 + curvature / 2 * np.abs(u) ** p * np.where(u > 0, ratio, 1 / ratio)
+
+        return Valley(optimum, power)
+    if family == "ramp":
+        at, slope = optimum + float(generator.uniform(0.2, 1.5)), float(generator.uniform(0.1, 1.0))
+        return Valley(optimum, lambda x: 2.5 + smooth(x) + slope * np.maximum(np.asarray(x) - at, 0))
+    if family == "soft wall below":
+        at, height = optimum - float(generator.uniform(0.3, 2.0)), float(generator.uniform(0.05, 1.0))
+        rises = lambda x: height * np.clip((at - np.asarray(x)) / 0.5, 0, 1)  # noqa: E731
+        return Valley(optimum, lambda x: 2.5 + smooth(x) + rises(x))
     if family == "plateau":
         top = float(np.exp(generator.uniform(np.log(0.05), np.log(0.6))))
         return Valley(optimum, lambda x: 2.5 + np.minimum(smooth(x), top))
@@ -144,6 +166,11 @@ def simulate(
         if family == "packs":
             packs = sigma * generator.standard_normal(loss_GS.size // 5 + 1)
             loss_GS += packs[np.arange(loss_GS.size) // 5].reshape(loss_GS.shape)
+        if family == "machine drifts":
+            drift = generator.standard_normal(loss_GS.size)
+            for i in range(1, len(drift)):
+                drift[i] = 0.7 * drift[i - 1] + np.sqrt(1 - 0.7**2) * drift[i]
+            loss_GS += sigma * drift.reshape(loss_GS.shape)
         number_GS = np.broadcast_to(np.arange(seeds), loss_GS.shape)
         if family in ("seeds", "other seeds"):
             has_own_G = (generator.random(len(grid)) < 0.3) & (family == "other seeds")
