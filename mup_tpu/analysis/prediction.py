@@ -27,7 +27,7 @@ from mup_tpu.analysis.result import Shown, TransferResult
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ExpectedLoss, expected_loss
 from mup_tpu.analysis.transfer import TransferAnalysis, analyze
-from mup_tpu.analysis.trend import LEAST, Mixture, Trend, claims, fit_trend, kind_of, priors_of
+from mup_tpu.analysis.trend import LEAST, NORMAL_95, Mixture, Trend, claims, fit_trend, kind_of, priors_of
 from mup_tpu.analysis.valley import CURVATURE_SCATTER, Valley
 from mup_tpu.config import columns, on_one_line, parse_number
 from mup_tpu.config.columns import CONFIGURED, write_scale
@@ -567,7 +567,7 @@ class Score:
         if not math.isfinite(self.x):
             return None
         low, high = self.prediction.interval
-        half = math.hypot((high - low) / 2, 1.96 * self.error)
+        half = math.hypot((high - low) / 2, NORMAL_95 * self.error)
         return abs(self.x - (low + high) / 2) <= half
 
     @property

@@ -35,6 +35,7 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 LEAST = 2  # Scales with a known optimum that a prediction needs
 FLAT = 1e4  # Variance of β₀, octaves²
 LEAST_ERROR = 0.01  # Least standard error of an optimum, octaves
+NORMAL_95 = 1.96  # Standard deviations on either side that hold 95 % of a normal distribution
 
 
 _SCATTERS, _FEW_SCATTERS = 16, 4

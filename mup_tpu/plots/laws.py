@@ -167,11 +167,7 @@ def prediction_figure(predictions: Predictions) -> Figure:
         for low, high, opacity in _FAN:
             below, above = ([optimum.quantile(q) for optimum in fan] for q in (low, high))
             ax.fill_between(along, below, above, color=color, alpha=opacity, lw=0)
-        for o in optima:
-            if o.is_bracketed:
-                reach = np.clip([[o.x - o.low], [o.high - o.x]], 0, 2)
-                ax.errorbar(o.scale, o.x, reach, fmt="o", color=INK, ms=4.5, capsize=3)
-            style.at_edge(ax, o, o.scale, color=INK, ms=8)
+        style.draw_optima(ax, optima, fmt="o", color=INK, ms=4.5)
         for target in targets:
             low, high = target.interval
             ax.errorbar(

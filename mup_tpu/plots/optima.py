@@ -25,7 +25,6 @@ from mup_tpu.words.names import bound
 from mup_tpu.words.verdicts import status
 
 _RAISED = 8  # points between a star and its interval, so that the star does not hide the interval
-_REACH = 1.5  # longest half of an interval that is drawn, octaves; an arrow marks a longer one
 # Longest axis, over the range of the lower three quarters of its points: a longer one would squeeze them
 _SQUEEZED = 3.0
 _HOLLOW = {"mfc": "none"}
@@ -238,15 +237,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
             reach = analysis.delta * np.log2(ends / ends[0])
             panel.fill_between(ends, line[0] - reach, line[0] + reach, color=color, alpha=0.12, lw=0)
         shift = 2 ** (0.03 * (i - (len(results) - 1) / 2))
-        for o in result.optima:
-            style.at_edge(panel, o, o.scale * shift, color=color, ms=9)
-            if not o.is_bracketed:
-                continue
-            down, up = np.clip([o.x - o.low, o.high - o.x], 0, _REACH)
-            panel.errorbar(o.scale * shift, o.x, [[down], [up]], fmt=marker, color=color, capsize=3, ms=6)
-            for edge, end, arrow in ((o.low, o.x - down, "v"), (o.high, o.x + up, "^")):
-                if abs(edge - o.x) > _REACH:
-                    panel.plot(o.scale * shift, end, arrow, color=color, ms=5)
+        style.draw_optima(panel, result.optima, shift, fmt=marker, color=color, ms=6)
         bent = "bends: no power law" if dashes == "--" else ""
         text = (style.label(result.compared, analysis.compares), names.alpha(result), bent)
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))

@@ -60,6 +60,9 @@ LOSS = "loss (nat per token)"
 BAR = 1.0  # inches of a colour bar with its numbers
 _ACROSS = 3  # largest number of panels in a row
 _LETTERS = 11  # letters per inch of text
+_LONGEST = (
+    1.5  # longest half of an interval of an optimum that is drawn, octaves; an arrow marks a longer one
+)
 
 
 @dataclass(frozen=True)
@@ -234,10 +237,26 @@ def shade(text: str) -> Patch:
     return Patch(color=INK, alpha=0.12, lw=0, label=text)
 
 
-def at_edge(ax: Axes, optimum: Optimum, at: float, **look: Any) -> None:
-    if not optimum.is_bracketed and math.isfinite(optimum.best_x):
-        arrow = "v" if optimum.status == Status.LOWER else "^"
-        ax.plot(at, optimum.best_x, arrow, mfc="none", **look)
+def draw_interval(
+    ax: Axes, at: float, value: float, ends: tuple[float, float], limits: tuple[float, float], **look: Any
+) -> None:
+    """Draw a value with its interval between limits; an arrow ends a side that goes on beyond them."""
+    low, middle, high = np.clip([ends[0], value, ends[1]], *limits)
+    ax.errorbar(at, middle, [[middle - low], [high - middle]], **look)
+    for end, shown, arrow in ((ends[0], low, "v"), (ends[1], high, "^")):
+        if end != shown:
+            ax.plot(at, shown, arrow, color=look["color"], ms=5)
+
+
+def draw_optima(ax: Axes, optima: Sequence[Optimum], shift: float = 1.0, **look: Any) -> None:
+    """Draw optima against scale, with their intervals; those at the edge of their grid are arrows."""
+    for o in optima:
+        if o.is_bracketed:
+            limits = o.x - _LONGEST, o.x + _LONGEST
+            draw_interval(ax, o.scale * shift, o.x, (o.low, o.high), limits, capsize=3, **look)
+        elif math.isfinite(o.best_x):
+            arrow = "v" if o.status == Status.LOWER else "^"
+            ax.plot(o.scale * shift, o.best_x, arrow, mfc="none", color=look["color"], ms=9)
 
 
 def wrapped(text: str, inches: float) -> str:

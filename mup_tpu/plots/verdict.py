@@ -135,16 +135,12 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.axhline(0, color=INK, lw=0.8)
         for look, spent in known_looks(result):
             drift, is_settled = look.evidence.drift, look.verdict.is_settled
-            low, at, high = np.clip([drift.low, drift.alpha, drift.high], -_REACH, _REACH)
-            ax.errorbar(
-                [spent], [at], [[at - low], [high - at]], fmt="s" if is_settled else "o", capsize=3, ms=5,
-                lw=1.3, mfc=color if is_settled else "white", color=color,
+            style.draw_interval(
+                ax, spent, drift.alpha, (drift.low, drift.high), (-_REACH, _REACH), capsize=3, ms=5, lw=1.3,
+                fmt="s" if is_settled else "o", mfc=color if is_settled else "white", color=color,
             )  # fmt: skip
             number: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-            ax.annotate(str(look.number), (spent, high), (0, 4), **number)
-            for end, bound, arrow in ((drift.low, low, "v"), (drift.high, high, "^")):
-                if end != bound:
-                    ax.plot(spent, bound, arrow, color=color, ms=5)
+            ax.annotate(str(look.number), (spent, min(drift.high, _REACH)), (0, 4), **number)
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.margins(y=0.15)
         ax.set_title(f"{style.label(result.compared, analysis.compares)}: {result.verdict.decision}")

@@ -18,7 +18,7 @@ from mup_tpu.analysis.design import Cell
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.planned import Assumed, runs_within_reach
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.trend import LAWFUL, Priors, Trend, claims, fixed, kind_of, priors_of
+from mup_tpu.analysis.trend import LAWFUL, NORMAL_95, Priors, Trend, claims, fixed, kind_of, priors_of
 from mup_tpu.tuning.target import Goal, Values
 from mup_tpu.words.plans import WORTH, cost_words
 
@@ -135,21 +135,39 @@ def rungs_of(goal: Goal) -> list[dict[str, float]]:
     ]
 
 
+@dataclass(frozen=True)
+class Offer:
+    """What a plan may run, and its prices."""
+
+    rungs: Sequence[Mapping[str, float]]  # sizes of the ladder
+    first: Sequence[Cell]  # learning rates and seeds of the smallest size
+    around: Sequence[Cell]  # those of each other size
+    cost: Callable[[Values, int], float]  # of some runs of a size
+
+    def too_little(self, goal: Goal, paid: float, is_time: bool, at: str) -> str:
+        """Say why no plan of three sizes is paid."""
+        cells = list[Values]()
+        for values in map(goal.values_at, self.rungs):
+            cells += [values] if values not in cells and values != goal.values else []
+        if len(cells) < NEEDED:
+            least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
+            return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
+        counts = (sum(look.runs for look in self.first), len(self.around), len(self.around))
+        least_cost = sum(self.cost(values, count) for values, count in zip(cells, counts, strict=False))
+        runs = " + ".join(map(str, counts))
+        return (
+            f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({runs} runs), which cost "
+            f"at the least {cost_words(least_cost, is_time)}: give a larger one"
+        )
+
+
 Designed = tuple[tuple[Step, ...], Step | None, float]
 """Chosen cells, the next larger one, and the regret that it would save (nan if it is not paid)."""
 
 
-def design(
-    belief: Belief,
-    rungs: Sequence[Mapping[str, float]],
-    first: Sequence[Cell],
-    around: Sequence[Cell],
-    cost: Callable[[Values, int], float],
-    budget: float,
-    whole: float,
-) -> Designed | None:
+def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designed | None:
     """Choose cells one by one, the cheapest first; None if three cost too much."""
-    goal = belief.goal
+    goal, rungs = belief.goal, offer.rungs
     apart = [
         {**rungs[i], name: rungs[j][name]}
         for i, further, name in itertools.product(range(0, _LEVELS - 2, 2), (2, 4), goal.shrinks)
@@ -163,8 +181,9 @@ def design(
         if values == goal.values or work in seen or is_short:
             continue
         seen.add(work)
-        looks = tuple(around if pool else first)
-        pool.append(Step(values, goal.sizes(values), looks, cost(values, sum(look.runs for look in looks))))
+        looks = tuple(offer.around if pool else offer.first)
+        runs = sum(look.runs for look in looks)
+        pool.append(Step(values, goal.sizes(values), looks, offer.cost(values, runs)))
     if len(pool) < NEEDED:
         return None
 
@@ -205,7 +224,7 @@ def design(
     steps, costs, belief = list[Step](), priced(chosen), belief.promised
     for i, step in enumerate(chosen):
         regret = belief.regret(chosen[: i + 1])
-        widths = [1.96 * math.sqrt(v) for v in belief.variances(chosen[: i + 1])]
+        widths = [NORMAL_95 * math.sqrt(v) for v in belief.variances(chosen[: i + 1])]
         known: dict[str, Any] = {"half_width": widths[0], "beside": tuple(widths[1:]), "regret": regret}
         steps.append(replace(step, cost=costs[i], is_continued=costs[i] < step.cost, **known))
     larger = [step for step in pool if step.cost / step.runs > chosen[-1].cost / chosen[-1].runs]
@@ -226,27 +245,3 @@ def _shared(goal: Goal, shorter: Values, values: Values) -> float:
     from mup_tpu.training.trials import open_steps
 
     return open_steps(goal.base.replace(**shorter)) / goal.steps(values)[0]
-
-
-def too_little(
-    goal: Goal,
-    rungs: Sequence[Mapping[str, float]],
-    first: Sequence[Cell],
-    around: Sequence[Cell],
-    cost: Callable[[Values, int], float],
-    paid: float,
-    is_time: bool,
-    at: str,
-) -> str:
-    cells = list[Values]()
-    for values in map(goal.values_at, rungs):
-        cells += [values] if values not in cells and values != goal.values else []
-    if len(cells) < NEEDED:
-        least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
-        return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
-    counts = (sum(look.runs for look in first), len(around), len(around))
-    least_cost = sum(cost(values, count) for values, count in zip(cells, counts, strict=False))
-    return (
-        f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({' + '.join(map(str, counts))} "
-        f"runs), which cost at the least {cost_words(least_cost, is_time)}: give a larger one"
-    )

@@ -21,14 +21,14 @@ from mup_tpu.analysis.design import Cell, first_batch
 from mup_tpu.analysis.planned import Planned
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.together import design_around
-from mup_tpu.analysis.trend import kind_of
+from mup_tpu.analysis.trend import NORMAL_95, kind_of
 from mup_tpu.config import Grid, Sweep, Trial
 from mup_tpu.config.grid import DESIGNS, ORDERS, design_points
 from mup_tpu.config.toml import write_grid, write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
-from mup_tpu.tuning.cells import Belief, Designed, Step, belief_of, design, rungs_of, too_little
+from mup_tpu.tuning.cells import Belief, Designed, Offer, Step, belief_of, design, rungs_of
 from mup_tpu.tuning.counts import ParameterCounts, params_of
 from mup_tpu.tuning.published import RatePrior, rate_by_law
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, read_target
@@ -318,7 +318,8 @@ def plan(
         about = sorted(design_around([first[len(first) // 2].x] + [0.0] * (len(tuned) - 1)))
         around = [Cell(1.0, at[0], seeds, seeds) for at in about]
         looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
-        made = design(belief, rungs, looks, around, cost, paid, whole)
+        offer = Offer(rungs, looks, around, cost)
+        made = design(belief, offer, paid, whole)
         if made is not None:
             steps = made[0]
             score = steps[-1].regret + WORTH * sum(step.cost for step in steps) / whole
@@ -326,7 +327,7 @@ def plan(
             designs.append((score, len(designs), made, name, belief, values))
     if not designs:
         at = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ConfigError(too_little(goal, rungs, looks, around, cost, paid, machine is not None, at))
+        raise ConfigError(offer.too_little(goal, paid, machine is not None, at))
     _, _, (steps, larger, saved), name, belief, rates = min(designs)
     belief, sp = belief.promised, belief_of(goal, "sp", fixes, None, tuned).promised
     is_other = name not in ("", "sp") and analysis is None and sp.priors != belief.priors
@@ -337,7 +338,7 @@ def plan(
         budget=paid,
         target_cost=whole,
         speed=machine,
-        shortened={n: 1.96 * math.sqrt(belief.variances(steps, n)[0]) for n in goal.shrinks},
+        shortened={n: NORMAL_95 * math.sqrt(belief.variances(steps, n)[0]) for n in goal.shrinks},
         copied=belief.copied(steps[0]),
         others={"sp": sp.regret(steps)} if is_other else {},
         source=belief.assumed.source,

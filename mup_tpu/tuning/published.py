@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from mup_tpu.analysis.trend import NORMAL_95
+
 _LARGE_FACTOR = 4.0  # between two laws, from which their disagreement is reported
-_NORMAL_95 = 1.96
 # Parameters and learning rates, by the model cards of cerebras/Cerebras-GPT-6.7B and its kin (20 tokens a
 # parameter); up to 1.3 billion parameters nearly those of GPT-3
 _CEREBRAS_GPT = {
@@ -118,4 +119,4 @@ def published_rates(width: float, params: float, tokens: float, batch: float) ->
     weight_L = error_L**-2 / (error_L**-2).sum()
     x = float(weight_L @ x_L)
     deviation = math.sqrt(float(weight_L @ (error_L**2 + (x_L - x) ** 2)))
-    return RatePrior(tuple(rates), 2**x, 2 ** (x - _NORMAL_95 * deviation), 2 ** (x + _NORMAL_95 * deviation))
+    return RatePrior(tuple(rates), 2**x, 2 ** (x - NORMAL_95 * deviation), 2 ** (x + NORMAL_95 * deviation))

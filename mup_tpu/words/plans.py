@@ -16,7 +16,7 @@ from rich.console import Console
 from mup_tpu.analysis.design import Cell
 from mup_tpu.analysis.ingest.table_values import is_cross_entropy
 from mup_tpu.analysis.planned import AtTarget, PlannedOptimum, Recipe
-from mup_tpu.analysis.trend import KEPT
+from mup_tpu.analysis.trend import KEPT, NORMAL_95
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table, write
 from mup_tpu.config.values import as_number, write_time
@@ -401,7 +401,7 @@ def _optimum(one: PlannedOptimum, rule: str, at: str, unit: str) -> list[str]:
             f"{one.taking.high:.4f}); an error of one octave costs {one.octave_cost:.4f} {unit}"
         )
     for name, (slope, error) in one.exponents.items():
-        low, high = slope - 1.96 * error, slope + 1.96 * error
+        low, high = slope - NORMAL_95 * error, slope + NORMAL_95 * error
         lines.append(f"  it moves as {label(name)}^{slope:.2f} (95 % {low:.2f} to {high:.2f})")
     return lines
 
