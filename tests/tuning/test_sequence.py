@@ -102,7 +102,7 @@ def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that
     counts = whole.groupby("purchase").size()
     assert len(counts) >= 3
     for end, size in zip(counts.cumsum()[1:], counts[1:], strict=True):
-        stop = int(end - size / 2)
+        stop = int(end - 0.75 * size)  # within the trials of one rule
         simulated(tmp_path / str(stop), stop)
         again = simulated(tmp_path / str(stop))
         assert set(again["trial_id"]) == set(whole["trial_id"]), stop
