@@ -68,7 +68,7 @@ def train(trial, report):
         TrainingArguments(
             str(report.folder), max_steps=trial.steps, per_device_train_batch_size=16,
             logging_steps=max(1, trial.steps // 10), save_steps=max(1, trial.steps // 5), save_total_limit=2,
-            report_to=[], disable_tqdm=True, use_cpu=not torch.cuda.is_available(), seed=trial.seed,
+            report_to=[], disable_tqdm=True, use_cpu=not torch.accelerator.is_available(), seed=trial.seed,
         ),
         train_dataset=examples(rows[torch.randperm(len(rows))[: 16 * trial.steps]]),
         eval_dataset=examples(held_out),
