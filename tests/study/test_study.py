@@ -22,6 +22,7 @@ from mup_tpu.analysis import Reading, load_table
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
+from mup_tpu.internals.processes import cores
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.study.report import Ending, Report, StudyTrial
 from mup_tpu.study.trainer import fingerprint
@@ -282,6 +283,14 @@ def test_an_import_in_a_function_is_made_once_a_worker(tmp_path):
     study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5, 1.0, 2.0]})
     study.run(trainers.imports, workers=1, console=QUIET)
     assert sorted(load_runs(tmp_path)["loss"]) == [1.0, 1.0, 2.0]
+
+
+def test_libraries_of_functions_share_the_cores(tmp_path, monkeypatch):
+    for name in (names := ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")):
+        monkeypatch.delenv(name, raising=False)
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]})
+    study.run(lambda trial, report: sum(int(os.environ[name]) for name in names), workers=1, console=QUIET)
+    assert load_runs(tmp_path)["loss"].tolist() == [3 * cores()]
 
 
 def kill(whom, driver, folder):
