@@ -362,10 +362,12 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
     else:
         Console().print(recipe_table(made))
         for line in recipe_lines(made):
-            Console().print(line)
+            Console().print(line, style="bold" if " at the target (" in line else None)
         for one in made.optima:
             rows = _rows_of(path, made.rule)
             _print_base_rate(rows, made.values, made.rule, one.hyperparameter, one.value)
+        if made.came is None and all(one.known == made.cells for one in made.optima):
+            Console().print(f"next: mup-tpu transfer {near(path)}", wrap=False)
 
 
 def _print_for(

@@ -27,7 +27,7 @@ def starting(
 ) -> str:
     """Return the line of a long command at its start: what runs, what it costs, how it stops and goes on."""
     takes = "" if math.isnan(seconds) else f", about {cost(seconds, price)} of training"
-    return f"{what}{takes}; Ctrl-C stops" + (f", and {again}" if again else "")
+    return f"{what}{takes}; Ctrl-C stops" + (f", {again}" if again else "")
 
 
 class TrialProgress(Generic[T]):

@@ -118,7 +118,7 @@ def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monk
     code, _, err = outcome(*arguments, "8xFOO")
     assert code == 2 and "on '8xFOO' is not a known machine: add its peak, as --peak 312T" in err
     code, _, err = outcome(*arguments, "8xA100", "--price", "cheap")
-    assert code == 2 and "price 'cheap' is not that of a device for an hour: write 2.5/h" in err
+    assert code == 2 and "price 'cheap' is not that of an hour: write 2.5/h" in err
     (tmp_path / "plan.toml").write_text("mine")
     code, _, err = outcome(*arguments, "8xA100")
     assert code == 2 and "out 'plan.toml' exists already" in err
