@@ -122,6 +122,8 @@ class Planned:
     promised: tuple[dict[str, Any], ...] = ()
     """What the plan expected of each cell: runs, cost, octaves and regret at the target after it."""
     unit: str = "FLOP"  # Of its costs: s or FLOP
+    published: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """What published laws say at the target before any run: log2 of a hyperparameter, and its error."""
 
     def claimed(self, tuned: str) -> tuple[str, ...]:
         return tuple(n for n in self.follows if n not in self.fix and claims(self.rule, kind_of(n), tuned))
@@ -135,7 +137,11 @@ class Planned:
 
     def trend(self, tuned: str, known: Mapping[int, Profile | Estimate]) -> Trend:
         sizes = np.array([self.sizes(self.cells[cell][1]) for cell in known])
-        x_S, error_S = np.array([(e.optimum.mean, e.optimum.se) for e in known.values()]).T
+        optima = [(e.optimum.mean, e.optimum.se) for e in known.values()]
+        if tuned in self.published:  # a prior is a measurement that came first
+            sizes = np.vstack([sizes, self.sizes(self.target)])
+            optima.append(self.published[tuned])
+        x_S, error_S = np.array(optima).T
         return Trend(sizes, x_S, error_S, self.priors(tuned), lawful=LAWFUL if len(self.follows) > 1 else 0.0)
 
     def sizes(self, values: Mapping[str, float]) -> list[float]:
@@ -202,6 +208,7 @@ class Planned:
                 tuple(map(str, values["derived"])),
                 tuple(map(dict, values.get("promised", ()))),
                 str(values.get("unit", "FLOP")),
+                {str(n): (float(x), float(se)) for n, (x, se) in values.get("published", {}).items()},
             )
             if not planned.tuned or not planned.follows or not planned.cells:
                 raise ValueError("the plan has no hyperparameter, size or cell")
@@ -211,6 +218,8 @@ class Planned:
                         raise ValueError(f"the plan has {name} {sizes[name]}, which is no size")
             if not all(name in planned.follows and math.isfinite(x) for name, x in planned.fix.items()):
                 raise ValueError(f"the plan fixes {planned.fix}, which are no exponents of its sizes")
+            if not all(math.isfinite(x) and 0 < se < math.inf for x, se in planned.published.values()):
+                raise ValueError(f"the plan has {planned.published} by laws, which are no values with errors")
             return planned
 
     def keep(self, folder: str) -> None:
@@ -246,6 +255,7 @@ class PlannedOptimum(RulePrediction):
     by_prior: tuple[str, ...] = ()  # Sizes whose exponent the runs hardly tell
     by_rule: tuple[str, ...] = ()  # Sizes along which the rule claims to keep the optimum
     known: int = 0  # Cells with a known optimum
+    published: tuple[float, float] | None = None  # What laws say before any run: log2, and its error
 
 
 @dataclass(frozen=True)
@@ -352,6 +362,7 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
                 by_prior=tuple(by_prior),
                 by_rule=planned.claimed(tuned),
                 known=len(known),
+                published=planned.published.get(tuned),
             )  # fmt: skip
         )
     loss, columns = _loss(planned, estimates.known(planned.tuned[0]), target), default_columns(folder)

@@ -160,6 +160,8 @@ class Plan:
         target |= {"fix": dict(self.fixes)} if self.fixes else {}
         target |= {"laws": list(self.goal.derived)} if self.goal.derived else {}
         target |= {"counts": asdict(self.goal.counts)} if self.goal.counts else {}
+        if (prior := self.published) is not None:
+            target |= {"published": {self.tuned: [round(math.log2(prior.rate), 3), round(prior.error, 3)]}}
         promised = [_promised(step) for step in self.steps]
         target |= {"unit": "s" if self.is_time else "FLOP", "promised": promised}
         if self.sweep is not None:
@@ -375,7 +377,8 @@ def planned_of(grid: Grid[Any]) -> Planned:
             known = {n: v for n, v in (base.flat() | values).items() if v != default[n] or n in values}
         promised, unit = tuple(map(dict, table.get("promised", ()))), str(table.get("unit", "FLOP"))
         axes = grid.axes.tuned, grid.axes.compared, goal.shrinks
-        return Planned(*axes, sizes, tuple(cells), rule, fix, known, laws, promised, unit)
+        published = {str(n): (float(x), float(error)) for n, (x, error) in table.get("published", {}).items()}
+        return Planned(*axes, sizes, tuple(cells), rule, fix, known, laws, promised, unit, published)
 
 
 def _promised(step: Step) -> dict[str, Any]:

@@ -84,8 +84,15 @@ class RatePrior:
 
     rates: tuple[PublishedRate, ...]
     rate: float
-    low: float
-    high: float  # 95 % interval
+    error: float  # octaves
+
+    @property
+    def low(self) -> float:
+        return self.rate * 2.0 ** (-NORMAL_95 * self.error)
+
+    @property
+    def high(self) -> float:
+        return self.rate * 2.0 ** (NORMAL_95 * self.error)
 
     @property
     def apart(self) -> float | None:
@@ -99,7 +106,7 @@ class RatePrior:
             {"law": r.law.name, "rate": r.rate, "source": r.law.source, "outside": list(r.outside)}
             for r in self.rates
         ]
-        return asdict(self) | {"rates": laws, "apart": self.apart}
+        return asdict(self) | {"rates": laws, "low": self.low, "high": self.high, "apart": self.apart}
 
 
 def published_rates(width: float, params: float, tokens: float, batch: float) -> RatePrior:
@@ -118,5 +125,4 @@ def published_rates(width: float, params: float, tokens: float, batch: float) ->
     x_L, error_L = np.log2([r.rate for r in rates]), np.array([r.law.error for r in rates])
     weight_L = error_L**-2 / (error_L**-2).sum()
     x = float(weight_L @ x_L)
-    deviation = math.sqrt(float(weight_L @ (error_L**2 + (x_L - x) ** 2)))
-    return RatePrior(tuple(rates), 2**x, 2 ** (x - NORMAL_95 * deviation), 2 ** (x + NORMAL_95 * deviation))
+    return RatePrior(tuple(rates), 2**x, math.sqrt(float(weight_L @ (error_L**2 + (x_L - x) ** 2))))

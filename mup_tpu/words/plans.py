@@ -359,6 +359,9 @@ def recipe_lines(made: Recipe) -> list[str]:
             sizes = listed([*map(label, one.by_rule)])
             chance = f"{KEPT:.0%} of the prior"
             lines.append(f"by rule: {rule_name(made.rule)} keeps the best {tuned} along {sizes} ({chance})")
+        if one.published is not None:
+            x, error = one.published
+            lines.append(f"published laws say {power(x, '.2f')} ± {error:.1f} octaves: taken in as a run is")
         if one.by_prior:
             sizes = listed([*map(label, one.by_prior)])
             lines.append(f"by prior: the runs hardly tell how {tuned} moves along {sizes}")

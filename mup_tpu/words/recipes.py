@@ -49,6 +49,7 @@ _NAMES = {
     "base_width": "mup_base_width base_d_model base_hidden_size mup_base_hidden_size",
     "parametrization": "",
     "optimizer": "optim",
+    "muon_scale": "",
     "init_std": "",
     "alpha_in": "",
     "alpha_out": "",
@@ -60,6 +61,7 @@ _MEANINGS = {known: name for name, others in _NAMES.items() for known in (name, 
 FORMATS = ("toml", *PROGRAMS)
 # Values of our networks that change nothing
 _NEUTRAL = {"alpha_in": 1, "alpha_out": 1, "alpha_attn": 1, "batch_rule": "none", "token_rule": "none"}
+_ADAMW = ("adamw", "adam", "adamw_torch", "adamw_torch_fused")
 _COUNTS = (
     "steps",
     "batch",
@@ -102,13 +104,24 @@ def base_rate_words(values: Mapping[str, Any], rule: str, tuned: str, rate: floa
     if meaning(tuned) != "learning_rate":
         return ""
     known = {meaning(name): value for name, value in values.items()}
-    base, width = known.get("base_width"), known.get("width")
-    if rule_named(str(known.get("parametrization", rule))) != "mup" or not base or not width or base == width:
+    base, width, power = known.get("base_width"), known.get("width"), _rate_power(known)
+    if rule_named(str(known.get("parametrization", rule))) != "mup" or not (base and width and power):
         return ""
+    if base == width:
+        return ""
+    factor = (base / width) ** power
     return (
         f"{rule_name('mup')}: {rate:.3g} is the rate at base width {base:g}: hidden matrices of width "
-        f"{width:g} train at {rate * base / width:.3g} (× {base / width:.3g}), other parameters at {rate:.3g}"
+        f"{width:g} train at {rate * factor:.3g} (× {factor:.3g}), other parameters at {rate:.3g}"
     )
+
+
+def _rate_power(known: Mapping[str, Any]) -> float | None:
+    """Return the power of 1/m by which μP scales the rates of hidden matrices; None where it is unknown."""
+    optimizer = str(known.get("optimizer", "")).lower()
+    if optimizer == "muon":
+        return {"spectral": 0.0, "match_rms_adamw": 0.5}.get(str(known.get("muon_scale")))
+    return 1.0 if optimizer in ("", *_ADAMW) else {"adamh": 0.5, "muonh": 0.0}.get(optimizer)
 
 
 def write_recipe(
@@ -144,13 +157,15 @@ def write_recipe(
     if program == "toml":
         body = {names[of]: value for of, value in known.items()}
         if run.growth != 1:
-            hidden = {f"hidden_{names['learning_rate']}": digits(known["learning_rate"] / run.growth)}
+            power = _rate_power(known)
+            rate = None if power is None else digits(known["learning_rate"] / run.growth**power)
+            hidden = {} if rate is None else {f"hidden_{names['learning_rate']}": rate}
             body = {"parametrization": named} | hidden | body
         return "".join(f"# {one}\n" for one in (*intervals, *run.comments)) + write_values(body)
     if "batch" not in known and {"batch_size", "sequence_length"} <= known.keys():
         known["batch"] = known["batch_size"] * known["sequence_length"]
     optimizer, needed = str(known.pop("optimizer", "")), "AdamW"
-    fits = optimizer.lower() in ("", "adamw", "adam", "adamw_torch", "adamw_torch_fused")
+    fits = optimizer.lower() in ("", *_ADAMW)
     if program == "nanochat":
         needed, fits = "Muon", optimizer.lower() == "muon" or "learning_rate" not in map(meaning, best)
     if not fits:
@@ -200,8 +215,11 @@ def _find_growth(run: TargetRun, named: str) -> None:
         )
         run.comments.append(f"{known}: the learning rate is that of all parameters")
     elif width != base:
-        run.growth = width / base
-        run.comments.append(
-            f"{called}: learning rate {rate:g} is that of base width {base:g}; hidden matrices of width "
-            f"{width:g} have {digits(rate / run.growth):g}"
+        run.growth, power = width / base, _rate_power(run.values)
+        of_hidden = (
+            f"how those of hidden matrices follow the width under {run.values['optimizer']} is not known "
+            "from these runs"
+            if power is None
+            else f"hidden matrices of width {width:g} have {digits(rate / run.growth**power):g}"
         )
+        run.comments.append(f"{called}: learning rate {rate:g} is that of base width {base:g}; {of_hidden}")

@@ -47,6 +47,19 @@ def test_the_loss_of_cells_on_a_ladder_is_that_of_their_sizes():
     assert astuple(_loss(plan, known, {"width": 512.0})) == pytest.approx(astuple(expected))
 
 
+def test_runs_move_what_published_laws_say():
+    cells = tuple(({"width": w}, {"width": float(w)}) for w in (64, 128, 256))
+    planned = Planned(("lr",), "parametrization", ("width",), {"width": 4096.0}, cells)
+    measured = {k: SimpleNamespace(optimum=SimpleNamespace(mean=-7.0, se=0.1)) for k in range(3)}
+    alone = planned.trend("lr", measured).optimum([4096.0])
+    errors, moved = (0.01, 1.0, 30.0), []
+    for error in errors:
+        told = replace(planned, published={"lr": (alone.mean - 2, error)})
+        moved.append((told.trend("lr", measured).optimum([4096.0]).mean - alone.mean) / -2)
+    assert moved[0] > 0.6 > moved[1] > 0.05 > abs(moved[2])
+    assert told.trend("wd", measured).optimum([4096.0]).mean == alone.mean
+
+
 def test_no_damaged_plan_is_read_as_another_one(tmp_path):
     """Each bit of each twelfth byte flipped, lines left out, and contents with a checksum of their own."""
     stored = Path(__file__).parents[2] / "results" / "prediction" / "reach_width"
@@ -59,7 +72,8 @@ def test_no_damaged_plan_is_read_as_another_one(tmp_path):
     for change in (
         {"target": {"width": -1.0}}, {"target": {"width": math.inf}}, {"target": {}}, {"tuned": []},
         {"cells": []}, {"cells": [[{}, {}]]}, {"cells": [3]}, {"fix": {"depth": 0.0}},
-        {"fix": {"width": math.nan}}, {"follows": []}, {"rule": None, "values": 3},
+        {"fix": {"width": math.nan}}, {"published": {"lr": [-7.0, 0.0]}}, {"published": {"lr": -7.0}},
+        {"follows": []}, {"rule": None, "values": 3},
     ):  # fmt: skip
         damaged.append(json.dumps(sealed(values | change)).encode())
     refused = 0

@@ -1,12 +1,14 @@
 """Recipes train the target at the rates that were predicted, or say why they cannot."""
 
+import tomllib
+
 import mup
 import pandas as pd
 import pytest
 
 from mup_tpu.cli import main
 from mup_tpu.errors import ConfigError
-from mup_tpu.words.recipes import FORMATS, shared_settings, write_recipe
+from mup_tpu.words.recipes import FORMATS, base_rate_words, shared_settings, write_recipe
 
 RATE = {"lr": (-8.0, -9.0, -7.0)}
 RUN = {"width": 1024, "depth": 16, "batch": 2**19, "steps": 1000, "warmup": 0.1, "odd": 3}
@@ -114,6 +116,34 @@ def test_the_recipe_for_transformers_gives_each_parameter_the_rate_of_mups_own_o
         assert rate == pytest.approx(expected[parameter][0]), name
         assert decay == pytest.approx(expected[parameter][1] if parameter.dim() > 1 else 0.0), name
     assert {round(rate / arguments.learning_rate, 3) for rate, _ in rates.values()} == {1.0, 0.25}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words", "hidden"),
+    [
+        ({}, "train at 0.000488 (× 0.0625)", 0.000488),
+        ({"optimizer": "adamw"}, "train at 0.000488 (× 0.0625)", 0.000488),
+        ({"optimizer": "muon", "muon_scale": "match_rms_adamw"}, "train at 0.00195 (× 0.25)", 0.00195),
+        ({"optimizer": "adamh"}, "train at 0.00195 (× 0.25)", 0.00195),
+        ({"optimizer": "muon", "muon_scale": "spectral"}, "", 2.0**-7),
+        ({"optimizer": "muonh"}, "", 2.0**-7),
+        ({"optimizer": "muon"}, "", "how those of hidden matrices follow the width under muon is not known"),
+        ({"optimizer": "sgd"}, "", "how those of hidden matrices follow the width under sgd is not known"),
+    ],
+)
+def test_hidden_rates_follow_the_optimizer(optimizer, words, hidden):
+    """Factors are those of `parametrize`: 1/m under Adam, 1/√m or 1 for orthogonal or turned matrices."""
+    values = {"base_width": 64, "width": 1024, "parametrization": "mup", **optimizer}
+    said = base_rate_words(values, "mup", "learning_rate", 2.0**-7)
+    assert words in said and bool(said) == bool(words)
+    recipe = write_recipe("toml", {"learning_rate": (-7.0, -8.0, -6.0)}, values)
+    if isinstance(hidden, str):
+        assert hidden in recipe and "hidden_learning_rate" not in recipe
+    else:
+        assert ("hidden_learning_rate" in recipe) == (hidden is not None)
+        assert hidden is None or tomllib.loads(recipe)["hidden_learning_rate"] == pytest.approx(
+            hidden, rel=0.01
+        )
 
 
 def test_a_prediction_says_whose_rate_it_is(capsys, tmp_path):
