@@ -176,10 +176,7 @@ def loss_laws(
         TableError: too few runs, a loss or size that is not above 0, or compute that contradicts the sizes.
     """
     rows, read = read_rows(path, reading)
-    # The scale of a folder's sweep is no size of a law.
-    if reading.columns is None and read.columns is not None:
-        read = replace(read, columns=replace(read.columns, scale=Columns.scale, scales_beside=()))
-    table = _points(rows, read)
+    table = _points(rows, read if reading.columns else read.without_scale())
     runs, columns = table.runs[np.isfinite(table.runs["loss"])], table.columns
     if columns.maximized:
         raise TableError("a law of the loss needs a loss, and the table has a metric that is maximized")

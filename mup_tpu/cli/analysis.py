@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -278,16 +277,14 @@ def _predict_losses(
     out: Path | None,
     json: bool,
 ) -> None:
-    from mup_tpu.analysis import Columns, loss_laws
+    from mup_tpu.analysis import loss_laws
     from mup_tpu.cli.results import Results
     from mup_tpu.words.predictions import loss_law_lines, loss_laws_to_dict
     from mup_tpu.words.reasons import because
 
     reading = table.reading(path)
-    # The scale of a folder's sweep is no size of a law.
-    if table.scale is None and reading.columns is not None:
-        columns = replace(reading.columns, scale=Columns.scale, scales_beside=(), cost=table.role("cost", ""))
-        reading = replace(reading, columns=columns)
+    if table.scale is None:
+        reading = reading.without_scale(table.role("cost", ""))
     laws = loss_laws(path, at, asymptote, reading)
     written = list[str]()
     if figures:
