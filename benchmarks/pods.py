@@ -43,7 +43,6 @@ FIELDS = ("type", "width", "depth", "bytes", "hbm_bytes", "cycles", "compile_s")
 HERTZ = 1.75e9  # of both: at it the units' products a cycle make the peak of the data sheet
 BANDWIDTH = {"v5p": 2.765e12, "v6e": 1.64e12}  # bytes a second of HBM, Google Cloud's page of each version
 PRICE = {"v5p": 4.20, "v6e": 2.70}  # US dollars a chip and hour, on demand in the United States
-USABLE = 0.95  # share of the memory that programs can use
 CHIPS = {"v5p": 128, "v6e": 256}  # of v5p-256 (cores are counted) and of v6e-256 (chips are)
 
 
@@ -154,7 +153,7 @@ def table(path: tyro.conf.Positional[Path], depth: int = 12, trials: int = 27, s
             trial = TRIAL.replace(width=width, depth=depth)
             declaration = declare(trial.model, VOCAB_SIZE, TRIAL.data.sequence_length)
             flop = declaration.flops_per_token(VOCAB_SIZE, TRIAL.data.sequence_length) * tokens
-            members = int(USABLE * generation.device_hbm_bytes / size)
+            members = int(generation.usable_bytes / size)
             chips = 1 if members else 4  # of a host, which split a member
             least_s, by_cycles_s = (
                 max(flop / generation.device_flops, moved / BANDWIDTH[version]),

@@ -81,6 +81,10 @@ class TpuGeneration:
     def device_hbm_bytes(self) -> int:
         return self.hbm_gib * 2**30 // self.devices
 
+    @property
+    def usable_bytes(self) -> int:
+        return int(0.95 * self.device_hbm_bytes)  # by programs; the runtime takes the rest
+
 
 # Google Cloud's page of each version; types as Google Cloud and Ray write them (v4-16, v5litepod-8).
 GENERATIONS = {

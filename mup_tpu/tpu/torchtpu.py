@@ -30,8 +30,6 @@ from mup_tpu.internals import backends
 from mup_tpu.internals.torch import tree_leaves
 
 ON_CPU = "tpu:CPU"
-_USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
-
 _COUNTS = {"compilations": 0, "compile_s": 0.0, "executions": 0, "transfers_to_host": 0, "fallbacks": 0}
 _dump: Path | None = None
 
@@ -65,7 +63,7 @@ class TpuDevice(Device):
     def free_memory_bytes(self) -> int:
         if self.name == ON_CPU:
             return CpuDevice().free_memory_bytes()
-        return int(_USABLE * GENERATIONS[self.name.removeprefix("tpu:")].device_hbm_bytes)
+        return GENERATIONS[self.name.removeprefix("tpu:")].usable_bytes
 
 
 class Chunks:

@@ -47,8 +47,6 @@ from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import cache_root
 from mup_tpu.internals.torch import tree_flatten, tree_leaves, tree_unflatten
 
-_USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
-
 
 class PlacedBytes:
     """Bytes that this process has placed on each device and not dropped.
@@ -73,9 +71,9 @@ class PlacedBytes:
 
                 kind = tpu.get_tpu_env()["ACCELERATOR_TYPE"]
         known = tpu_generation(kind or "")
-        capacity = min(g.device_hbm_bytes for g in ([known] if known else GENERATIONS.values()))
+        capacity = min(g.usable_bytes for g in ([known] if known else GENERATIONS.values()))
         with self._lock:
-            return int(_USABLE * capacity) - sum(self._bytes.values())
+            return capacity - sum(self._bytes.values())
 
 
 _PLACED = PlacedBytes()
