@@ -101,7 +101,8 @@ def train(
     from mup_tpu.tuning.progress import cost, starting
 
     console, what = Console(), f"1 trial, {trial.train.steps} steps"
-    console.print(starting(what, again="the same command goes on" if kept.checkpoints else ""))
+    again = "the same command goes on" if kept.checkpoints else ""
+    Console(stderr=True).print(starting(what, again=again))
     result, exported = train_one(trial, run, kept, console, shorter)
     row, rates = result.rows[0], result.rates
     took = cost(row["wall_time_s"], run.price_per_hour)

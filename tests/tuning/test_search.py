@@ -250,7 +250,7 @@ def test_the_best_trial_that_progress_names_is_the_best_finished_one_of_the_stor
     for count in (3, 4):
         searched_in(tmp_path, search, num_samples=count, scheduler="none", console=Console(width=400))
         best = load_runs(tmp_path)["loss"].min()
-        assert f"{count} of {count} ended, best {best:.4f} (" in capsys.readouterr().out.splitlines()[-1]
+        assert f"{count} of {count} ended, best {best:.4f} (" in capsys.readouterr().out.splitlines()[-2]
 
 
 def trained(trial, run=ALONE):

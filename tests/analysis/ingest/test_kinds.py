@@ -377,7 +377,7 @@ text(
 )
 text("log10 of the rate", RUNS.assign(log10_lr=np.log10(RUNS["lr"])).drop(columns="lr"), note="10^log10_lr")
 text("a word where a run diverged", cells("loss", lambda loss: "diverged" if loss == RUNS["loss"][14] else str(loss)),
-     losses=lambda loss: loss.replace(RUNS["loss"][14], np.inf), note="3 diverged runs")  # fmt: skip
+     losses=lambda loss: loss.replace(RUNS["loss"][14], np.inf), note="diverged runs, kept as +inf: 3")  # fmt: skip
 text("repeats without a seed", TWICE.drop(columns="seed"), losses=lambda loss: pd.concat([loss, loss + 0.01]),
      note="repeats of a cell are read as its seeds")  # fmt: skip
 text("a thousand that may be a decimal", cells("loss", "{:.3f}".format).replace(r"\.", ",", regex=True),
