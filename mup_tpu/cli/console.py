@@ -203,9 +203,14 @@ def _fail(sentence: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+_DATA = (".json", ".toml", ".parquet", ".arrow")  # suffixes of files that no page or table is written over
+
+
 def write_file(what: str, path: Path | str, content: str | bytes) -> None:
     """Put a file into its place, whole; `what` is its name in errors (TableError)."""
     folder, slash, name = str(path).rpartition("/")
+    if name.endswith(_DATA) and name != "analysis.json" and Path(path).is_file():
+        raise ConfigError(f"{what} is not allowed: that file is data, and would be lost; give another name")
     try:
         place = Folder(folder or slash or ".")
         place.write(name, content.encode() if isinstance(content, str) else content)

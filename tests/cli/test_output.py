@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -263,3 +264,20 @@ def test_a_long_run_table_shows_its_ends(tmp_path, outcome):
     assert losses == [2.0 + k for k in (*range(20), *range(981, 1001))]
     code, out, _ = outcome("analyze", "--runs", tmp_path, "--where", "lr<=1000")
     assert code == 0 and "not shown" not in out and out.count("finished") == 1000
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "watch {} --once --html {}/study.json",
+        "analyze {} --csv {}/store.json",
+        "analyze {} --report --out {}/study.json",
+    ],
+)
+def test_no_page_is_written_over_data(command, tmp_path, outcome):
+    folder = tmp_path / "vit"
+    shutil.copytree(Path(__file__).parents[2] / "results" / "vit_adam", folder)
+    before = {file: file.read_bytes() for file in folder.glob("*.json")}
+    code, _, error = outcome(*command.format(folder, folder).split())
+    assert code == 2 and "that file is data, and would be lost" in error
+    assert before == {file: file.read_bytes() for file in before}
