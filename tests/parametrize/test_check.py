@@ -235,7 +235,7 @@ def test_a_command_fails_where_a_layer_grows(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         main(words)
     output = capsys.readouterr()
-    assert end.value.code == 1 and "learning rate not scaled" in output.err
+    assert end.value.code == 1 and "not passed: as trained" in output.err
     result = json.loads(output.out)
     (of_module,) = result["rules"].values()
     assert "learning rate not scaled" in of_module["causes"]

@@ -121,11 +121,13 @@ def report(losses, statuses, mfu=0.25):
 def test_a_line_tells_all_of_a_trial_and_the_best_of_several():
     line = str(report((2.5,), ("running",)))
     assert line == (
-        "step 20/50 · loss 2.5000 · lr 2^-8 · 12,346 tokens/s (11,111 overall, 3,086 a device) · MFU 25.0% · "
-        "input wait 1.2% · 100 s left"
+        "step 20/50 · loss 2.5000 · lr 2^-8 · 100 s left · 12,346 tokens/s (11,111 overall, 3,086 a device)"
+        " · MFU 25.0% · input wait 1.2%"
     )
     several = str(report((math.nan, 2.5, 2.4), ("diverged", "running", "running"), math.nan))
-    assert several.startswith("step 20/50 · loss 2.4000 · lr 2^-8 · best of 2 running of 3 · 12,346")
+    assert several.startswith(
+        "step 20/50 · loss 2.4000 · lr 2^-8 · best of 2 running of 3 · 100 s left · 12,346"
+    )
     assert "MFU" not in several
     assert str(Rates(0, 10.0, 10.0, 1, math.nan, 0.0, 0.0)) == "10 tokens/s · input wait 0.0%"
     assert "loss" not in str(report((math.nan,), ("diverged",)))

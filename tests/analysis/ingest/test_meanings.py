@@ -122,7 +122,7 @@ def test_runs_of_one_size_have_an_optimum_and_no_prediction():
     analysis = analyze(check_table(runs))
     assert notes_of(analysis.table)[-1].endswith("a model of size 2 is twice as large")
     assert abs(analysis.results[0].optima[0].x + 8) < 0.1
-    with pytest.raises(TableError, match="a prediction needs runs at 2 sizes, and these are of one"):
+    with pytest.raises(TableError, match="a prediction needs runs at 2 values of size, and these are of one"):
         predict(analysis.table, at=[])
 
 
