@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -158,6 +159,14 @@ def test_a_trial_is_a_value():
         trial.width = 128
     with pytest.raises(AttributeError, match="trial has no 'depth'; it has width, lr, steps, data, seed"):
         _ = trial.depth
+
+
+def test_settings_of_numpy_are_those_of_python():
+    grids = [
+        Study("unused", scale={"width": [64]}, tune={"lr": [0.5]}, settings={"steps": steps}).grid
+        for steps in (3, np.int64(3))
+    ]
+    assert type(grids[1].settings["steps"]) is int and grids[0].trials() == grids[1].trials()
 
 
 def test_the_id_of_a_trial_stays_what_it_is():
