@@ -30,6 +30,7 @@ STEPS, WARMUP = 600, 60
 TIMES = (1, 2, 5, 10, 20, 50, 100, 200, 400, STEPS)
 RATES = {"mup": 2.0**-7, "sp": 2.0**-7}  # at the base; in SP the same rate at every width
 TEXT = Trial().replace(sequence_length=64, batch_size=16).data
+TRIALS = [(rule, width, seed) for width in WIDTHS for rule in RULES for seed in range(SEEDS)]
 QUANTITIES = {"activation": "output", "update": "update since init", "alignment": "alignment"}
 LAYERS = {"c_attn": "queries, keys, values", "attn.c_proj": "attention's output", "c_fc": "MLP, in",
           "mlp.c_proj": "MLP, out", "lm_head": "readout"}  # fmt: skip
@@ -157,10 +158,8 @@ def main() -> None:
     file = FOLDER / "whole_training.parquet"
     table = pd.read_parquet(file) if file.exists() else pd.DataFrame(columns=["rule", "width", "seed"])
     stored = {*table[["rule", "width", "seed"]].itertuples(index=False, name=None)}
-    for width in () if options.draw else WIDTHS:
-        for rule, seed in [(rule, seed) for rule in RULES for seed in range(SEEDS)]:
-            if (rule, width, seed) in stored:
-                continue
+    for rule, width, seed in [] if options.draw else TRIALS:
+        if (rule, width, seed) not in stored:
             print(f"{rule}, width {width}, seed {seed}", flush=True)
             table = pd.concat([table, pd.DataFrame(trained_sizes(rule, width, seed))], ignore_index=True)
             FOLDER.mkdir(parents=True, exist_ok=True)
