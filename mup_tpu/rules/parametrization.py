@@ -258,9 +258,13 @@ def _mup_by_norm(growth_of_update: float) -> Rule:
     return rule
 
 
+UPDATE_GROWTH: Mapping[str, float] = {"muon": 0.0, "muon_match_rms_adamw": 0.5, "adamh": 0.5, "muonh": 0.0}
+"""Power of the width multiplier by which the spectral norm of updates grows, by the update rule's scaling
+name: Muon's in both of its conventions of scale, and Hyperball's."""
+
+
 def _by_norm(of: Callable[[float], Rule]) -> Mapping[str, Rule]:
-    # Muon in both of its conventions of scale, and Hyperball
-    return {"muon": of(0.0), "muon_match_rms_adamw": of(0.5), "adamh": of(0.5), "muonh": of(0.0)}
+    return {name: of(power) for name, power in UPDATE_GROWTH.items()}
 
 
 def _hyperp(rule: Rule) -> Rule:

@@ -19,6 +19,9 @@ class TargetRun:
     rule: str  # key of `PARAMETRIZATIONS`; "" where the runs name none
     comments: list[str] = field(default_factory=list)
     growth: float = 1.0  # width over the base width, under a rule with factors
+    hidden_rate: float | None = (
+        None  # learning rate of hidden matrices, where growth is not 1 and it is known
+    )
 
     def take(self, name: str) -> Any:
         return self.values.pop(name, None)

@@ -19,6 +19,7 @@ from mup_tpu.analysis.trend import rule_named
 from mup_tpu.config.columns import label
 from mup_tpu.config.toml import write_values
 from mup_tpu.errors import ConfigError
+from mup_tpu.rules.parametrization import UPDATE_GROWTH
 from mup_tpu.words.names import plain, rule_name
 from mup_tpu.words.programs import PROGRAMS, TargetRun, digits
 
@@ -119,9 +120,9 @@ def base_rate_words(values: Mapping[str, Any], rule: str, tuned: str, rate: floa
 def _rate_power(known: Mapping[str, Any]) -> float | None:
     """Return the power of 1/m by which μP scales the rates of hidden matrices; None where it is unknown."""
     optimizer = str(known.get("optimizer", "")).lower()
-    if optimizer == "muon":
-        return {"spectral": 0.0, "match_rms_adamw": 0.5}.get(str(known.get("muon_scale")))
-    return 1.0 if optimizer in ("", *_ADAMW) else {"adamh": 0.5, "muonh": 0.0}.get(optimizer)
+    if optimizer == "muon" and (scale := known.get("muon_scale")) != "spectral":
+        optimizer = f"muon_{scale}"
+    return 1.0 if optimizer in ("", *_ADAMW) else UPDATE_GROWTH.get(optimizer)
 
 
 def write_recipe(
@@ -157,8 +158,7 @@ def write_recipe(
     if program == "toml":
         body = {names[of]: value for of, value in known.items()}
         if run.growth != 1:
-            power = _rate_power(known)
-            rate = None if power is None else digits(known["learning_rate"] / run.growth**power)
+            rate = run.hidden_rate
             hidden = {} if rate is None else {f"hidden_{names['learning_rate']}": rate}
             body = {"parametrization": named} | hidden | body
         return "".join(f"# {one}\n" for one in (*intervals, *run.comments)) + write_values(body)
@@ -216,10 +216,10 @@ def _find_growth(run: TargetRun, named: str) -> None:
         run.comments.append(f"{known}: the learning rate is that of all parameters")
     elif width != base:
         run.growth, power = width / base, _rate_power(run.values)
-        of_hidden = (
-            f"how those of hidden matrices follow the width under {run.values['optimizer']} is not known "
-            "from these runs"
-            if power is None
-            else f"hidden matrices of width {width:g} have {digits(rate / run.growth**power):g}"
-        )
+        if power is None:
+            optimizer = run.values["optimizer"]
+            of_hidden = f"how those of hidden matrices follow the width under {optimizer} is not known from these runs"
+        else:
+            run.hidden_rate = digits(rate / run.growth**power)
+            of_hidden = f"hidden matrices of width {width:g} have {run.hidden_rate:g}"
         run.comments.append(f"{called}: learning rate {rate:g} is that of base width {base:g}; {of_hidden}")
