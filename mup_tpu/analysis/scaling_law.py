@@ -30,7 +30,8 @@ import scipy
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
 
-FLOP = 6  # of a parameter and token of training (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
+# Operations of training for each parameter and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
+FLOP = 6
 HUBER_DELTA = 1e-3  # residual in log L above which a point counts linearly
 DRAWS = 200
 # Largest factor on the scatter in a draw: with one degree of freedom it is otherwise unbounded

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
+from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_output
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config.options import File, Repeated, Several, Where
 from mup_tpu.errors import ConfigError, given
@@ -116,7 +116,7 @@ def _show_folder(
         words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
         console.print(f"the verdict of {path} uses {words}")
     if csv is not None:
-        write_file(f"csv {csv}", csv, to_csv(rows))
+        write_output("csv", csv, to_csv(rows))
         console.print(f"{len(rows)} runs exported to {csv}")
     if runs:
         _print_runs(console, rows, [*(varied(rows) if is_search(path) else along), "seed"])

@@ -203,19 +203,26 @@ def _fail(sentence: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-_DATA = (".json", ".toml", ".parquet", ".arrow")  # suffixes of files that no page or table is written over
-
-
 def write_file(what: str, path: Path | str, content: str | bytes) -> None:
     """Put a file into its place, whole; `what` is its name in errors (TableError)."""
     folder, slash, name = str(path).rpartition("/")
-    if name.endswith(_DATA) and name != "analysis.json" and Path(path).is_file():
-        raise ConfigError(f"{what} is not allowed: that file is data, and would be lost; give another name")
     try:
         place = Folder(folder or slash or ".")
         place.write(name, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise TableError(f"{what} cannot be written: {reason(error)}") from None
+
+
+_DATA = (".json", ".toml", ".parquet", ".arrow")  # suffixes of files that no page or table is written over
+
+
+def write_output(option: str, path: Path | str, content: str | bytes) -> None:
+    """Write the file that an option names; ConfigError where it would take the place of data."""
+    if str(path).endswith(_DATA) and Path(path).is_file():
+        raise ConfigError(
+            f"{option} {path} is not allowed: that file is data, and would be lost; give another name"
+        )
+    write_file(f"{option} {path}", path, content)
 
 
 def write_new(path: Path, text: str) -> None:

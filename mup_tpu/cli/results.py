@@ -15,7 +15,7 @@ import pandas as pd
 from mup_tpu.analysis.ingest.files import without_suffix
 from mup_tpu.analysis.ingest.readers import TRACKERS
 from mup_tpu.analysis.run_table import ranked, varied
-from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file
+from mup_tpu.cli.console import Console, to_csv, to_json, write_figures, write_file, write_output
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table
 from mup_tpu.config.values import counted
@@ -231,9 +231,9 @@ class Results:
         beside = f"{without_suffix(self._local_path)}.html"
         file = str(out or (f"{self.path.rstrip('/')}/report.html" if self.is_folder else beside))
         if not file.endswith(".md"):
-            write_file(f"report {file}", file, render(page))
+            write_output("report", file, render(page))
             return file
-        write_file(f"report {file}", file, render(page, "md"))
+        write_output("report", file, render(page, "md"))
         blocks = [*page.lead, *(block for section in page.sections for block in section.blocks)]
         pictures = {block.file: block.draw() for block in blocks if isinstance(block, Picture)}
         write_figures(pictures, file.rpartition("/")[0] or ".")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.cli.analysis import last_folder
-from mup_tpu.cli.console import Console, to_json, write_file
+from mup_tpu.cli.console import Console, to_json, write_output
 from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import counted, parse_seconds, write_time
 from mup_tpu.errors import MupTpuError
@@ -204,4 +204,4 @@ class Watched:
         page = replace(
             page, lead=[Box(head, others), *page.lead], reload_s=0.0 if self.is_complete else reload_s
         )
-        write_file(f"html {file}", file, render(page))
+        write_output("html", file, render(page))

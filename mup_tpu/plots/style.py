@@ -60,9 +60,8 @@ LOSS = "loss (nat per token)"
 BAR = 1.0  # inches of a colour bar with its numbers
 _ACROSS = 3  # largest number of panels in a row
 _LETTERS = 11  # letters per inch of text
-_LONGEST = (
-    1.5  # longest half of an interval of an optimum that is drawn, octaves; an arrow marks a longer one
-)
+# Longest half of an optimum's interval that is drawn, octaves; an arrow marks a longer one
+_LONGEST = 1.5
 
 
 @dataclass(frozen=True)

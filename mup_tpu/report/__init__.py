@@ -171,8 +171,8 @@ def sweep_page(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> Page
         sentence = verdict(result, analysis, scores)
         lead.append(Box(sentence, details(result, analysis), commands, result.verdict.decision))
     if (stored := table.stored) is not None:
-        ended, hours = counted(stored["status"].value_counts().items()), stored["wall_time_s"].sum()
-        lead.append(Text(f"{len(stored)} runs ({ended}), {write_time(hours)} of training."))
+        ended, seconds = counted(stored["status"].value_counts().items()), stored["wall_time_s"].sum()
+        lead.append(Text(f"{len(stored)} runs ({ended}), {write_time(seconds)} of training."))
     lead += [Text(f"Note: {note}.", is_note=True) for note in notes(analysis)]
     sections, several = [], len(analysis.parts) > 1
     for number, part in enumerate(analysis.parts):

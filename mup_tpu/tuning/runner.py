@@ -68,7 +68,7 @@ class Runner(ABC, Generic[T]):
         self._tracking = Tracking(self.track, self.store)
         self._training_s = 0.0  # time of all trials of this call
         self._began = time.monotonic()
-        self._reasons = Counter[str]()  # why trials failed, each said once
+        self._reasons = Counter[str]()  # failed trials by their reason, which is printed for the first
 
     @abstractmethod
     def trial_id(self, trial: T) -> str: ...

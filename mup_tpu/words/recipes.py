@@ -217,8 +217,10 @@ def _find_growth(run: TargetRun, named: str) -> None:
     elif width != base:
         run.growth, power = width / base, _rate_power(run.values)
         if power is None:
-            optimizer = run.values["optimizer"]
-            of_hidden = f"how those of hidden matrices follow the width under {optimizer} is not known from these runs"
+            of_hidden = (
+                f"how those of hidden matrices follow the width under {run.values['optimizer']} is not known "
+                "from these runs"
+            )
         else:
             run.hidden_rate = digits(rate / run.growth**power)
             of_hidden = f"hidden matrices of width {width:g} have {run.hidden_rate:g}"
