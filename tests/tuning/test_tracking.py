@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,11 @@ def test_wandb_offline_holds_each_trial_once(stored, monkeypatch):
     folders = list(Path(stored.folder.path, "wandb").glob("offline-run-*"))
     assert len(folders) == 2
     (file,) = Path(stored.folder.path, "wandb").glob(f"offline-run-*-{one['trial_id']}/*.wandb")
-    records = list(records_of(file))
+    records, limit = list(records_of(file)), time.monotonic() + 60
+    while not any(r.HasField("exit") for r in records):  # its service writes after `finish` returned
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+        records = list(records_of(file))
     config = {u.key: u.value_json for r in records if r.HasField("run") for u in r.run.config.update}
     assert float(config["lr"]) == one["lr"] and int(config["width"]) == one["width"]
     keys = {i.key or "/".join(i.nested_key) for r in records for i in r.history.item}
