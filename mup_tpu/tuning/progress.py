@@ -41,7 +41,7 @@ class TrialProgress(Generic[T]):
         self, trials: Sequence[T], size: Callable[[T], str], work: Callable[[T], float], console: Console
     ) -> None:
         self.console, self._size, self._work = console, size, work
-        self._trials, self._stored = len(trials), 0
+        self._trials, self._stored, self._stored_work = len(trials), 0, 0.0
         self._cell: Any = None  # output of a notebook's cell that is updated
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -73,6 +73,12 @@ class TrialProgress(Generic[T]):
     def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
+    @property
+    def ended_share(self) -> float:
+        """Share of the expected work whose trials have ended."""
+        (everything,) = (task for task in self._bars.tasks if task.id == self._all)
+        return self._stored_work / (everything.total or math.inf)
+
     def started(self, job: Any) -> None:
         self._advance(job, 0.0, "starting")
 
@@ -93,6 +99,7 @@ class TrialProgress(Generic[T]):
         size, statuses = self._size(job.trials[0]), count_statuses(rows)
         self._ended[size] += statuses
         self._stored += len(rows)
+        self._stored_work += sum(map(self._work, job.trials))
         losses = [row["loss"] for row in rows if row["status"] == "finished"]
         self._best[size] = best = min([self._best[size], *losses])
         lowest = f", lowest loss {best:.4f}" if best < math.inf else ""

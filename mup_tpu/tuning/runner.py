@@ -40,6 +40,7 @@ from mup_tpu.tuning.progress import TrialProgress, cost, starting
 from mup_tpu.tuning.tracking import Tracking
 
 T = TypeVar("T", bound=Hashable)
+_LONG_S = 10  # seconds from which the time of trials is printed
 _SAME_FAILURES = 5  # trials that fail for one reason before any ends otherwise, after which no more begin
 # Trials with the numbers of their purchases in a sequence; None without one
 Purchases = Mapping[T, int | None]
@@ -67,6 +68,7 @@ class Runner(ABC, Generic[T]):
     def __post_init__(self) -> None:
         self._tracking = Tracking(self.track, self.store)
         self._training_s = 0.0  # time of all trials of this call
+        self._is_expected = False  # whether the time of the trials that run has been printed
         self._began = time.monotonic()
         self._reasons = Counter[str]()  # failed trials by their reason, which is printed for the first
 
@@ -154,6 +156,7 @@ class Runner(ABC, Generic[T]):
         what = f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored"
         what += f", {awaited} asked for elsewhere" * (awaited > 0) + f", {len(missing)} to run"
         seconds = self._expected(trials, lacking, missing)
+        self._is_expected = not math.isnan(seconds)
         console.print(starting(what, seconds, self.price) if missing else what)
         outcome: Counter[str] = Counter()
         if missing:
@@ -177,17 +180,21 @@ class Runner(ABC, Generic[T]):
     ) -> Counter[str]:
         """Run jobs, and store the rows of each as it ends; return the number of their trials by status.
 
-        `progress` follows the jobs as `TrialProgress` does. `decide` names trials that a job's request stops.
+        `progress` follows the jobs as `TrialProgress` does. The first trials that end give the time of all,
+        where no stored ones did. `decide` names trials that a job's request stops.
         """
-        store, outcome = self.store, Counter[str]()
+        store, outcome, running = self.store, Counter[str](), set[Any]()
+        began, trained_s = time.monotonic(), self._training_s
         with contextlib.closing(run_jobs(jobs, self.pool, self.heartbeat, decide)) as events, progress:
             for job, event in events:
                 match event:
                     case Started():
+                        running.add(job)
                         progress.started(job)
                     case Preparing(doing):
                         progress.update(job, doing)
                     case Split(parts, reason):
+                        running.discard(job)
                         progress.split(job)
                         self.console.print(f"{reason}: split into {len(parts)} packs")
                     case Finished() | Failed():
@@ -204,6 +211,16 @@ class Runner(ABC, Generic[T]):
                             )
                         times = [row.get("wall_time_s") for row in rows]  # a failed trial may have none
                         self._training_s += sum(s for s in times if s is not None and s > 0)
+                        if outcome["finished"] and not self._is_expected:
+                            self._is_expected = True
+                            whole_s = (self._training_s - trained_s) / progress.ended_share
+                            left_s = whole_s / len(running) - (time.monotonic() - began)
+                            if left_s > _LONG_S:
+                                self.console.print(
+                                    f"all trials take about {cost(whole_s, self.price)} of training, "
+                                    f"{write_time(left_s)} from now; Ctrl-C stops"
+                                )
+                        running.discard(job)
                         self.stored(job, rows)
                         for reason in {r["reason"]: None for r in rows if r["status"] == "failed"}:
                             self._say_failed(job, reason)

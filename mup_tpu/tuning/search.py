@@ -112,6 +112,7 @@ class Searched(Generic[T]):
         # A finished trial may tell how long a stopped one would have been.
         for name in sorted(ended, key=lambda name: str(self._final[name]["status"])):
             self._end(self._final[name], by_id.get(name, []))
+        self._known = len(self._ended)  # trials of earlier calls
 
     def __len__(self) -> int:
         return len(self._unfinished) + max(0, self._options.num_samples - len(self._chooser.points))
@@ -198,6 +199,11 @@ class Searched(Generic[T]):
         if status == "finished" and row["loss"] < self._best:
             self._best = float(row["loss"])
             self._best_words = f", best {self._best:.4f} ({self._words(self._numbers[trial_id][0])})"
+
+    @property
+    def ended_share(self) -> float:
+        """Share of this call's trials that have ended."""
+        return (len(self._ended) - self._known) / max(self._options.num_samples - self._known, 1)
 
     def __enter__(self) -> Self:
         self._status.start()

@@ -217,16 +217,27 @@ def test_a_loss_named_after_its_run_is_the_loss_of_all_runs(tmp_path):
     assert rows["status"].tolist() == ["finished"] * 2
 
 
-def test_a_sweep_says_what_it_costs_and_a_reason_once(tmp_path, capsys):
+def test_a_sweep_says_what_it_costs_and_a_reason_once(tmp_path, capsys, monkeypatch):
     code, console = "import sys; print('loss', 2 + float(sys.argv[2]))", Console(width=200)
     run(tmp_path, code, rates=(0.5, 1.0), console=console)
-    assert "2 to run; Ctrl-C stops" in capsys.readouterr().out, "nothing is known before the first trial"
+    out = capsys.readouterr().out
+    assert "2 to run; Ctrl-C stops" in out, "nothing is known before the first trial"
+    assert "all trials take" not in out, "the rest is short"
     run(tmp_path, code, rates=(0.5, 1.0, 2.0), console=console)
     out = capsys.readouterr().out
     assert re.search(r"2 stored, 1 to run, about .* of training; Ctrl-C", out)
     assert re.search(r"ran 1 trials in .* of training\): 1 finished; stored in", out)
     run(tmp_path, code, rates=(0.5, 1.0, 2.0, 4.0), console=console, price="3600/h")
     assert re.search(r"about .* s, [\d.]+ at 3600/h of training", capsys.readouterr().out)
+    monkeypatch.setattr("mup_tpu.tuning.runner._LONG_S", -math.inf)
+    run(tmp_path, code, rates=(0.5, 1.0, 2.0, 4.0, 8.0), console=console)
+    assert "all trials take" not in capsys.readouterr().out, "stored trials gave the time at the start"
+    (tmp_path / "new").mkdir()
+    outcome = run(tmp_path / "new", code, rates=(0.5, 1.0, 2.0, 4.0), console=console, price="3600/h")
+    (whole,) = re.findall(
+        r"all trials take about ([\d.]+) s, .* at 3600/h of training", capsys.readouterr().out
+    )
+    assert float(whole) == pytest.approx(4 * outcome["wall_time_s"].mean(), rel=0.9)
     (tmp_path / "two").mkdir()
     rates = [2.0**-k for k in range(9)]
     with pytest.raises(TrialsFailed, match="the first 5 trials failed"):
