@@ -77,13 +77,15 @@ class Sweep(Grid[Trial]):
                 )
 
     def _given(self, axis: str) -> Any:
-        if getattr(self, axis) is not None:
+        given = getattr(self, axis)
+        if given or (given is not None and axis != "compare"):
             return super()._given(axis)
         if axis == "scale":
             return {"width": WIDTHS}
         if axis == "tune":
             return {"learning_rate": LEARNING_RATES}
-        rules = ("sp", "mup") if "width" in self.points[0] else (self.base.model.parametrization,)
+        compares = given is None and "width" in self.points[0]  # an empty one compares nothing
+        rules = ("sp", "mup") if compares else (self.base.model.parametrization,)
         return {"parametrization": rules}
 
     def _check(self, where: str, name: str, value: Any) -> Value:

@@ -285,7 +285,7 @@ class TrainConfig:
         0.2, label="cooldown", unit="share of the steps, or steps", above=0, only={"schedule": ("wsd",)}
     )
     """The last part of schedule "wsd": a fraction of the steps if below 1, else a number of steps."""
-    final_lr_fraction: Real = described(0.1, above=0, most=1)
+    final_lr_fraction: Real = described(0.1, least=0, most=1)
     """Share of the peak learning rate left at the last step (all schedules except constant)."""
     seed: int = 0
     """Seed of the init."""

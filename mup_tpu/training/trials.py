@@ -33,7 +33,7 @@ def pack_key(trial: Trial) -> tuple[Any, ...]:
 
 
 def schedule_factor(config: TrainConfig, step: int) -> float:
-    """Return the learning rate of `step` (from 0) over the peak learning rate; always above 0.
+    """Return the learning rate of `step` (from 0) over the peak learning rate.
 
     Linear warm-up reaches 1 at its last step. Then it is constant, or falls linearly or as a cosine to
     `final_lr_fraction` at the last step (Loshchilov & Hutter 2017, equation 5, without restarts). "wsd" is

@@ -306,6 +306,7 @@ def test_a_ladder_sets_several_fields_at_each_point(tmp_path):
 def test_parametrizations_are_compared_by_default_where_they_differ():
     """Along the width; at one width SP and μP are one and the same, or differ as they do everywhere."""
     assert [*Sweep("x").rules] == ["sp", "mup"]
+    assert [*Sweep("x", compare={}).rules] == [Sweep("x").base.model.parametrization]
     assert [*Sweep("x", scale={"depth": (2, 4)}).rules] == ["mup"]
     assert [*Sweep("x", scale=({"width": 64, "depth": 2},)).rules] == ["sp", "mup"]
 

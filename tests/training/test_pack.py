@@ -65,12 +65,18 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
     )  # fmt: skip
     trials = [
         base.replace(
-            learning_rate=lr, parametrization=p, seed=s, schedule=schedule, weight_decay=wd, grad_clip=c
-        )
-        for lr, p, s, schedule, wd, c in (
-            (0.01, "mup", 0, "cosine", 0.0, 1.0),
-            (0.02, "sp", 1, "linear", 0.02, 0.0),
-            (0.005, "mup", 2, "constant", 0.01, 0.1),
+            learning_rate=lr,
+            parametrization=p,
+            seed=s,
+            schedule=schedule,
+            weight_decay=wd,
+            grad_clip=c,
+            final_lr_fraction=final,
+        )  # fmt: skip
+        for lr, p, s, schedule, wd, c, final in (
+            (0.01, "mup", 0, "cosine", 0.0, 1.0, 0.1),
+            (0.02, "sp", 1, "linear", 0.02, 0.0, 0.0),
+            (0.005, "mup", 2, "constant", 0.01, 0.1, 0.1),
         )
     ]
     loop, loop_losses = train(trials, "loop", 8)

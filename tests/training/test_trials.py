@@ -57,11 +57,12 @@ def test_cosine_follows_torch_annealing_to_the_floor():
     assert factors(config) == pytest.approx(expected)
 
 
-def test_linear_falls_in_equal_steps_to_the_floor():
-    values = factors(TrainConfig(steps=12, warmup=2, schedule="linear", final_lr_fraction=0.5))
+@pytest.mark.parametrize("floor", [0.5, 0.0])
+def test_linear_falls_in_equal_steps_to_the_floor(floor):
+    values = factors(TrainConfig(steps=12, warmup=2, schedule="linear", final_lr_fraction=floor))
     falls = [a - b for a, b in zip(values[2:], values[3:], strict=False)]
-    assert values[1] == values[2] == 1.0 and values[-1] == pytest.approx(0.5)
-    assert falls == pytest.approx([0.5 / 9] * 9)
+    assert values[1] == values[2] == 1.0 and values[-1] == pytest.approx(floor)
+    assert falls == pytest.approx([(1 - floor) / 9] * 9)
 
 
 def test_wsd_is_constant_and_then_cools_down_by_one_minus_the_root_to_the_floor():
