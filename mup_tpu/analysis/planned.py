@@ -218,7 +218,7 @@ class Planned:
                         raise ValueError(f"the plan has {name} {sizes[name]}, which is no size")
             if not all(name in planned.follows and math.isfinite(x) for name, x in planned.fix.items()):
                 raise ValueError(f"the plan fixes {planned.fix}, which are no exponents of its sizes")
-            if not all(math.isfinite(x) and 0 < se < math.inf for x, se in planned.published.values()):
+            if not all(abs(x) < 1000 and 0 < se < 1000 for x, se in planned.published.values()):
                 raise ValueError(f"the plan has {planned.published} by laws, which are no values with errors")
             return planned
 

@@ -201,7 +201,7 @@ class Folder:
 
     def read(self, name: str, most: int | None = None) -> bytes:
         if self.is_local:
-            return read_local(self._at(name), most)
+            return read_local(self._no_pipe(name), most)
         with self._request():
             content = bytes(self._fs.cat_file(self._at(name)))
         require_size(len(content), most)
@@ -253,7 +253,7 @@ class Folder:
     def reading(self, name: str) -> Iterator[Path]:
         """Yield a local path to read a file at: its own, or a copy's for the length of the block."""
         if self.is_local:
-            yield Path(self._at(name))
+            yield Path(self._no_pipe(name))
             return
         with scratch_folder() as scratch:
             with self._request():
@@ -345,6 +345,11 @@ class Folder:
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+    def _no_pipe(self, name: str) -> str:
+        if stat.S_ISFIFO(os.stat(self._at(name)).st_mode):
+            raise OSError("it is a pipe, from which nothing may ever come")
+        return self._at(name)
 
     def _make_room(self, name: str) -> None:
         folder = self._at(name).rpartition("/")[0]

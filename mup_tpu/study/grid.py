@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mup_tpu.config import Axes, Domain, Grid, parse_number, shown
+from mup_tpu.config import Axes, Domain, Grid, on_one_line, parse_number, shown
 from mup_tpu.config.grid import DESIGNS, ORDERS, Point, Value
 from mup_tpu.config.toml import from_dict
 from mup_tpu.errors import ConfigError, StoreError, reason
@@ -267,7 +267,7 @@ class Leases:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise StoreError(f"{self._folder}/{file} cannot be read: {reason(error)}") from None
+            raise StoreError(f"{self._folder}/{on_one_line(file)} cannot be read: {reason(error)}") from None
 
 
 def _is_final(result: Result | None) -> bool:

@@ -73,6 +73,7 @@ def test_no_damaged_plan_is_read_as_another_one(tmp_path):
         {"target": {"width": -1.0}}, {"target": {"width": math.inf}}, {"target": {}}, {"tuned": []},
         {"cells": []}, {"cells": [[{}, {}]]}, {"cells": [3]}, {"fix": {"depth": 0.0}},
         {"fix": {"width": math.nan}}, {"published": {"lr": [-7.0, 0.0]}}, {"published": {"lr": -7.0}},
+        {"published": {"lr": [5000.0, 1.0]}}, {"published": {"lr": [-7.0, 1e300]}},
         {"follows": []}, {"rule": None, "values": 3},
     ):  # fmt: skip
         damaged.append(json.dumps(sealed(values | change)).encode())

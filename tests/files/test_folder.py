@@ -55,6 +55,14 @@ def test_files_come_back_and_are_listed_by_name(folder):
     assert folder.names() == ["a"]
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rows")
+    with pytest.raises(OSError, match="it is a pipe"):
+        Folder(tmp_path).read("rows")
+    with pytest.raises(OSError, match="it is a pipe"), Folder(tmp_path).reading("rows"):
+        pass
+
+
 def test_a_file_whose_writing_fails_is_not_there(folder):
     folder.write("kept", b"1")
     for name in ("new", "kept"):

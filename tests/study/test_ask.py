@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 
@@ -235,7 +236,7 @@ def test_a_lease_of_a_clock_that_is_wrong_is_given_again(tmp_path):
     [
         "[" * 100_000, "3", '"text"', "{}", {"at": "1"}, {"at": 10**400}, {"patience": math.inf},
         {"values": [1]}, {"values": {"width": 64}}, {"purchase": 2**70}, {"purchase": math.nan},
-        {"purchase": -1},
+        {"purchase": -1}, "a pipe",
     ],
 )  # fmt: skip
 def test_a_lease_that_somebody_changed_is_one_sentence(change, tmp_path):
@@ -243,7 +244,11 @@ def test_a_lease_that_somebody_changed_is_one_sentence(change, tmp_path):
     (trial,) = study.ask(1)
     file = tmp_path / "asked" / f"{trial.id}.json"
     lease = json.loads(file.read_text())
-    file.write_text(change if isinstance(change, str) else json.dumps(lease | change))
+    if change == "a pipe":
+        file.unlink()
+        os.mkfifo(file)
+    else:
+        file.write_text(change if isinstance(change, str) else json.dumps(lease | change))
     for call in (lambda: study_in(tmp_path).ask(1), lambda: study_in(tmp_path).tell(trial, 2.5)):
         with pytest.raises(StoreError, match=f"{trial.id}.json cannot be read: ") as caught:
             call()

@@ -52,7 +52,8 @@ def without_suffix(path: str | Path) -> str:
 
 
 def is_file(path: str | Path) -> bool:
-    return without_suffix(path) != str(path) or str(path) == STDIN or Path(str(path)).is_file()
+    place = Path(str(path))
+    return (without_suffix(path) != str(path) and not place.is_dir()) or str(path) == STDIN or place.is_file()
 
 
 def read_file(path: str | Path) -> pd.DataFrame:

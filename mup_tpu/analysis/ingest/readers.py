@@ -429,7 +429,7 @@ class Reader:
     of_file: bool = True  # Whether a file that is given by its path is read; else only those in a folder
 
     def matches(self, file: Path) -> bool:
-        if not fnmatch(file.name, self.files):
+        if not fnmatch(file.name, self.files) or file.is_fifo():  # a pipe is waited for without end
             return False
         try:
             if self.probe is None or not file.is_file():
@@ -547,7 +547,8 @@ def metrics_of(folder: str | Path, loss: str | None = None) -> TrainingLog | Non
 
     error: TableError | None = None
     for pattern, read in _METRICS.items():
-        files = sorted(Path(folder).rglob(pattern), key=lambda file: file.lstat().st_mtime, reverse=True)
+        files = [file for file in Path(folder).rglob(pattern) if not file.is_fifo()]
+        files.sort(key=lambda file: file.lstat().st_mtime, reverse=True)
         for file in files[:_MOST_FILES]:
             log = logs.TrainingLog(loss)
             try:

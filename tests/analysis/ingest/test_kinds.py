@@ -5,6 +5,7 @@ A kind writes `RUNS` and returns its path; `KINDS` has its options and the answe
 """
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -840,6 +841,8 @@ def test_trials_of_ray_tune_that_were_killed_are_named_and_the_others_read(torn,
         file.write_text("".join(json.dumps({**r, "config": {"width": width, "lr": lr}}) + "\n" for r in rows))
     (tmp_path / "sweep" / "a").mkdir()
     (tmp_path / "sweep" / "a" / "result.json").write_text(torn)
+    (tmp_path / "sweep" / "b").mkdir()
+    os.mkfifo(tmp_path / "sweep" / "b" / "result.json")
     with pytest.warns(UserWarning, match=warning):
         runs = found_in(tmp_path / "sweep")
     assert runs == EXPECTED, "a trial that ended early is none"
@@ -890,6 +893,7 @@ def test_metrics_in_the_folder_of_a_run_have_its_loss(tmp_path, name, run):
 def test_metrics_of_tensorboard_and_of_nothing(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     (tmp_path / "data.csv").write_text("text,label\nloss,1\n")
+    os.mkfifo(tmp_path / "trainer_state.json")
     assert metrics_of(tmp_path) is None
     with tensorboard.SummaryWriter(str(tmp_path / "runs" / "a")) as writer:
         for step, loss in ((10, 3.5), (20, 3.25), (30, float("nan"))):

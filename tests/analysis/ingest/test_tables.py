@@ -106,7 +106,8 @@ def test_a_file_is_told_from_a_results_folder(tmp_path):
     (tmp_path / "noted").touch()
     for path in ("gs://bucket/runs.CSV", "runs.jsonl.gz", tmp_path / "noted"):
         assert is_file(path)
-    for path in (tmp_path, "gs://bucket/lr_transfer", "results/v1.2"):
+    (tmp_path / "parts.parquet").mkdir()
+    for path in (tmp_path, tmp_path / "parts.parquet", "gs://bucket/lr_transfer", "results/v1.2"):
         assert not is_file(path)
     assert without_suffix("a.b/runs.csv.gz") == "a.b/runs"
 
