@@ -113,7 +113,11 @@ def call(build: Build, width: int, depth: int | None) -> nn.Module:
             "width and twice the base width, on the meta device too"
         ) from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"{name} returns {type(module).__name__}; it must return a torch.nn.Module")
+        alone = ", without an optimizer: rules make their own, and a check of no rule takes yours"
+        raise ConfigError(
+            f"{name} returns {type(module).__name__}; it must return a torch.nn.Module"
+            + alone * isinstance(module, tuple)
+        )
     return module
 
 

@@ -150,6 +150,7 @@ def test_any_parameter_of_build_or_batch_is_a_scale_of_the_same_check(scale, bui
     [
         (Mup(8), faults.loss, "build is a Mup; give the function that makes the module at any width"),
         (lambda width: 3, faults.loss, r"build\(32\) returns int; it must return a torch.nn.Module"),
+        (lambda w: (plain(w), "adamw"), faults.loss, "returns tuple; .* or one with its optimizers"),
         (lambda width: plain(8), faults.loss, "has the same shapes at all widths"),
         (lambda width: plain(str(width)), faults.loss, r"build\(32\) fails \(TypeError: "),
         (plain, lambda module, batch: module(batch), "must return one number with a gradient"),
