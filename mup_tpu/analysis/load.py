@@ -173,12 +173,12 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
         TableError: it is no table, or cannot be analysed.
         StoreError: the results folder holds no runs.
     """
+    rows, named = read_rows(path, reading)
     if not isinstance(path, str | Path) or find_reader(path) is not None:
-        return check_table(*read_rows(path, reading))
-    stored, named = read_rows(path, reading)
+        return replace(check_table(rows, named), rows=rows)
     header = load_header(path)
     fixed = (*STORED_FIXED, *(header.columns or ()))
-    stored, columns = with_derived(stored, named.columns or Columns())
+    stored, columns = with_derived(rows, named.columns or Columns())
     columns = replace(columns, step="")  # a stored row is a run, not a step
     named = replace(named, columns=columns)
     where = named.where or ()
@@ -199,6 +199,7 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
         history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[
             [*run_key(table.runs), "step", "loss"]
         ],
+        rows=rows,
         stored=stored,
         planned=planned,
     )

@@ -507,16 +507,16 @@ class Losses:
         # Rise at the best value that trains: that at the wall where it lies below the optimum
         return self.valley.rise(np.minimum(self.wall_R, 0.0))
 
-    def over_best(self, x: float, every: int = 1) -> np.ndarray:
-        part, wall_R = self.valley.part(slice(None, None, every)), self.wall_R[::every]
-        away_R = x - part.x_R
-        over_R = part.rise(away_R) - self.best_R[::every]
-        over_R = np.where(away_R > wall_R, np.maximum(over_R, self.broken), over_R)
-        return np.minimum(over_R, self.most)
+    def over_best(self, x_N: np.ndarray, every: int = 1) -> np.ndarray:
+        part, wall_R1 = self.valley.part(slice(None, None, every)), self.wall_R[::every, None]
+        away_RN = x_N - part.x_R[:, None]
+        over_RN = part.rise(away_RN) - self.best_R[::every, None]
+        over_RN = np.where(away_RN > wall_R1, np.maximum(over_RN, self.broken), over_RN)
+        return np.minimum(over_RN, self.most)
 
     def cost(self, x: float) -> ExpectedCost:
         """Return the cost of taking a value (log2)."""
-        loss_R = self.over_best(x)
+        loss_R = self.over_best(np.array([x]))[:, 0]
         mean = float(loss_R.mean())
         # Slopes break seldom and then cost much: the mean may lie above what 97.5 % of the draws reach.
         return ExpectedCost(mean, max(mean, float(np.quantile(loss_R, 0.975))))
@@ -525,7 +525,7 @@ class Losses:
         """Return the value of least expected cost, log2: a step from the steeper side, or from the wall."""
         low = min(low, float(np.quantile(self.valley.x_R + np.minimum(self.wall_R, 0.0), 0.025)))
         at_X = np.linspace(low, high, _CHOICES)
-        cost_X = np.array([self.over_best(x, _THINNED).mean() for x in at_X])
+        cost_X = self.over_best(at_X, _THINNED).mean(axis=0)
         best = int(np.clip(np.argmin(cost_X), 1, _CHOICES - 2))
         bend, tilt, _ = np.polyfit(at_X[best - 1 : best + 2] - at_X[best], cost_X[best - 1 : best + 2], 2)
         step = -tilt / (2 * bend) if bend > 0 else 0.0
@@ -539,7 +539,7 @@ def _furthest(trend: Trend, around: Surroundings, run_A: np.ndarray, epsilon: fl
         optimum = trend.optimum((run_A * 2**octaves).tolist())
         losses = around.losses(optimum, seed)
         x = losses.safest(optimum.quantile(0.025), optimum.quantile(0.975))
-        return float(losses.over_best(x).mean()) - epsilon
+        return float(losses.over_best(np.array([x])).mean()) - epsilon
 
     if excess(0.0) > 0:
         return 0.0

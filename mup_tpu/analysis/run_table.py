@@ -56,6 +56,7 @@ class RunTable:
     """Command line that adds runs, where one is known."""
     history: pd.DataFrame | None = None
     """Training losses by step, where known: compared, scale, x, seed, step, loss."""
+    rows: pd.DataFrame | None = None  # Rows of the place as they were read, with all columns
     stored: pd.DataFrame | None = None
     """Rows of the results folder, which say how the runs were made; None for other tables."""
     planned: tuple[float, ...] = ()
@@ -102,6 +103,12 @@ DATA = ("dataset", "data_fingerprint")  # columns that change with a field of th
 # Columns of a results folder that have one value in all rows, except along the axes; `DATA` stands for the
 # corpus
 STORED_FIXED = (*(name for name in CONFIGURED if name not in ("seed", "data_seed", "corpus")), *DATA)
+
+
+def rows_of(rows: pd.DataFrame, column: str, rule: str) -> pd.DataFrame:
+    """Return the rows whose column has the rule, or all rows where none has it."""
+    is_rule = rows[column].astype(str) == rule if column in rows else None
+    return rows if is_rule is None or not is_rule.any() else rows[is_rule]
 
 
 def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:

@@ -216,10 +216,13 @@ def predict(
             _keep_planned(path, recipe)
         print_recipe(recipe, path, format, json)
         return
+    from mup_tpu.analysis.run_table import rows_of
     from mup_tpu.cli.results import open_results
     from mup_tpu.words.predictions import predictions_to_dict
 
     results = open_results(path, table)
+    rows, column = results.table.rows, results.table.columns.parametrization
+    assert rows is not None, "a place was read"
     predictions = results.predict(at, {"yes": True, "no": False}.get(claim))
     if keep:
         results.keep(predictions)
@@ -234,15 +237,15 @@ def predict(
             _, tuned = best.setdefault((made.compared, made.target), (made.sizes, {}))
             tuned[made.hyperparameter] = (made.x, *made.interval)
         for (rule, _), (sizes, tuned) in best.items():
-            _print_for(format, path, tuned, sizes, rule, table)
+            _print_for(format, path, rows_of(rows, column, rule), tuned, sizes, rule)
         return
     if json:
         Console().write(to_json(predictions_to_dict(predictions)))
         return
     results.show_predictions(Console(), predictions)
     for made in predictions.predictions:
-        rows = _rows_of(path, made.compared, table)
-        _print_base_rate(rows, made.sizes, made.compared, made.hyperparameter, made.value)
+        of_rule = rows_of(rows, column, made.compared)
+        _print_base_rate(of_rule, made.sizes, made.compared, made.hyperparameter, made.value)
     _print_figures(Console(), written)
 
 
@@ -349,19 +352,21 @@ def _keep_planned(path: str, made: Recipe) -> None:
 
 def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = False) -> None:
     """Print the recipe of a plan's target."""
+    from mup_tpu.analysis.run_table import rows_of
+    from mup_tpu.store import load_axes, load_runs
     from mup_tpu.words.plans import recipe_lines, recipe_table
 
+    rows = rows_of(load_runs(path), load_axes(path).compared, made.rule)
     if json:
         Console().write(to_json(made.to_dict()))
     elif format != "text":
         tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
-        _print_for(format, path, tuned, made.values, made.rule)
+        _print_for(format, path, rows, tuned, made.values, made.rule)
     else:
         Console().print(recipe_table(made))
         for line in recipe_lines(made):
             Console().print(line, style="bold" if " at the target (" in line else None)
         for one in made.optima:
-            rows = _rows_of(path, made.rule)
             _print_base_rate(rows, made.values, made.rule, one.hyperparameter, one.value)
         if made.came is None and all(one.known == made.cells for one in made.optima):
             Console().print(f"next: mup-tpu transfer {near(path)}", wrap=False)
@@ -370,10 +375,10 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
 def _print_for(
     format: str,
     path: str,
+    rows: pd.DataFrame,
     tuned: Mapping[str, Sequence[float]],
     values: Mapping[str, Any],
     rule: str,
-    table: TableOptions = TableOptions(),
 ) -> None:
     """Print values for a program; as TOML, those of our networks are a trial for `mup-tpu train`."""
     from mup_tpu.config import Trial
@@ -385,7 +390,6 @@ def _print_for(
     def by_field(given: Mapping[str, Any]) -> dict[str, Any]:
         return {CONFIGURED[name].field if name in CONFIGURED else name: x for name, x in given.items()}
 
-    rows = _rows_of(path, rule, table)
     if format == "toml" and holds_store(path) and not load_axes(path).is_study:
         trial = from_dict(Trial, json_format.loads(rows.iloc[-1]["config"]))
         best = {name: float(2.0**x) for name, (x, *_) in by_field(tuned).items()}
@@ -395,16 +399,6 @@ def _print_for(
     else:
         text = write_recipe(format, tuned, values, "" if rule == "all" else rule, shared_settings(rows))
     Console().write((f"# {rule}\n" if rule not in ("", "all") else "") + text.rstrip("\n"))
-
-
-def _rows_of(path: str, rule: str, table: TableOptions = TableOptions()) -> pd.DataFrame:
-    """Return the rows of a rule, with all columns."""
-    from mup_tpu.analysis.load import read_rows
-
-    rows, reading = read_rows(path, table.reading(path))
-    column = reading.columns.parametrization if reading.columns else ""
-    is_rule = rows[column].astype(str) == rule if column in rows else None
-    return rows if is_rule is None or not is_rule.any() else rows[is_rule]
 
 
 def _print_base_rate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -117,6 +118,7 @@ def _qualified(what: str, name: str) -> bool:
     return "_".join(words) in _HEADS[what]
 
 
+@lru_cache(4096)
 def plain_name(name: object) -> str:
     """Strip case, unit and a tracker's prefix from a name: `config/dModel (features)` becomes d_model."""
     text = str(name).strip()
