@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,17 +148,23 @@ def default_columns(path: Place) -> Columns:
     axes = load_axes(path)
     along, tuned = axes.columns((*axes.scale, *axes.compare)), axes.tuned
     along += DATA if {*IN_FINGERPRINT} & {*axes.scale, *axes.compare} else ()
-    # A program of a study names what it prints: a loss, bits per byte as nanochat does, or an error.
-    printed = (json.loads(text).get("loss") for text in load_values(path, "versions") if axes.is_study)
-    name, unit = next(filter(None, printed), "loss"), "nat"
-    if re.search("bpb|bits.per.byte", name, re.IGNORECASE):
-        unit = "bpb"
-    elif not is_cross_entropy(name):
-        unit = name
+    name, unit = named_loss(load_values(path, "versions") if axes.is_study else ())
     return Columns(
         axes.size, tuned[0], parametrization=axes.compared, along=along, tuned_beside=tuned[1:],
         is_per_token=not axes.is_study, unit=unit, loss_name=name,
     )  # fmt: skip
+
+
+def named_loss(versions: Iterable[object]) -> tuple[str, str]:
+    """Return name and unit of the loss by the versions that stored rows have.
+
+    A program of a study names what it prints: a loss, bits per byte as nanochat does, or an error.
+    """
+    names = (json.loads(text).get("loss") for text in versions if isinstance(text, str))
+    name: str = next(filter(None, names), "loss")
+    if re.search("bpb|bits.per.byte", name, re.IGNORECASE):
+        return name, "bpb"
+    return name, "nat" if is_cross_entropy(name) else name
 
 
 def load_table(path: Place, reading: Reading = Reading()) -> RunTable:

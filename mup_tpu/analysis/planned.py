@@ -299,7 +299,7 @@ class Recipe(Shown):
     came: AtTarget | None  # None if the target has not been run
     unit: str  # Of promised costs
     loss_name: str  # As the runs call what they are judged by
-    loss_unit: str  # "nat", or its name again
+    loss_unit: str  # "nat", "bpb" or its name again
     runs: int
     rows: str  # Fingerprint of the runs
 
@@ -380,7 +380,7 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         steps=_steps(planned, rows, estimates, target),
         came=None if at else _at_target(planned, folder, rows, [one.x for one in made]),
         unit=planned.unit,
-        loss_name=columns.quantity,
+        loss_name=columns.loss_name,
         loss_unit=columns.unit,
         runs=len(rows),
         rows=fingerprint(rows["trial_id"].tolist()),

@@ -140,7 +140,7 @@ class Results:
             for detail in verdicts.details(result, analysis):
                 console.print(f"  {detail}")
         for scored in self.scores:
-            if (line := f"{verdicts.score_sentence(scored)}.") not in printed:
+            if (line := f"{verdicts.score_sentence(scored, analysis.columns)}.") not in printed:
                 console.print(line)
 
     def show_notes(self, console: Console, analysis: TransferAnalysis) -> None:

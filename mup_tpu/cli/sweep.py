@@ -352,14 +352,18 @@ def options_given(options: SearchOptions) -> dict[str, Any]:
 
 def _show_best(folder: str, console: Console) -> None:
     """Print the best finished trial of a search, and the command that takes it to a larger size."""
+    from mup_tpu.analysis.load import named_loss
     from mup_tpu.analysis.run_table import of_status, ranked, varied
     from mup_tpu.store import load_axes, load_runs
+    from mup_tpu.words.names import unit_beside
 
     runs = load_runs(folder)
     if len(finished := of_status(ranked(runs), "finished")):
         best = finished.iloc[0]
         point = ", ".join(f"{name} {write(name, best[name])}" for name in varied(runs))
-        console.print(f"best: loss {best['loss']:.4f} at {point}", style="bold")
+        name, unit = named_loss(runs.get("versions", ()))
+        loss = f"{name} {best['loss']:.4f}{unit_beside(name, unit)}"
+        console.print(f"best: {loss} at {point}", style="bold")
         size = load_axes(folder).size
         wide = write(size, 4 * best[size])  # an example: two octaves are often predicted well
         console.print(f"transfer it with: mup-tpu transfer {folder} --at {size}={wide}")

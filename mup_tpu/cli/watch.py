@@ -176,8 +176,11 @@ class Watched:
         return lines + ([f"and {more} more"] if more > 0 else [])
 
     def not_yet(self, error: MupTpuError) -> str:
+        from mup_tpu.analysis.load import named_loss
+
         best = math.nan if self.runs is None else self.runs["loss"].min()
-        so_far = f"best loss so far: {best:.4f}; " if math.isfinite(best) else ""
+        name, _ = named_loss(() if self.runs is None else self.runs.get("versions", ()))
+        so_far = f"best {name} so far: {best:.4f}; " if math.isfinite(best) else ""
         return f"{so_far}no optimum yet: {error}"
 
     def show(self, console: Console) -> None:

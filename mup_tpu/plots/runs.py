@@ -14,13 +14,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mup_tpu.analysis.coord_check import by_setting, layer_exponents, scale_of
 from mup_tpu.analysis.diagnosis import Exponent
+from mup_tpu.analysis.load import named_loss
 from mup_tpu.analysis.run_table import of_status
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.plots import style
-from mup_tpu.plots.style import INK, LOSS, ShownFigure, figure_type
+from mup_tpu.plots.style import INK, ShownFigure, figure_type
 from mup_tpu.words import names
-from mup_tpu.words.names import bound
+from mup_tpu.words.names import bound, heading
 
 _POINTS = 120  # largest number of tooltips on a curve: a pointer cannot separate closer points
 # Quantity of a coordinate check -> title of its panel, name of its axis
@@ -120,7 +121,7 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
         ax.set_xlabel(style.title(name))
         ax.yaxis.set_major_formatter(style.PlainTicks())
-    style.label_rows(axes, LOSS)
+    style.label_rows(axes, heading(*named_loss(trials.get("versions", ()))))
     entries = [style.mark(marker, text, **look) for _, marker, text, look in marks]
     return style.with_key(axes, entries)
 

@@ -38,7 +38,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.config.values import visible
 from mup_tpu.errors import ConfigError, raised_as
-from mup_tpu.words.names import point, rule_name
+from mup_tpu.words.names import heading, point, rule_name
 
 P = ParamSpec("P")
 
@@ -56,7 +56,6 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
 }
 INK = "#333333"
-LOSS = "loss (nat per token)"
 BAR = 1.0  # inches of a colour bar with its numbers
 _ACROSS = 3  # largest number of panels in a row
 _LETTERS = 11  # letters per inch of text
@@ -136,12 +135,11 @@ def _rounded(svg: str) -> str:
 
 def in_unit(quantity: str, columns: Columns) -> str:
     """Return the label of an axis of losses or their differences, in the table's unit."""
-    name = plain(columns.quantity if quantity == "loss" else quantity)
-    if columns.unit == "nat":
-        return f"{name} (nat per token)" if columns.is_per_token else f"{name} (nat)"
+    name = plain(columns.loss_name if quantity == "loss" else quantity)
     # The axis has the negative of a metric that is maximized.
     sign = "−" if columns.maximized and quantity == "loss" else ""
-    return f"{sign}{name}" if quantity == "loss" else f"{name} ({plain(columns.unit)})"
+    unit = "nat per token" if columns.unit == "nat" and columns.is_per_token else plain(columns.unit)
+    return sign + heading(name, unit)
 
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:

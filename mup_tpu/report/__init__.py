@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from mup_tpu import plots
 from mup_tpu.analysis.coord_check import by_setting, scale_of
+from mup_tpu.analysis.load import named_loss
 from mup_tpu.analysis.planned import Recipe
 from mup_tpu.analysis.prediction import Score
 from mup_tpu.analysis.referee import Comparison
@@ -27,7 +28,7 @@ from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible, write_time
-from mup_tpu.words.names import ordered, powers_in_html, results_of, rule_name
+from mup_tpu.words.names import ordered, powers_in_html, results_of, rule_name, unit_beside
 from mup_tpu.words.plans import recipe_lines, recipe_table
 from mup_tpu.words.reasons import notes
 from mup_tpu.words.tables import (
@@ -192,7 +193,7 @@ def sweep_page(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> Page
             )
             sections.append(Section("Regret" + of_part, [Text(text), *regrets]))
     if scores:
-        texts = [Text(f"{score_sentence(one)}.") for one in scores]
+        texts = [Text(f"{score_sentence(one, analysis.columns)}.") for one in scores]
         sections.append(Section("Predictions", texts))
     if stored is not None:
         sections.append(Section("How the runs were made", [how_made(stored)]))
@@ -236,7 +237,8 @@ def search_page(title: str, runs: pd.DataFrame) -> Page:
     if len(finished):
         best = finished.iloc[0]
         values = ", ".join(f"{label(column)} {write(column, best[column])}" for column in searched)
-        loss = f"The best trial: loss {best['loss']:.4f} nat per token"
+        name, unit = named_loss(runs.get("versions", ()))
+        loss = f"The best trial: {name} {best['loss']:.4f}{unit_beside(name, unit)}"
         lead = Box(loss, [values, f"trials: {counts}"])
     figures: list[Block] = [Text("All trials have the same searched values.")]
     if searched and np.isfinite(trials.loc[trials["status"] != "diverged", "loss"]).any():

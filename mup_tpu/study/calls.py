@@ -73,6 +73,9 @@ class Calls(Runner[StudyTrial]):
     def elsewhere(self) -> Collection[str]:
         return {lease.trial.id for lease in self.leases.running()}
 
+    def loss_name(self) -> str:
+        return next(iter(self.losses), "loss")
+
     def parts(self, trials: Purchases[StudyTrial]) -> Sequence[Purchases[StudyTrial]]:
         if (name := self.grid.continued) is None:
             return [trials]

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mup_tpu.analysis.load import named_loss
 from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import to_keep
 from mup_tpu.analysis.run_table import of_status, ranked
@@ -166,7 +167,8 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
                 ", ".join(f"{key} {write(key, value)}" for key, value in some.items())
                 for some in (grid.points[0], best)
             )
-            sentences = [f"{at}, searched: loss {row['loss']:.4f} with {values}"]
+            loss, _ = named_loss([row["versions"]])
+            sentences = [f"{at}, searched: {loss} {row['loss']:.4f} with {values}"]
         else:
             predicted = source.predict(**{grid.measure: point[grid.measure]})
             of_rule = tuple(p for p in predicted.predictions if p.compared == name)

@@ -34,13 +34,18 @@ class TrialProgress(Generic[T]):
     """A bar for each size, in trials, and one for all, in their expected work.
 
     A bar's length counts steps of running trials too. `size` gives a trial's point of the scale in words,
-    `work` its time in any unit.
+    `work` its time in any unit, and `loss_name` the name of the loss once a trial has ended.
     """
 
     def __init__(
-        self, trials: Sequence[T], size: Callable[[T], str], work: Callable[[T], float], console: Console
+        self,
+        trials: Sequence[T],
+        size: Callable[[T], str],
+        work: Callable[[T], float],
+        console: Console,
+        loss_name: Callable[[], str] = lambda: "loss",
     ) -> None:
-        self.console, self._size, self._work = console, size, work
+        self.console, self._size, self._work, self._loss_name = console, size, work, loss_name
         self._trials, self._stored, self._stored_work = len(trials), 0, 0.0
         self._cell: Any = None  # output of a notebook's cell that is updated
         self._bars = Progress(
@@ -102,7 +107,7 @@ class TrialProgress(Generic[T]):
         self._stored_work += sum(map(self._work, job.trials))
         losses = [row["loss"] for row in rows if row["status"] == "finished"]
         self._best[size] = best = min([self._best[size], *losses])
-        lowest = f", lowest loss {best:.4f}" if best < math.inf else ""
+        lowest = f", lowest {self._loss_name()} {best:.4f}" if best < math.inf else ""
         self._advance(job, 1.0, counted(sorted(self._ended[size].items())) + lowest)
         del self._shares[job]
         self._bars.update(self._all, note=f"{self._stored}/{self._trials} trials")
@@ -111,7 +116,9 @@ class TrialProgress(Generic[T]):
             if len(rows) == 1:
                 (row,) = rows
                 at = getattr(job, "values", "") or f"{at}, seed {row['seed']}"
-                result = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
+                result = row["status"]
+                if result == "finished":
+                    result = f"{self._loss_name()} {row['loss']:.4f}"
             (everything,) = (task for task in self._bars.tasks if task.id == self._all)
             left = everything.time_remaining
             ends = f", {write_time(left)} left" if left else ""

@@ -102,6 +102,10 @@ class Runner(ABC, Generic[T]):
     def tidy(self, trials: Collection[T], stored: Callable[[], Collection[str]]) -> None:
         """Remove checkpoints that a killed call left."""
 
+    def loss_name(self) -> str:
+        """Return the name of the loss, once a trial has ended."""
+        return "loss"
+
     def parts(self, trials: Purchases[T]) -> Sequence[Purchases[T]]:
         """Return trials in parts that run one after the other."""
         return [trials]
@@ -162,7 +166,7 @@ class Runner(ABC, Generic[T]):
         if missing:
             purchases = {self.trial_id(trial): trials[trial] for trial in missing}
             self.place(len(missing))
-            progress = TrialProgress(missing, self.size, self.work, console)
+            progress = TrialProgress(missing, self.size, self.work, console, self.loss_name)
             outcome = self.drive(self.jobs(missing), progress, purchases)
             if summary := self.summary():
                 console.print(summary)

@@ -234,8 +234,9 @@ class Searched(Generic[T]):
             trial_id, loss = str(row["trial_id"]), float(row["loss"])
             self._end(row, [point for point in curves if point["trial_id"] == trial_id])
             for number in self._numbers[trial_id]:
-                at = f"{row['status']} at step {row['steps_done']}: loss {loss:.4f}, {self._words(number)}"
-                self._print_end(number, at)
+                at = f"{row['status']} at step {row['steps_done']}"
+                lost = f"{self._runner.loss_name()} {loss:.4f}"
+                self._print_end(number, f"{at}: {lost}, {self._words(number)}")
             steps, points = self._steps.get(trial_id, self._longest), self._points[trial_id]
             if (
                 self._options.scheduler != "none"

@@ -20,6 +20,7 @@ import pandas as pd
 
 from mup_tpu import data
 from mup_tpu.analysis import analyze
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.planned import Planned, predict_planned
 from mup_tpu.analysis.prediction import Score, Target, predict_analysis, to_keep
 from mup_tpu.config import RunOptions, SweepOptions, Trial, columns, field_column
@@ -226,7 +227,8 @@ class Transfer:
             if len(rows):
                 loss = float(rows["loss"].mean())
                 sentences += [
-                    score_sentence(Score(made, math.nan, math.nan, loss)) for made in choice.predictions
+                    score_sentence(Score(made, math.nan, math.nan, loss), Columns())
+                    for made in choice.predictions
                 ]
         return sentences
 

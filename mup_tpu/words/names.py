@@ -85,6 +85,16 @@ def point(scale: str, value: float) -> str:
     return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
 
 
+def unit_beside(name: str, unit: str) -> str:
+    # " nat" after a value of val_loss, "" after one of val_bpb in bpb
+    return "" if unit != "nat" and unit.lower() in name.lower() else f" {unit}"
+
+
+def heading(name: str, unit: str) -> str:
+    # "val_loss (nat)", and "val_bpb" in bpb
+    return f"{name} ({unit})" if unit_beside(name, unit) else name
+
+
 def number(value: float, digits: int) -> str:
     # Never −0.00
     if math.isnan(value):

@@ -20,7 +20,7 @@ from mup_tpu.analysis.trend import KEPT, NORMAL_95
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table, write
 from mup_tpu.config.values import as_number, write_time
-from mup_tpu.words.names import listed, number, plain, power, rule_name
+from mup_tpu.words.names import listed, number, plain, power, rule_name, unit_beside
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import interaction
 
@@ -347,7 +347,7 @@ def recipe_lines(made: Recipe) -> list[str]:
         lines.append(_next_size(made))
     if made.loss is not None:
         low, high = made.loss.low, made.loss.high
-        value, unit = f"{made.loss.loss:.3f}", " nat" * (made.loss_unit == "nat")
+        value, unit = f"{made.loss.loss:.3f}", unit_beside(made.loss_name, made.loss_unit)
         lines.append(f"expected {made.loss_name} {value}{unit} (95 % {low:.3f} to {high:.3f})")
     elif made.why_no_loss is not None:
         lines.append(f"expected {made.loss_name} unknown: {because(made.why_no_loss)}")
@@ -379,7 +379,7 @@ def _came(made: Recipe, came: AtTarget) -> str:
     if not math.isfinite(came.loss):
         return f"came at the target: {runs}, diverged"
     best = listed([f"{label(name)} {power(math.log2(x), '.2f')}" for name, x in came.best.items()])
-    loss = f"{made.loss_name} {came.loss:.3f}{' nat' * (made.loss_unit == 'nat')}"
+    loss = f"{made.loss_name} {came.loss:.3f}{unit_beside(made.loss_name, made.loss_unit)}"
     words = f"came at the target: {runs}, {loss} at {best}"
     if came.values == 1:
         return words

@@ -67,12 +67,12 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     staying, following = _cost(made.staying, unit), _cost(made.following, unit)
     lines.append(f"with the optimum {small}: {staying}; {large}: {following}")
     if made.loss is not None:
-        of, digits = (" nat", ".3f") if unit == "nat" else ("", ".3g")
-        of_metric = predictions.analysis.columns
+        of_metric, digits = predictions.analysis.columns, ".3f" if unit == "nat" else ".3g"
+        of = names.unit_beside(of_metric.loss_name, unit)
         value, *ends = (of_metric.metric(x) for x in (made.loss.loss, made.loss.low, made.loss.high))
         low, high = sorted(ends)
         lines.append(
-            f"expected {of_metric.quantity} {value:{digits}}{of} (95 % {low:{digits}} to {high:{digits}})"
+            f"expected {of_metric.loss_name} {value:{digits}}{of} (95 % {low:{digits}} to {high:{digits}})"
         )
     elif made.why_no_loss is not None and not predictions.analysis.columns.maximized:
         lines.append(f"expected loss unknown: {because(made.why_no_loss, predictions.analysis.columns)}")

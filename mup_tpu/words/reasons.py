@@ -167,6 +167,10 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "states left out": _states_left_out,
         "column not used": "{error}; the column is not used",
         "loss converted": "{name} is in {unit}, converted to nat per token: × {factor:.3g}",
+        "bits per byte": lambda v: (
+            f"{v['name']} is in bits per byte, and so are regrets and ε; {given('bytes_per_token')}, the "
+            "bytes of text in a token, converts it to nat per token"
+        ),
         "perplexity converted": "{name} is a perplexity, converted to nat per token by its logarithm",
         "unit unknown": "{name} may not be in nat per token: regrets and ε are in its unit",
         "maximized": "{name} is maximized: regrets and ε are in its unit",

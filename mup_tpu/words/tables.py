@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.load import named_loss
 from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.verdict import AT_LEAST, Decision
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
 from mup_tpu.config.values import counted
-from mup_tpu.words.names import exponent, number, plain, power, rule_name
+from mup_tpu.words.names import exponent, heading, number, plain, power, rule_name
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
 
@@ -41,7 +42,7 @@ _MOST_VALUES = 8  # most values of a column that are written one by one
 
 def optima_table(result: TransferResult, columns: Columns, title: str) -> Table:
     digits = ".4f" if columns.unit == "nat" or max(abs(o.loss) for o in result.optima) > 0.1 else ".4g"
-    headings = (*map(label, columns.scales), "optimum", "95 % interval", columns.quantity, "status")
+    headings = (*map(label, columns.scales), "optimum", "95 % interval", columns.loss_name, "status")
     rows = [
         (
             *(write_scale(name, size) for name, size in zip(columns.scales, o.sizes, strict=True)),
@@ -80,7 +81,7 @@ def trials_table(runs: pd.DataFrame) -> Table:
         [str(trial["trial_id"]), f"{trial['loss']:.4f}", *(write(c, trial[c]) for c in searched)]
         for trial in finished.head(_BEST).to_dict("records")
     ]
-    return Table(["trial", "loss (nat)", *map(label, searched)], rows)
+    return Table(["trial", heading(*named_loss(runs.get("versions", ()))), *map(label, searched)], rows)
 
 
 def slopes_table(

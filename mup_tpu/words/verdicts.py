@@ -53,10 +53,21 @@ def verdict(
     if len(result.optima) == 1:
         for one in scores:
             if one.prediction.compared == result.compared:
-                return f"{score_sentence(one, name)}."
+                return f"{score_sentence(one, analysis.columns, name)}."
+        if is_target(result):
+            (run,), columns = result.optima, analysis.columns
+            loss = f"{columns.loss_name} {columns.metric(run.loss):.4g}"
+            unit = names.unit_beside(columns.loss_name, columns.unit)
+            tuned = f"{label(columns.hyperparameter)} {power(run.best_x)}"
+            return f"{name}: {loss}{unit} at {point(columns.scale, run.scale)}, with {tuned}."
     return _verdict(
         name, result.verdict, len(result.optima), result.drift, result.headline_regret, analysis.columns
     )
+
+
+def is_target(result: TransferResult) -> bool:
+    """Return whether the runs are of one size and one value, as a transfer's are: no verdict is meant."""
+    return [optimum.status for optimum in result.optima] == [Status.ONE_VALUE]
 
 
 def look_verdict(name: str, look: LookTaken, columns: Columns) -> str:
@@ -142,7 +153,9 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
         lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
-    elif result.next_batch is not None and not result.parts:  # of several, `analyze --next` lists the points
+    elif (
+        result.next_batch is not None and not result.parts and not is_target(result)
+    ):  # of several, `analyze --next` lists the points
         lines.append(f"to settle it: {remedy(result, analysis).text}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
     if result.drift.is_known and result.drift.rests_on_prior:
@@ -295,9 +308,10 @@ def status(optimum: Optimum, unit: str = "nat") -> str:
     return optimum.status
 
 
-def score_sentence(one: Score, name: str = "") -> str:
+def score_sentence(one: Score, columns: Columns, name: str = "") -> str:
     """Return a prediction beside its outcome."""
-    p = one.prediction
+    p, loss_name = one.prediction, columns.loss_name
+    unit = names.unit_beside(loss_name, columns.unit)
     low, high = p.interval
     parts = [
         f"{name or names.rule_name(p.compared)}: at {point(p.scale_column, p.scale)}, predicted on "
@@ -310,10 +324,10 @@ def score_sentence(one: Score, name: str = "") -> str:
         parts.append("the optimum is not known")
     if p.loss is not None and math.isfinite(one.loss):
         loss, least, most = p.loss
-        parts.append(f"loss predicted {loss:.3f} nat (95 % {least:.3f} to {most:.3f})")
+        parts.append(f"{loss_name} predicted {loss:.3f}{unit} (95 % {least:.3f} to {most:.3f})")
         parts.append(f"measured {one.loss:.3f}, {_inside(one.is_loss_inside)}")
     elif math.isfinite(one.loss):
-        parts.append(f"loss {one.loss:.3f} nat, not predicted")
+        parts.append(f"{loss_name} {one.loss:.3f}{unit}, not predicted")
     return "; ".join(parts)
 
 
@@ -339,7 +353,10 @@ def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[st
         for number_of, part in enumerate(analysis.parts if result.parts else ()):
             values["each"][number_of]["hyperparameter"] = part.hyperparameter
             _add_sentences(values["each"][number_of], result.parts[number_of], part, ())
-    scored = [one.to_dict() | {"sentence": score_sentence(one, one.prediction.compared)} for one in scores]
+    scored = [
+        one.to_dict() | {"sentence": score_sentence(one, analysis.columns, one.prediction.compared)}
+        for one in scores
+    ]
     return plain_values | ({"predictions": scored} if scored else {})
 
 

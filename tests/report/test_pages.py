@@ -150,7 +150,7 @@ def test_a_search_says_its_best_trial_if_any_and_what_became_of_the_others():
     text = text_of(page)
     best = runs[runs["status"] == "finished"].sort_values("loss").iloc[0]
     assert "tune_small: a search of 48 trials" in text and "trials: 34 stopped, 14 finished" in text
-    assert f"The best trial: loss {best['loss']:.4f} nat per token" in text
+    assert f"The best trial: loss {best['loss']:.4f} nat" in text
     assert f"learning rate {best['lr']:.3g}, warm-up {best['warmup']:.4g}" in text
     assert text.index(best["trial_id"]) < text.index("How the runs were made")
     assert "48 values" in text  # not each of them

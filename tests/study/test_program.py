@@ -192,7 +192,7 @@ def test_a_log_that_tells_no_loss_ends_the_sweep_after_the_first_trial(code, wor
 @pytest.mark.parametrize(
     ("printed", "loss", "unit", "heading"),
     [
-        ("Validation bpb", None, "bpb", "bpb"),
+        ("Validation bpb", None, "bpb", "Validation bpb"),
         ("val mse", "val mse", "val mse", "val mse"),
         ("val loss", None, "nat", "val loss"),
     ],

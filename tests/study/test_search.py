@@ -147,7 +147,7 @@ def test_a_program_is_searched_by_its_log_then_taken_to_a_wider_one(program, cap
     assert len(runs) == 9 and {*runs["status"]} == {"finished", "stopped"}
     assert "9 of 9 ended" in out and "/results/program --at width=256" in out
     best = runs[runs["status"] == "finished"].nsmallest(1, "loss").iloc[0]
-    assert f"best: loss {best['loss']:.4f} at rate" in out
+    assert f"best: loss {best['loss']:.4f} nat at rate" in out
     main(["analyze", "results/program", "--figures"])
     assert (
         "best of 9 trials" in capsys.readouterr().out and Path("results/program/figures/search.png").exists()

@@ -282,9 +282,12 @@ KEPT = KeptPrediction(
 )  # fmt: skip
 def test_scores_of_predictions(x, loss, ending):
     start = "μP: at width 512, predicted on 2026-01-02 from 72 runs: learning rate 2^-6.00 = 0.0156 (95 % "
-    assert score_sentence(Score(KEPT, x, 0.01, loss)) == f"{start}0.011 to 0.0221); {ending}"
+    assert score_sentence(Score(KEPT, x, 0.01, loss), Columns()) == f"{start}0.011 to 0.0221); {ending}"
     unpredicted = Score(replace(KEPT, loss=None), -6.0, 0.01, 2.4)
-    assert score_sentence(unpredicted).endswith("; loss 2.400 nat, not predicted")
+    assert score_sentence(unpredicted, Columns()).endswith("; loss 2.400 nat, not predicted")
+    bytes_ = Columns(unit="bpb", loss_name="val_bpb")
+    assert score_sentence(unpredicted, bytes_).endswith("; val_bpb 2.400, not predicted")
+    assert score_sentence(unpredicted, Columns(unit="MSE")).endswith("; loss 2.400 MSE, not predicted")
 
 
 def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:

@@ -46,12 +46,7 @@ class Columns:
     unit: str = "nat"  # Unit of losses and regrets: nat, or the name of a metric that is in none
     is_per_token: bool = True  # Whether nat are those of a token; a study may be of images
     maximized: bool = False  # Whether the loss is the negative of a metric that is maximized
-    loss_name: str = "loss"  # Name that whoever trains gave to a loss in nat
-
-    @property
-    def quantity(self) -> str:
-        """Name of what a run is judged by, for sentences and axes."""
-        return self.loss_name if self.unit == "nat" else self.unit
+    loss_name: str = "loss"  # Name that whoever trains gave to what a run is judged by
 
     def metric(self, loss: float) -> float:
         return -loss if self.maximized else loss
@@ -104,7 +99,7 @@ SCORE = re.compile(
 # Names that end in one of these words, behind words that only qualify it, mean the same
 _HEADS = {
     "lr": ("lr", "learning_rate", "eta", "η"),
-    "loss": ("loss", "nll", "xent", "cross_entropy", "ce", "bpb", "ppl", "perplexity"),
+    "loss": ("loss", "nll", "xent", "cross_entropy", "ce", "bpb", "bits", "ppl", "perplexity"),
 }
 _QUALIFIERS = {
     "lr": "peak max base init initial hidden matrix muon adam adamw model main optimizer optim opt global",

@@ -351,7 +351,7 @@ class LossUnit:
 
     name: UnitName = "auto"
     """"auto" takes it from the column's name: perplexity, bits per byte (bpb), bits per token, else nat."""
-    bytes_per_token: float | None = None  # Bytes of text in a token, which bits per byte need
+    bytes_per_token: float | None = None  # Bytes of text in a token, for nat per token from bits per byte
     maximize: bool = False  # Whether higher is better, as for accuracy and PSNR
 
     def __post_init__(self) -> None:
@@ -380,14 +380,15 @@ class LossUnit:
             negative = rows.assign(loss=-rows["loss"])
             return (
                 negative,
-                replace(columns, unit=column, maximized=True),
+                replace(columns, unit=column, loss_name=column, maximized=True),
                 Reason.of("maximized", name=column),
             )
         if unit == "nat":
             if self.name == "nat" or is_cross_entropy(column):
                 is_named = columns.loss_name != Columns.loss_name
                 return rows, columns if is_named else replace(columns, loss_name=str(column)), None
-            return rows, replace(columns, unit=column), Reason.of("unit unknown", name=column)
+            unknown = Reason.of("unit unknown", name=column)
+            return rows, replace(columns, unit=column, loss_name=column), unknown
         if unit == "score":
             raise TableError(
                 f"{column} is a score, of which higher is better: give {given('maximize', True)}, or "
@@ -398,17 +399,16 @@ class LossUnit:
                 first = rows["loss"][bad[0]]
                 raise TableError(f"perplexity {column} must be above 0, but row {bad[0]} has {first:g}")
             nat = rows.assign(loss=np.log(rows["loss"]), loss_error=rows["loss_error"] / rows["loss"])
+            columns = replace(columns, loss_name=f"ln {column}")
             return nat, columns, Reason.of("perplexity converted", name=column)
         factor = math.log(2)
         if unit == "bpb":
             if self.bytes_per_token is None:
-                raise TableError(
-                    f"{column} is in bits per byte, and the analysis in nat per token: "
-                    f"give {given('bytes_per_token')}, the bytes of text in a token, or "
-                    f"{given('unit', 'nat')} if it is not"
-                )
+                columns = replace(columns, unit="bpb", loss_name=column)
+                return rows, columns, Reason.of("bits per byte", name=column)
             factor *= self.bytes_per_token
         nat = rows.assign(loss=rows["loss"] * factor, loss_error=rows["loss_error"] * factor)
+        columns = replace(columns, loss_name=f"{column} × {factor:.3g}")
         return nat, columns, Reason.of("loss converted", name=column, unit=_WORDS[unit], factor=factor)
 
 
