@@ -328,7 +328,7 @@ def _item(name: str, source: Source) -> str:
 
 def _options(source: Source) -> str:
     """Options of the analysis that the command line does not find by itself."""
-    along = "".join(f" --along {column}" for column in source.columns.along)
+    along = "".join(f" --columns along={column}" for column in source.columns.along)
     scale, compared = source.columns.scale, source.columns.parametrization
     is_named = compared != Columns().parametrization
     named = f" --scale {scale}" if is_named or scale in ("steps", "batch_size", "flops") else ""

@@ -161,7 +161,10 @@ OPTIONS = {
     "hyperparameter": "--tune",
     "parametrization": "--compare",
     "unit": "--loss-unit",
-    **{role: f"--columns {role}=" for role in ("loss", "seed", "status", "step", "params", "tokens", "cost")},
+    **{
+        role: f"--columns {role}="
+        for role in ("loss", "seed", "status", "step", "params", "tokens", "cost", "along")
+    },
 }
 
 

@@ -38,15 +38,15 @@ _MANY = 24
 """Options above which help lists the first ones alone."""
 _FIRST = {
     "results", "scale", "tune", "compare", "num-seeds", "until-settled", "budget", "dry-run",
-    "device", "address", "ray", "trainer", "loss", "config", "at", "architecture", "width",
+    "device", "ray", "trainer", "loss", "config", "at", "architecture", "width",
     "depth", "parametrization", "corpus", "learning-rate", "steps", "batch-size", "seed",
     "export", "algorithm", "num-samples", "resume", "checkpoint-every", "json",
 }  # fmt: skip
 
 
 _VALUES = {
-    "--address": "HOST:PORT", "--at": "NAME=VALUE", "--budget": "TIME", "--columns": "ROLE=COLUMN",
-    "--only": "CONDITION", "--price": "MONEY/h", "--states": "STATE=KIND", "--where": "CONDITION",
+    "--at": "NAME=VALUE", "--budget": "TIME", "--columns": "ROLE=COLUMN", "--only": "CONDITION",
+    "--price": "MONEY/h", "--ray": "ADDRESS", "--states": "STATE=KIND", "--where": "CONDITION",
 }  # fmt: skip
 """Placeholders of options whose values are texts of a form."""
 

@@ -63,7 +63,7 @@ class StudyOptions:
         study.loss = self.loss or study.loss
         return study.run(
             trainer, workers=self.workers, timeout=self.timeout, heartbeat=where.heartbeat, ray=where.ray,
-            address=where.address, resources=self.amounts(), track=where.track, price=price,
+            resources=self.amounts(), track=where.track, price=price,
             console=Console(), **options,
         )  # fmt: skip
 
@@ -77,7 +77,7 @@ def refuse_options_of_networks(run: RunOptions, where: SweepOptions) -> None:
         for field in fields(options)
         if getattr(options, field.name) != getattr(default, field.name)
     ]
-    if unused := [name for name in given if name not in ("heartbeat", "ray", "address", "track", "price")]:
+    if unused := [name for name in given if name not in ("heartbeat", "ray", "track", "price")]:
         raise ConfigError(f"{', '.join(unused)}: a study's training is yours, and sets that itself")
 
 

@@ -231,7 +231,7 @@ def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], o
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
     from mup_tpu.tuning.runner import refuse_another_device, sweep_with_precision
-    from mup_tpu.tuning.sweep import forecast, machine_here, tpu, what_is_missing
+    from mup_tpu.tuning.sweep import MFU, forecast, machine_here, tpu, what_is_missing
 
     console = Console()
     run = how.run
@@ -243,7 +243,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:
         return
-    if how.dry.on is None and how.where.address is None:  # a cluster's devices are not known here
+    if how.dry.on is None and how.where.ray in (None, "local"):  # a cluster's devices are not known here
         refuse_another_device(folder, run)
     if how.dry.on is None:
         machine = machine_here(missing, run)
@@ -256,7 +256,6 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         sweep.axes.scale,
         lambda trial: corpora.of(trial).vocab_size,
         machine,
-        how.dry.mfu,
         how.where,
         run,
     )
@@ -279,8 +278,8 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     within = f"the peak of {machine.name} in {missing[0].train.precision} is not known, so no time is given"
     if not math.isnan(seconds):
         within = (
-            f"about {write_time(seconds)} on {machine.name}, at {how.dry.mfu:.0%} of "
-            f"{machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation and evaluation"
+            f"about {write_time(seconds)} on {machine.name}, at {MFU:.0%} of "
+            f"{machine.flops / 1e12:.3g} TFLOP/s, without start-up, compilation and evaluation"
         )
     trials = sum(row.trials for row in fitting)
     which = "trials" if trials == len(missing) else "trials that fit"
@@ -302,7 +301,8 @@ def search(
         file: Script with a SEARCH; or a TOML file: experiment, the shared trial under [base.model] and so on,
             and [space.NAME] tables with kind (loguniform, uniform, choice), low and high, or values. With
             trainer, scale and [settings] in place of the base it searches your own training. [search] sets
-            the options below for each run; an option of the command line comes before it.
+            the options below for each run, and grace, reduction_factor and seed (docs/study.md); an option
+            of the command line comes before it.
         how: How the search is run.
         study: Options of a search of your own training.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mup_tpu.analysis import Columns, Reading, RunTable, TransferAnalysis
     from mup_tpu.store import Condition
 
-_COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
+_COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost", "along")
 _STATES = ("finished", "diverged", "unfinished")
 
 
@@ -38,9 +38,8 @@ class TableOptions:
     sweep, or a column called parametrization."""
     columns: Repeated = ()
     """Other columns by role, ROLE=COLUMN: loss=eval/loss seed=run. Roles are loss, seed, status, step, params
-    (parameters without embeddings), tokens and cost (of a run, in any unit)."""
-    along: tuple[str, ...] = ()
-    """Further columns that change with the scale, such as depth where wider models are deeper too."""
+    (parameters without embeddings), tokens, cost (of a run, in any unit), and along: what changes with the
+    scale, such as depth where wider models are deeper too."""
     where: Repeated = ()
     """Rows to use: COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE, such as tied=true width>=64. By default the
     selection that --keep stored in the folder."""
@@ -66,7 +65,7 @@ class TableOptions:
 
     def role(self, name: str, default: str) -> str:
         """Return the column of a role, `default` unless --columns gives it."""
-        given = {}
+        given: dict[str, str] = {}
         for text in self.columns:
             role, equals, column = text.partition("=")
             if not equals or role not in _COLUMNS:
@@ -74,7 +73,7 @@ class TableOptions:
                     f"columns {text!r} is not ROLE=COLUMN with a role of {', '.join(_COLUMNS)}; the options "
                     "--scale, --tune and --compare name those columns"
                 )
-            given[role] = column
+            given[role] = f"{given[role]},{column}" if role == "along" and role in given else column
         return given.get(name, default)
 
     def table_columns(self, *paths: str) -> Columns:
@@ -93,7 +92,7 @@ class TableOptions:
             hyperparameter=tuned[0],
             tuned_beside=tuple(tuned[1:]),
             parametrization=self.compare or defaults.parametrization,
-            along=(*defaults.along, *self.along),
+            along=(*defaults.along, *filter(None, self.role("along", "").split(","))),
             **roles,
         )
 

@@ -16,7 +16,7 @@ from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.options import File, FolderName, Repeated, TransferOptions, Where
 from mup_tpu.config.toml import kind_of, load_sweep, read_toml, split_axis
-from mup_tpu.config.values import as_number, parse_price, parse_seconds
+from mup_tpu.config.values import as_number, parse_number, parse_price, parse_seconds
 from mup_tpu.errors import ConfigError, StoreError
 
 
@@ -102,7 +102,6 @@ def plan(
     table: Annotated[str | None, tyro.conf.arg(name="from")] = None,
     on: str | None = None,
     mfu: float = 0.3,
-    peak: str | None = None,
     price: str | None = None,
     out: File | None = None,
     json: bool = False,
@@ -127,22 +126,20 @@ def plan(
         rule: Rule that your training follows, such as mup; its claims narrow the priors.
         table: Results folder or table of runs, whose drift, scatter, valleys and optimum are assumed in place
             of typical ones.
-        on: Machine of the budget and the costs: a TPU type (v4-8), or GPUs (8xH100). By default this one.
+        on: Machine of the budget and the costs: a TPU type (v4-8), or GPUs (8xH100), by their FLOP/s where
+            the name is not known (8x312T). By default this one.
         mfu: Share of the machine's peak that training is assumed to reach at most, between 0 and 1.
-        peak: FLOP/s of each device of --on, where it is not known: 312T.
         price: Price of each device, as 2.5/h; costs are then money too.
         out: File for the plan; by default plan.toml. An existing file is never overwritten.
         json: Print JSON only, for machines; --out alone writes the file.
     """
     import mup_tpu
     from mup_tpu.tuning.plan import Speed
-    from mup_tpu.tuning.target import number
     from mup_tpu.words.plans import plan_lines, plan_table, plan_target
 
     is_time = budget is not None and as_number(budget) is None  # 200h, not 1e20
-    if (peak is not None and on is None) or (price is not None and on is None and not is_time):
-        name, value = ("price", price) if peak is None else ("peak", peak)
-        raise ConfigError(f"{name} {value} is of a machine: name it with --on, as --on 8xNAME")
+    if price is not None and on is None and not is_time:
+        raise ConfigError(f"price {price} is of a machine: name it with --on, as --on 8xNAME")
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
     base: Any = None
@@ -173,8 +170,7 @@ def plan(
         if is_time or on:
             trial = base.base if isinstance(base, Sweep) else Trial().replace(precision="auto")
             count = int(match[1]) if (match := re.match(r"(\d+)x", on or "")) else 1
-            each = number(peak, "peak", "") if peak else None
-            whole = _peak(on, trial) if each is None else count * each
+            whole = _peak(on, trial)
             machine = Speed(mfu * whole, count, peak=whole, price=parse_price(price))
         with console.status("choosing runs: some seconds"):
             planned = mup_tpu.plan(budget=budget, flops_per_second=machine, **arguments)
@@ -225,10 +221,12 @@ def _peak(on: str | None, base: Trial) -> float:
     count, _, name = on.rpartition("x")  # 8xH100
     if re.fullmatch(r"0*[1-9]\d{0,5}", count) or not count:
         peak = gpu_peak_flops(name, "bf16" if is_auto else base.train.precision)
+        if re.fullmatch(r"[\d.]+T", name):
+            peak = 1e12 * parse_number(name[:-1], "on")
         if peak is not None:
             return int(count or 1) * peak
     if not re.match(r"v\d", on):
-        raise ConfigError(f"on {on!r} is not a known machine: add its peak, as --peak 312T")
+        raise ConfigError(f"on {on!r} is not a known machine: give its peak FLOP/s, as --on 8x312T")
     from mup_tpu.tuning.sweep import tpu
 
     return tpu(tpu_type(on)).flops

@@ -53,8 +53,6 @@ class TrainOptions:
     continue_to: int | None = None
     """Number of steps in place of the trial's; training continues from the checkpoint in --checkpoints. For
     schedules constant and wsd."""
-    xla_report: bool = False
-    """Report XLA's compilations, executions and transfers (--device tpu or xla)."""
     xla_dump: FolderName | None = None
     """Folder to write XLA's programs to as text (--device tpu or xla)."""
 
@@ -73,13 +71,11 @@ def train(
         kept: Files and folders for row, checkpoints, model and profile.
         options: Source and length of the trial, and its report.
     """
-    for option, value in (("--xla-report", options.xla_report), ("--xla-dump", options.xla_dump)):
-        if value and run.device not in ("tpu", "xla"):
-            raise ConfigError(f"{option} needs --device tpu or xla, not {run.device}")
+    on_xla = run.device in ("tpu", "xla")
+    if options.xla_dump is not None and not on_xla:
+        raise ConfigError(f"--xla-dump needs --device tpu or xla, not {run.device}")
     if run.placement != "host":
-        raise ConfigError(
-            f"--placement {run.placement} is for packs on Ray: mup-tpu sweep --ray or --address"
-        )
+        raise ConfigError(f"--placement {run.placement} is for packs on Ray: mup-tpu sweep --ray ADDRESS")
     if run.checkpoint_every and kept.checkpoints is None:
         raise ConfigError(f"--checkpoint-every {run.checkpoint_every} needs --checkpoints, a folder for them")
     if options.continue_to is not None and kept.checkpoints is None:
@@ -111,7 +107,7 @@ def train(
         f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
         f"{row['params']:,} parameters, {row['tokens']:,} tokens, {took} · {rates}"
     )
-    if options.xla_report:
+    if on_xla:
         _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)
     if exported is not None:
         console.print(f"exported a stock model to {exported}")
@@ -215,7 +211,7 @@ def _log_lines(console: Console, results: str | None) -> Iterator[None]:
         yield
 
 
-def prepare(out: FolderName, data: DataConfig = DataConfig(), shard_samples: int = 4096) -> None:
+def prepare(out: FolderName, data: DataConfig = DataConfig()) -> None:
     """Write a corpus as tokenised shards that training streams.
 
     `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill,
@@ -224,11 +220,10 @@ def prepare(out: FolderName, data: DataConfig = DataConfig(), shard_samples: int
     Args:
         out: Folder or fsspec URL to write to (gs://, s3://).
         data: Text, tokenizer and sequence length; batch size and data seed are not used.
-        shard_samples: Largest number of sequences in a shard.
     """
     from mup_tpu.data import shards
 
-    index = shards.prepare(data, out, shard_samples)
+    index = shards.prepare(data, out)
     console = Console()
     for name, split in (("training", index.train), ("held-out", index.validation)):
         size = sum(shard.size for shard in split.shards) / 2**20

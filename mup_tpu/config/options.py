@@ -66,11 +66,11 @@ class RunOptions:
     device: Literal["auto", DeviceName] = "auto"
     """Device to train on; "auto" takes a CUDA GPU if there is one. TPUs are "tpu" through TorchTPU, and "xla"
     through torch_xla."""
-    mesh: str = "auto"
+    mesh: Annotated[str, tyro.conf.Suppress] = "auto"
     """Split of a pack over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
     placement: Literal["host", "chip", "slice"] = "host"
     """TPU resources reserved for one pack on a Ray cluster: a host's chips, one chip, or a slice of hosts."""
-    execution: Literal["auto", "loop", "vmap"] = "auto"
+    execution: Annotated[Literal["auto", "loop", "vmap"], tyro.conf.Suppress] = "auto"
     """Members of a pack train in turns ("loop", the CPU's default) or stacked as one program ("vmap", TPUs'
     only way)."""
     micro_batches: int = described(1, least=1)
@@ -78,7 +78,7 @@ class RunOptions:
     bf16 rounds each part's gradient."""
     split_over: int = described(1, least=1)
     """Processes, a GPU each, that a trial too wide for one is split over (docs/gpu.md); on XLA, devices."""
-    compile: bool = False
+    compile: Annotated[bool, tyro.conf.Suppress] = False
     """Compile the step by torch.compile: half a minute at the start of each width; GPUs do where it pays."""
     threads: int = described(0, least=0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
@@ -101,8 +101,8 @@ class RunOptions:
         in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
         if self.split_over > 1 and self.device != "xla" and not in_turns:
             raise ConfigError(
-                f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda with "
-                f"{given('execution', 'loop')} and without {given('compile')}"
+                f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda without "
+                f"{given('compile')}"
             )
 
     @property
@@ -124,10 +124,9 @@ class RunOptions:
 class SweepOptions:
     """Place where the packs of a sweep run."""
 
-    ray: bool = False
-    """Run packs on Ray; without --address on this machine, where each GPU then has packs of its own."""
-    address: str | None = None
-    """Ray cluster to run packs on ("auto", or host:port), in place of this machine alone."""
+    ray: str | None = None
+    """Run packs on Ray: "local" on this machine, where each GPU then has packs of its own; or on a cluster,
+    "auto" or host:port."""
     pack_size: int = described(0, least=0)
     """Most trials that train together in one process; 0 chooses for the device."""
     heartbeat: Real = described(600.0, above=0)
@@ -138,10 +137,6 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         require_valid(self)
-
-    @property
-    def on_ray(self) -> bool:
-        return self.ray or self.address is not None
 
 
 @dataclass(frozen=True)
@@ -174,15 +169,11 @@ class DryRunOptions:
     """Print the missing trials, their packs, and the time and memory that they may take; train nothing."""
     on: str | None = None
     """Machine of the dry run, a type of TPU such as v4-8; by default this one."""
-    mfu: Real = described(0.3, above=0, most=1)
-    """Share of the peak arithmetic that training is assumed to reach, between 0 and 1."""
 
     def __post_init__(self) -> None:
         require_valid(self)
         if self.on is not None and not self.dry_run:
             raise ConfigError(f"{given('on', self.on)} needs {given('dry_run')}")
-        if self.mfu != DryRunOptions.mfu and not self.dry_run:
-            raise ConfigError(f"{given('mfu', self.mfu)} needs {given('dry_run')}")
 
 
 @dataclass(frozen=True)

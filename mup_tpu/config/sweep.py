@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from mup_tpu.config.columns import configured
 from mup_tpu.config.grid import Axes, Grid, Point, Value
@@ -155,15 +157,15 @@ class SearchOptions:
     """Trials in all."""
     evaluations: int = described(10, above=0)
     """Evaluations per trial of our networks; at each the trial is checkpointed, and may be stopped."""
-    grace: Real = described(0.2, above=0, most=1)
+    grace: Annotated[Real, tyro.conf.Suppress] = described(0.2, above=0, most=1)
     """Share of its steps before a trial may be stopped."""
-    reduction_factor: Real = described(3.0, above=1)
+    reduction_factor: Annotated[Real, tyro.conf.Suppress] = described(3.0, above=1)
     """Number of trials at a rung of ASHA for each one that continues."""
     budget: str | None = None
     """Longest time of this call, as 90s, 30m or 2h; run the same command to continue."""
     max_concurrent: int = described(0, least=0)
     """Most trials (packs of our networks) at once; 0 takes as many as there is room for."""
-    seed: int = described(0, least=0, most=2**32 - 1)
+    seed: Annotated[int, tyro.conf.Suppress] = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
 
     def __post_init__(self) -> None:

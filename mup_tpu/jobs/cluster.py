@@ -74,8 +74,8 @@ class Slots:
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str | None, console: Console | None = None) -> Iterator[None]:
-    """Connect to the cluster at an address, or start one of this machine only (None).
+def ray_cluster(address: str, console: Console | None = None) -> Iterator[None]:
+    """Connect to the cluster at an address, or start one of this machine only ("local").
 
     An existing connection is used. The console shows a notice, since a start takes many seconds.
     """
@@ -87,7 +87,7 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Ray's coming default; silences its warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    doing = Text("starting Ray" if address is None else f"joining the Ray cluster at {address}")
+    doing = Text("starting Ray" if address == "local" else f"joining the Ray cluster at {address}")
 
     def preempt(number: int, frame: object) -> None:
         raise Preempted(
@@ -96,7 +96,7 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
 
     with contextlib.ExitStack() as at_end:
         with (console or Console(quiet=True)).status(doing):
-            at_end.enter_context(started_here() if address is None else _joined(address))
+            at_end.enter_context(started_here() if address == "local" else _joined(address))
         at_end.enter_context(handling({signal.SIGTERM: preempt}))  # Ray's own handler prints a C++ stack
         yield
 

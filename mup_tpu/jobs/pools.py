@@ -240,12 +240,12 @@ class Pools:
     def place(self, trials: int, run: RunOptions, at_most: int = sys.maxsize) -> Place:
         """Return the place for this number of trials; `at_most` limits packs at once."""
         trials = min(trials, at_most)
-        if self._options.on_ray:
+        if (address := self._options.ray) is not None:
             with self._console.status("importing ray"):
                 from mup_tpu.jobs import cluster
 
             if self._open is None:
-                self._cluster.enter_context(cluster.ray_cluster(self._options.address, self._console))
+                self._cluster.enter_context(cluster.ray_cluster(address, self._console))
             run = replace(run, threads=run.threads or cluster.threads(trials))
 
             def look() -> cluster.Slots:
@@ -261,7 +261,7 @@ class Pools:
             execution = room.execution if run.execution == "auto" else run.execution
             return Place(pool, room.count, execution, run)
         if run.placement != "host":
-            raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
+            raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray ADDRESS")
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             workers, threads = this_machine.room(trials, run)
             workers = min(workers, at_most)

@@ -157,7 +157,7 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
 
 def start_server(trials: int, where: SweepOptions, options: RunOptions) -> None:
     """Start the server if a sweep of this many trials would use it, without waiting for its imports."""
-    if where.on_ray or options.device in ("tpu", "xla") or not CAN_FORK:
+    if where.ray is not None or options.device in ("tpu", "xla") or not CAN_FORK:
         return
     # On a machine with GPUs, this process imports torch at the same time to look for them.
     if (options.device != "cpu" and gpus_of_the_machine()) or room(trials, options)[0] > 1:
@@ -200,7 +200,9 @@ def find_cluster(address: str) -> str:
             ) from None
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in address:
-        raise ConfigError(f"address {address!r} is not allowed: write auto or HOST:PORT, as 10.0.0.1:6379")
+        raise ConfigError(
+            f"address {address!r} is not allowed: write local, auto or HOST:PORT, as 10.0.0.1:6379"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:

@@ -219,7 +219,7 @@ def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
 
 
 def place_on_ray(
-    folder: str, address: str | None, resources: Mapping[str, float], console: Console, at_most: int = 0
+    folder: str, address: str, resources: Mapping[str, float], console: Console, at_most: int = 0
 ) -> tuple[int, OpensPool]:
     """Return the CPU threads of a trial on Ray, and the opener of a pool with an actor for each trial.
 

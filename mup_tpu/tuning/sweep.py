@@ -130,6 +130,9 @@ def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
         )
 
 
+MFU = 0.3  # share of the peak arithmetic that training is assumed to reach
+
+
 @dataclass(frozen=True)
 class Machine:
     """Machine for packs, as far as a forecast needs it."""
@@ -151,7 +154,7 @@ class SizeForecast:
     trials: int
     packs: int
     flops: float  # arithmetic of one trial
-    seconds: float  # time of all trials, at the utilisation of the forecast
+    seconds: float  # time of all trials, at `MFU`
     memory_bytes: int  # memory of a pack on each device; of a trial alone, if not even that fits
     fits: bool  # whether it can be trained, if need be in smaller packs
 
@@ -203,7 +206,6 @@ def forecast(
     scale: Sequence[str],
     vocab_size: Callable[[Trial], int],
     machine: Machine,
-    utilisation: float,
     where: SweepOptions,
     run: RunOptions = RunOptions(),
 ) -> list[SizeForecast]:
@@ -243,7 +245,7 @@ def forecast(
             # Stacked members compute each token by all experts (models/networks.py).
             everywhere = first.replace(experts_per_token=first.model.num_experts)
             computed *= training_flops(everywhere, vocabulary) / training_flops(first, vocabulary)
-        seconds = computed / (machine.flops * utilisation)
+        seconds = computed / (machine.flops * MFU)
         fits = needed <= machine.memory_bytes or most > 1
         forecasts.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed, fits))
     return forecasts

@@ -15,7 +15,7 @@ def bpe_shards(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("cli") / "shards"
     main([
         "data", "prepare", "--corpus", str(corpus), "--tokenizer", "bpe", "--vocab-size", "600",
-        "--sequence-length", "32", "--shard-samples", "1000", "--validation-fraction", "0.2",
+        "--sequence-length", "32", "--validation-fraction", "0.2",
         "--out", str(out),
     ])  # fmt: skip
     return out

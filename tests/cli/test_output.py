@@ -141,7 +141,7 @@ tune = { lr = [0.1, 0.2] }
         (["doctor", "--tpu", "v4-8", "--results", "x"], "results and tpu were both given"),
         (["train", "--checkpoint-every", 5], "--checkpoint-every 5 needs --checkpoints"),
         (["train", "--placement", "slice"], "--placement slice is for packs on Ray"),
-        (["sweep", "study.toml", "--mfu", "0.5"], "--mfu 0.5 needs --dry-run"),
+        (["sweep", "study.toml", "--on", "v4-8"], "--on v4-8 needs --dry-run"),
         (["train", "--xla-dump", "x"], "--xla-dump needs --device tpu or xla, not auto"),
         (["sweep", "study.toml", "--checkpoint-every", 5], "checkpoint_every: a study's training is yours"),
         (["sweep", "study.toml", "--pack-size", 5, "--mix"], "mix, pack_size: a study's training is yours"),

@@ -77,7 +77,7 @@ def gone(pids):
     return False
 
 
-@pytest.mark.parametrize("ray", [False, True])
+@pytest.mark.parametrize("ray", [None, "local"])
 def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
     """Purchases of a sequence differ in their number of trials. The first test here, for the pool on Ray that
     others share takes all cores.

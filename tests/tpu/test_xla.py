@@ -183,7 +183,7 @@ def test_a_command_reports_what_xla_did_and_dumps_its_programs(corpus, tmp_path,
     command = [
         sys.executable, "-m", "mup_tpu", "train", "--device", "xla", "--corpus", corpus, "--width", 32,
         "--base-width", 16, "--head-size", 16, "--depth", 1, "--sequence-length", 16, "--batch-size", 4,
-        "--steps", 100, "--xla-report", "--xla-dump", tmp_path / "programs",
+        "--steps", 100, "--xla-dump", tmp_path / "programs",
     ]  # fmt: skip
     environment = os.environ | {"PJRT_DEVICE": "CPU", "COLUMNS": "200", "XLA_FLAGS": QUICK_TO_COMPILE}
     command = [str(word) for word in command]

@@ -50,7 +50,7 @@ def main(corpus: str, results: str) -> None:
     hosts.take_chips = tpu_ray_program.on_a_chip
     base = trials(corpus, "gpt2", "float32")[1]
     sweep = Sweep("chips", base, ("mup",), scale={"width": (32,)}, tune={"learning_rate": RATES})
-    options = SweepOptions(ray=True, pack_size=1)
+    options = SweepOptions(ray="local", pack_size=1)
     outcome = run_sweep(sweep, results, options, RunOptions(device="tpu", threads=1), Console(quiet=True))
     runs = load_runs(results).sort_values("lr")
     seen = [json.loads(path.read_text()) for path in Path(os.environ["SEEN"]).iterdir()]
