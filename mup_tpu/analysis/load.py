@@ -1,4 +1,4 @@
-"""Run tables: of a results folder, with typed columns; of a file, a tool or a tracker; or of a data frame.
+"""Run tables, read from a results folder, a file, a tool's folder, a tracker or a data frame.
 
 A table of optima, as papers and logs give them, needs no runs: drift, law and prediction need no more, and a
 regret needs losses. The error of an optimum follows from its interval, or from the spacing of its grid.

@@ -187,6 +187,35 @@ class Planned:
         return Estimates(by_cell, result.pairs if tuned else ())
 
     @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Planned:
+        """Convert the plain values of a plan's fields, and check them."""
+        planned = cls(
+            tuple(map(str, values["tuned"])),
+            str(values["compared"]),
+            tuple(values["follows"]),
+            {str(k): float(v) for k, v in values["target"].items()},
+            tuple(({**at}, {**sizes}) for at, sizes in values["cells"]),
+            str(values["rule"]),
+            {str(k): float(v) for k, v in values["fix"].items()},
+            dict(values["values"]),
+            tuple(map(str, values["derived"])),
+            tuple(map(dict, values.get("promised", ()))),
+            str(values.get("unit", "FLOP")),
+            {str(n): (float(x), float(se)) for n, (x, se) in values.get("published", {}).items()},
+        )
+        if not planned.tuned or not planned.follows or not planned.cells:
+            raise ValueError("the plan has no hyperparameter, size or cell")
+        for sizes in (planned.target, *(of_cell for _, of_cell in planned.cells)):
+            for name in planned.follows:
+                if not 0 < sizes[name] < math.inf:
+                    raise ValueError(f"the plan has {name} {sizes[name]}, which is no size")
+        if not all(name in planned.follows and math.isfinite(x) for name, x in planned.fix.items()):
+            raise ValueError(f"the plan fixes {planned.fix}, which are no exponents of its sizes")
+        if not all(abs(x) < 1000 and 0 < se < 1000 for x, se in planned.published.values()):
+            raise ValueError(f"the plan has {planned.published} by laws, which are no values with errors")
+        return planned
+
+    @classmethod
     def load(cls, folder: str) -> Planned | None:
         """Return the plan of a results folder; None if it holds none."""
         content = read_file(results_folder(folder), FILE)
@@ -196,31 +225,7 @@ class Planned:
         with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
             values = json.loads(content)
             require_seal(values, "the plan")
-            planned = cls(
-                tuple(map(str, values["tuned"])),
-                str(values["compared"]),
-                tuple(values["follows"]),
-                {str(k): float(v) for k, v in values["target"].items()},
-                tuple(({**at}, {**sizes}) for at, sizes in values["cells"]),
-                str(values["rule"]),
-                {str(k): float(v) for k, v in values["fix"].items()},
-                dict(values["values"]),
-                tuple(map(str, values["derived"])),
-                tuple(map(dict, values.get("promised", ()))),
-                str(values.get("unit", "FLOP")),
-                {str(n): (float(x), float(se)) for n, (x, se) in values.get("published", {}).items()},
-            )
-            if not planned.tuned or not planned.follows or not planned.cells:
-                raise ValueError("the plan has no hyperparameter, size or cell")
-            for sizes in (planned.target, *(of_cell for _, of_cell in planned.cells)):
-                for name in planned.follows:
-                    if not 0 < sizes[name] < math.inf:
-                        raise ValueError(f"the plan has {name} {sizes[name]}, which is no size")
-            if not all(name in planned.follows and math.isfinite(x) for name, x in planned.fix.items()):
-                raise ValueError(f"the plan fixes {planned.fix}, which are no exponents of its sizes")
-            if not all(abs(x) < 1000 and 0 < se < 1000 for x, se in planned.published.values()):
-                raise ValueError(f"the plan has {planned.published} by laws, which are no values with errors")
-            return planned
+            return cls.parse(values)
 
     def keep(self, folder: str) -> None:
         write_file(results_folder(folder), FILE, json.dumps(sealed(asdict(self)), indent=1).encode())
@@ -307,7 +312,7 @@ class Recipe(Shown):
         return frame_of(self.optima, "rule")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; of a single hyperparameter its own are beside them."""
+        """Return plain values; those of a single hyperparameter stand at the top too."""
         tuned = [one.to_dict() for one in self.optima]
         return (tuned[0] if len(tuned) == 1 else {}) | asdict(self) | {"optima": tuned}
 

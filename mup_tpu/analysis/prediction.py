@@ -54,7 +54,7 @@ class Target:
 
 
 def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
-    """Read targets, NAME=VALUE each, or several with commas; of several scales a value each, with commas.
+    """Read targets, NAME=VALUE with commas between them; of several scales, each target has a value of each.
 
     A name is the scale itself, or a column with one value per scale, such as params or flops.
     """
@@ -107,10 +107,10 @@ def _read(table: RunTable, text: str) -> Target:
 
 
 def _inverse(table: RunTable, name: str, value: float) -> float:
-    """Scale at which a column has a value.
+    """Return the scale at which a column has a value.
 
-    The column is a polynomial of the scale with coefficients of 0 or more, as parameters and FLOP are; else a
-    power between its points.
+    The column is taken for a polynomial of the scale with coefficients of 0 or more, as parameters and FLOP
+    are. Where none fits, it is taken for a power between its points.
     """
     from scipy import optimize  # slow to import, and seldom needed
 

@@ -227,7 +227,7 @@ def _with_a_result(
     metrics = [name for name in table if means(name) == "loss"]
     if len(metrics) < 2 or columns.step in table:
         return table, ended
-    # A run that diverged has some metric, such as its training loss. One without any lost its summary.
+    # A run that diverged has some metric, such as its training loss; a run that has none lost its summary.
     is_lost = table[metrics].isna().all(axis=1) & (ended == FINISHED)
     if not is_lost.any() or is_lost.all():
         return table, ended

@@ -46,7 +46,7 @@ class TransferAnalysis(Shown):
 
     @property
     def parts(self) -> tuple[TransferAnalysis, ...]:
-        """Return the analysis of each hyperparameter: of several with the others at their best."""
+        """Return an analysis for each hyperparameter, with the others at their best."""
         if not self.columns.tuned_beside:
             return (self,)
         return tuple(

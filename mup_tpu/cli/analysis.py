@@ -354,7 +354,7 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
     """Print the recipe of a plan's target."""
     from mup_tpu.analysis.run_table import rows_of
     from mup_tpu.store import load_axes, load_runs
-    from mup_tpu.words.plans import recipe_lines, recipe_table
+    from mup_tpu.words.plans import optimum_lines, recipe_lines, recipe_table
 
     rows = rows_of(load_runs(path), load_axes(path).compared, made.rule)
     if json:
@@ -364,8 +364,9 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         _print_for(format, path, rows, tuned, made.values, made.rule)
     else:
         Console().print(recipe_table(made))
+        values = [line for line in optimum_lines(made) if not line.startswith(" ")]
         for line in recipe_lines(made):
-            Console().print(line, style="bold" if " at the target (" in line else None)
+            Console().print(line, style="bold" if line in values else None)
         for one in made.optima:
             _print_base_rate(rows, made.values, made.rule, one.hyperparameter, one.value)
         if made.came is None and all(one.known == made.cells for one in made.optima):

@@ -136,7 +136,7 @@ def configured(trial: Trial) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table for people, printed or written into a report; 80 columns fold cells and never cut them."""
+    """A table for people, printed or written into a report. In 80 columns long cells wrap; none is cut."""
 
     kind: ClassVar[str] = "table"
     headings: Sequence[str]

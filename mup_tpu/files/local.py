@@ -34,7 +34,7 @@ MOST_BYTES_OF_CONFIG = 2**20  # YAML and TOML are parsed at 100 kB a second
 
 
 def read_local(path: str | os.PathLike[str], most: int | None = MOST_BYTES) -> bytes:
-    """Read a local file, of which the reader takes so many bytes at most."""
+    """Read a local file; raise OSError if it has more bytes than are read."""
     with open(path, "rb") as file:
         return bounded(file, most)
 

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def compile_function(function: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
-    """Put a function through torch's compiler, a program each shape; `whole` refuses more than one."""
+    """Compile a function by torch, one program for each shape; `whole` refuses more than one."""
     compiled = torch.compile(function, dynamic=False, fullgraph=whole)
 
     @functools.wraps(function)

@@ -155,15 +155,12 @@ def kernel_for(query_BHTd: Tensor) -> str:
     Flash attention takes bf16, from compute capability 8.0 on; before, no kernel does. The memory-efficient
     one takes float32.
     """
-    if query_BHTd.device.type != "cuda" or not has_kernel(query_BHTd.shape[-1]):
+    size = query_BHTd.shape[-1]
+    if query_BHTd.device.type != "cuda" or size % 8 or size > 256:
         return ""
     if query_BHTd.dtype == torch.bfloat16:
         return "flash" if torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0) else ""
     return "efficient" if query_BHTd.dtype == torch.float32 else ""
-
-
-def has_kernel(head_size: int) -> bool:
-    return head_size % 8 == 0 and head_size <= 256
 
 
 class _Folded(torch.autograd.Function):

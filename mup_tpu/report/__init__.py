@@ -275,7 +275,10 @@ def sweeps_page(
     question = "Which hyperparameters stay as a model or its training grows, under which rule?"
     default = f"Unless a row says otherwise, {update_rule} trains {model}, and the {label(tuned)} is tuned."
     tables = ruling_tables(comparison, ON_A_PAGE)
-    sections = [Section(one.title[:1].upper() + one.title[1:], [_with_links(one)]) for one in tables]
+    sections = []
+    for one in tables:
+        linked = replace(one, title="", rows=[(*cells, Link(sweep)) for *cells, sweep in one.rows])
+        sections.append(Section(one.title[:1].upper() + one.title[1:], [linked]))
     foot = []
     if predictions:
         inside = [one for of_folder in predictions.values() for one in of_folder]
@@ -286,10 +289,6 @@ def sweeps_page(
     picture = Picture.of("sweeps", partial(plots.sweeps_figure, comparison.rulings))
     lead: list[Block] = [Text(question), Table(("column", "meaning"), meanings), Text(default), picture]
     return Page(title, lead, sections, " ".join(foot))
-
-
-def _with_links(table: Table) -> Table:
-    return replace(table, title="", rows=[(*cells, Link(sweep)) for *cells, sweep in table.rows])
 
 
 def coordinate_check_page(title: str, table: pd.DataFrame) -> Page:

@@ -14,7 +14,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from mup_tpu.config import shown
-from mup_tpu.config.yaml import yaml_format
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.files import MOST_BYTES_OF_CONFIG, read_local
 
@@ -68,7 +67,7 @@ class ConfigFile:
 
 
 def _yaml() -> YAML:
-    yaml = yaml_format()  # keeps comments, order, and numbers as they were written
+    yaml = YAML(pure=True)  # keeps comments, order, and numbers as they were written
     yaml.preserve_quotes = True
     yaml.width = 2**20  # columns: no line is broken
     # Loaders of YAML 1.1 read `1e-05` as text.

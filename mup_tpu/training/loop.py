@@ -193,7 +193,7 @@ class PackRun:
 
     def _reads_losses_after(self, done: int) -> bool:
         options = self.options
-        # If reading a loss stalls the device, losses are read at evaluations; without any, seldom.
+        # If reading a loss stalls the device, losses are read at evaluations, or seldom where there are none.
         seldom = 0 if options.eval_every else 10 * options.log_every
         log_every = options.log_every if self.device.reads_cheaply else seldom
         periods = (log_every, options.eval_every, options.checkpoint_every)

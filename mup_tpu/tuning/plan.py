@@ -364,21 +364,18 @@ def planned_of(grid: Grid[Any]) -> Planned:
         values = {str(name): value for name, value in table["values"].items()}
         counts = ParameterCounts(**table["counts"]) if "counts" in table else None
         goal = Goal(values, tuple(table["follows"]), {}, base=base, settings=settings, counts=counts)
-        fix = {str(name): float(value) for name, value in table.get("fix", {}).items()}
         cells = []
         for point in grid.points:
             known = {name: value for name, value in point.items() if name not in ORDERS}
             cells.append((grid.by_column(known), goal.sizes(known)))
-        sizes, rule, laws = goal.sizes(values), str(table["rule"]), tuple(map(str, table.get("laws", ())))
-        known = {**settings, **values}
+        sizes, known = goal.sizes(values), {**settings, **values}
         sizes |= {name: goal.compute(values) for name in ORDERS if name in grid.points[0]}
         if base is not None:  # fields that are not at their defaults
             default = Trial().flat()
             known = {n: v for n, v in (base.flat() | values).items() if v != default[n] or n in values}
-        promised, unit = tuple(map(dict, table.get("promised", ()))), str(table.get("unit", "FLOP"))
-        axes = grid.axes.tuned, grid.axes.compared, goal.shrinks
-        published = {str(n): (float(x), float(error)) for n, (x, error) in table.get("published", {}).items()}
-        return Planned(*axes, sizes, tuple(cells), rule, fix, known, laws, promised, unit, published)
+        axes = {"tuned": grid.axes.tuned, "compared": grid.axes.compared, "follows": goal.shrinks}
+        made = {"target": sizes, "cells": cells, "values": known, "derived": table.get("laws", ())}
+        return Planned.parse({"fix": {}, **table, **axes, **made})
 
 
 def _promised(step: Step) -> dict[str, Any]:
@@ -406,7 +403,7 @@ def _budget(budget: str | float, machine: Speed | None) -> float:
 
 
 def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]:
-    """Return the rules to choose from; of ours without any, μP, and CompleteP too if depth grows."""
+    """Return the rules to choose from; our networks have μP by default, and CompleteP too if depth grows."""
     if rule is not None:
         return (rule,)
     if sweep is None:
@@ -424,7 +421,7 @@ def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]
 
 
 def _start(grid: Grid[Any] | None, tune: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """Return the hyperparameters to tune, with the values to start with; without any a guess is made."""
+    """Return the hyperparameters to tune, with the values to start with; () where a guess is made."""
     if isinstance(grid, Sweep) and next(iter(grid.tuned)) != "learning_rate":
         raise ConfigError(
             f"tune {', '.join(grid.tuned)} of the sweep: a plan is made for the learning rate, and others "

@@ -28,7 +28,7 @@ from mup_tpu.analysis.run_table import Cost, RunTable, run_cost, selected_scales
 from mup_tpu.analysis.together import design_around, moved_centre
 from mup_tpu.analysis.transfer import analyze
 from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, take_looks
-from mup_tpu.config import Axes, Grid
+from mup_tpu.config import Grid
 from mup_tpu.config.columns import Table, label, write_scale
 from mup_tpu.config.grid import DESIGNS, Point, design_points
 from mup_tpu.errors import ConfigError, StoreError, TableError
@@ -130,13 +130,13 @@ class Buyer(Generic[T]):
     def __init__(
         self,
         grid: Grid[T],
-        points: Mapping[float, Point],  # points of the scale by their sizes
+        points: Mapping[float, Point],  # points of the scale, by size
         trial_id: Callable[[T], str],
         store: Store,
         deadline: float = math.inf,
     ) -> None:
         self._grid, self._points, self._trial_id, self._store = grid, points, trial_id, store
-        self._columns = columns_of(grid.axes)
+        self._columns = Columns(grid.axes.size, grid.axes.tuned[0], parametrization=grid.axes.compared)
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
         self._given = dict(zip(grid.axes.tuned, grid.tuned.values(), strict=True))
         first, *others = self._given.values()
@@ -382,7 +382,3 @@ def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
             optimum = Optimum(cell + 1.0, status, math.log2(best), -math.inf, math.inf, se=math.nan)
             optima[name][cell] = Profile(optimum, None, None)
     return Estimates(optima)
-
-
-def columns_of(axes: Axes) -> Columns:
-    return Columns(axes.size, axes.tuned[0], parametrization=axes.compared)

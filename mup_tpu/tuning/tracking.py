@@ -89,7 +89,9 @@ class Tracking:
     """Sends each trial that ends to trackers."""
 
     def __init__(self, names: Sequence[TrackerName], store: Store) -> None:
-        require_packages(names)
+        for name in names:
+            if importlib.util.find_spec(name) is None:
+                raise ConfigError(f"track {name!r} needs its package: pip install '.[{name}]'")
         self._store, self._send = store, dict[TrackerName, Send]()
         self._left = list(dict.fromkeys(names))  # trackers that have not failed
         columns = store.own_columns
@@ -111,12 +113,6 @@ class Tracking:
                 except Exception as error:  # whatever a tracker raises, the rows are stored
                     self._left.remove(name)
                     warnings.warn(f"{name} gets no more trials: {reason(error)}", stacklevel=2)
-
-
-def require_packages(names: Sequence[str]) -> None:
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"track {name!r} needs its package: pip install '.[{name}]'")
 
 
 def _loss(row: Mapping[str, Any]) -> float:

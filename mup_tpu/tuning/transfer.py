@@ -63,7 +63,7 @@ class Choice:
     loss: float  # loss of the stored trial, nat per token
     sentence: str = ""  # where the value comes from
     is_predicted: bool = False
-    """Whether its value is its rule's predicted optimum at the target; else it is its own best value."""
+    """Whether its value is the optimum that its rule predicts at the target, not the best so far."""
     predictions: tuple[KeptPrediction, ...] = ()
     """One a hyperparameter, where runs at the target score them: not of other steps or batch sizes."""
 
@@ -153,7 +153,7 @@ def transfer_warnings(source: Trial, target: Trial, predicted: Sequence[str] = (
 
 
 class Transfer:
-    """Trials at a target: of a search its best one, of a sweep each rule's predicted optimum.
+    """Trials at a target: the best one of a search, or the optimum that a sweep predicts for each rule.
 
     `path` is the results folder of the search or sweep.
     """

@@ -335,12 +335,16 @@ def _next_size(made: Recipe) -> str:
     return f"{words}, and is planned to leave {known}, for {promised['runs']} runs and {cost}"
 
 
-def recipe_lines(made: Recipe) -> list[str]:
-    """Return each value at a plan's target with its intervals, what an error costs, and what was fixed."""
+def optimum_lines(made: Recipe) -> list[str]:
+    """Return each value at a plan's target with its intervals, and indented what an error costs."""
     at = ", ".join(f"{label(name)} {short(size)}" for name, size in made.sizes.items())
     rule = f"{rule_name(made.rule)}: " if made.rule else ""
-    lines = [line for one in made.optima for line in _optimum(one, rule, at, made.loss_unit)]
-    lines += [interaction(pair) for pair in made.pairs]
+    return [line for one in made.optima for line in _optimum(one, rule, at, made.loss_unit)]
+
+
+def recipe_lines(made: Recipe) -> list[str]:
+    """Return each value at a plan's target, what the runs say beside it, and what was fixed or derived."""
+    lines = optimum_lines(made) + [interaction(pair) for pair in made.pairs]
     known = min(one.known for one in made.optima)
     lines.append(f"from {known} of {made.cells} planned sizes with a known optimum, {made.runs} runs")
     if known < made.cells:

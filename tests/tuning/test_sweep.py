@@ -189,7 +189,7 @@ def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on_to_the_same_table(
     [
         (ConfigError, "device 'cuda' is not available", {"device": "cuda"}, {}),
         (ConfigError, "placement 'chip' needs Ray: add --ray ADDRESS", {"placement": "chip"}, {}),
-        (ConfigError, "no Ray cluster answers at address '127.0.0.1:1'", {}, {"address": "127.0.0.1:1"}),
+        (ConfigError, "no Ray cluster answers at address '127.0.0.1:1'", {}, {"ray": "127.0.0.1:1"}),
         (StoreError, "holds experiment 'other', not 'small'", {}, {}),
     ],
 )

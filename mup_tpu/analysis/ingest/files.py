@@ -19,9 +19,8 @@ from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.table_values import SIZE, has_decimal_commas, plain_size
 from mup_tpu.config import shown
 from mup_tpu.config.values import as_number
-from mup_tpu.config.yaml import read_yaml
 from mup_tpu.errors import TableError, not_installed, reason
-from mup_tpu.files import MOST_BYTES, bounded, require_size
+from mup_tpu.files import MOST_BYTES, MOST_BYTES_OF_CONFIG, bounded, require_size
 
 # Suffix of a file -> its kind
 _KINDS = {
@@ -95,6 +94,38 @@ def read_file(path: str | Path) -> pd.DataFrame:
     return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
 
 
+def read_yaml(text: str) -> Any:
+    """Return the plain values of YAML; what has a tag of a program is read without the tag.
+
+    Raises:
+        ValueError: the text is no YAML.
+        OSError: the text is too long.
+    """
+    from ruamel.yaml import YAML  # few tables are YAML, or have settings beside them
+    from ruamel.yaml.constructor import SafeConstructor
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
+
+    class Untagged(SafeConstructor):
+        def construct_undefined(self, node: Node) -> Any:
+            if isinstance(node, ScalarNode):
+                return self.construct_scalar(node)
+            of_kind = self.construct_sequence if isinstance(node, SequenceNode) else self.construct_mapping
+            return of_kind(node, deep=True)
+
+    # Lightning writes tuples and objects under tags of Python: their contents are read, nothing is called.
+    Untagged.add_constructor(None, Untagged.construct_undefined)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = Untagged
+    require_size(len(text), MOST_BYTES_OF_CONFIG)
+    try:
+        return yaml.load(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+    except YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
 def _bytes(path: str | Path) -> bytes:
     import fsspec  # a tenth of a second, which results folders do without
 
@@ -112,7 +143,7 @@ def _parquet(content: bytes) -> pd.DataFrame:
     import pyarrow.parquet  # a tenth of a second, which other tables do without
 
     file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
-    # A number in memory has eight bytes; in a file, a million equal ones have none.
+    # A number takes eight bytes in memory; equal numbers take none in a file.
     require_size(8 * file.metadata.num_rows * file.metadata.num_columns)
     return pd.read_parquet(io.BytesIO(content))
 

@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest.files import is_file, read_file
+from mup_tpu.analysis.ingest.files import is_file, read_file, read_yaml
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.tables import AXES, settings
 from mup_tpu.errors import TableError, extra_with, reason
@@ -216,8 +216,6 @@ def _bytes(file: Path) -> bytes:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    from mup_tpu.config.yaml import read_yaml  # few tables have settings beside them
-
     content = read_yaml(_text(file)) if file.exists() else None
     return content if isinstance(content, dict) else {}
 
@@ -504,7 +502,7 @@ def read_tool(path: str | Path) -> pd.DataFrame:
         if not matches:
             raise TableError(f"{path} holds no runs that are read")
         reader, matching = matches[0]
-        # Processes of one run write a log each, of the same losses.
+        # Each process of a run writes a log, of the same losses.
         firsts = {(file.parent, _RANK.sub("", file.name)): file for file in reversed(matching)}
         matching = [file for file in matching if file in firsts.values()]
         # Names with a star may be anybody's files.
