@@ -22,7 +22,7 @@ import tyro
 
 from mup_tpu.config import Trial
 from mup_tpu.devices.peak import GENERATIONS, tpu_type
-from mup_tpu.files.local import scratch_folder
+from mup_tpu.files import scratch_folder
 from mup_tpu.models import declare
 from mup_tpu.tpu import compiler
 

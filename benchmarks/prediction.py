@@ -49,7 +49,7 @@ from mup_tpu.analysis.trend import (
     priors_of,
 )  # fmt: skip
 from mup_tpu.analysis.verdict import Question, weigh
-from mup_tpu.tuning.published import rate_by_law
+from mup_tpu.tuning.laws import rate_by_law
 
 RANGES = (0.0, 1.25, 2.4, 3.6, 99.0)
 """Bounds of the distances, octaves, by which calibration is counted."""

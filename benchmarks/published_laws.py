@@ -22,8 +22,7 @@ import tyro
 from mup_tpu.analysis import Columns, Reading, analyze, check_table
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import load_runs
-from mup_tpu.tuning.counts import params_of
-from mup_tpu.tuning.published import LAWS, published_rates
+from mup_tpu.tuning.laws import LAWS, params_of, published_rates
 
 SETTINGS = ("n_embd", "n_layer", "dataset", "scheduler", "wsd_fract_decay", "iterations")
 Optimum = tuple[float, float, float, float, float]  # width, params, tokens, batch (tokens), log2 of the rate

@@ -58,8 +58,7 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     from mup_tpu.config import Trial
     from mup_tpu.devices import get_device
     from mup_tpu.devices.peak import peak_flops
-    from mup_tpu.training.memory import estimate_pack_bytes
-    from mup_tpu.training.pack import Pack
+    from mup_tpu.training.pack import Pack, estimate_pack_bytes
 
     torch.set_num_threads(case.threads)
     base = Trial().replace(

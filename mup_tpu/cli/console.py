@@ -242,7 +242,7 @@ def write_new(path: Path, text: str) -> None:
 def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str]:
     """Write figures as PNG and SVG; returns the paths of the PNG files."""
     from mup_tpu import plots
-    from mup_tpu.files.local import scratch_folder
+    from mup_tpu.files import scratch_folder
 
     written = []
     with scratch_folder() as scratch:

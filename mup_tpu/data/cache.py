@@ -29,8 +29,7 @@ from mup_tpu.data.corpus import (
     source_files,
 )
 from mup_tpu.errors import DataError, raised_as
-from mup_tpu.files import Folder, cache_root, checksum, short_hash
-from mup_tpu.files.local import partial
+from mup_tpu.files import Folder, cache_root, checksum, partial, short_hash
 
 FORMAT = 1  # version in the fingerprint: tokens made by another rule are other data
 

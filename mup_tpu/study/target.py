@@ -22,7 +22,7 @@ from mup_tpu.config.columns import write
 from mup_tpu.config.grid import Value
 from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, MupTpuError, StoreError
-from mup_tpu.files.local import scratch_folder
+from mup_tpu.files import scratch_folder
 from mup_tpu.jobs.this_machine import visible_gpus
 from mup_tpu.store import load_runs
 from mup_tpu.store.header import KeptPrediction, keep_predictions

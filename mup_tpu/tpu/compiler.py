@@ -26,7 +26,7 @@ from mup_tpu.config import Trial
 from mup_tpu.config.values import counted
 from mup_tpu.devices.peak import TpuType
 from mup_tpu.errors import ConfigError
-from mup_tpu.files.local import scratch_folder
+from mup_tpu.files import scratch_folder
 
 STEPS = 100  # steps of the compiled chunk; they are a loop in the program
 _TIMEOUT_S = 1800.0  # longest time of each process

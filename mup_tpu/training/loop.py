@@ -25,8 +25,7 @@ from mup_tpu.devices.base import BY_XLA
 from mup_tpu.devices.peak import bfloat16_units, peak_flops
 from mup_tpu.errors import MupTpuError, StoreError, first_line
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
-from mup_tpu.training.memory import check_fits, device_errors
-from mup_tpu.training.pack import Pack
+from mup_tpu.training.pack import Pack, check_fits, device_errors
 from mup_tpu.training.process import handling
 from mup_tpu.training.record import Meter, PackProgress, PackResult, Records, summary
 from mup_tpu.training.sharded import Processes, ShardedPack, follower

@@ -29,8 +29,7 @@ from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.cells import Belief, Designed, Offer, Step, belief_of, design, rungs_of
-from mup_tpu.tuning.counts import ParameterCounts, params_of
-from mup_tpu.tuning.published import RatePrior, rate_by_law
+from mup_tpu.tuning.laws import ParameterCounts, RatePrior, params_of, rate_by_law
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, read_target
 from mup_tpu.words.plans import (
     CHECKPOINT_S,

@@ -211,7 +211,7 @@ def forecast(
 ) -> list[SizeForecast]:
     """Predict the cost of each size of a sweep before it runs, the smallest first."""
     from mup_tpu.devices.base import ONE_DEVICE, mesh_of
-    from mup_tpu.training.memory import estimate_pack_bytes
+    from mup_tpu.training.pack import estimate_pack_bytes
 
     execution: Execution = "vmap" if machine.execution == "vmap" else "loop"
     shards = run.split_over

@@ -19,8 +19,7 @@ from mup_tpu.config.toml import parse_value, read_toml
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import training_flops
-from mup_tpu.tuning.counts import ParameterCounts, params_of, read_counts
-from mup_tpu.tuning.published import RatePrior, published_rates
+from mup_tpu.tuning.laws import ParameterCounts, RatePrior, params_of, published_rates, read_counts
 from mup_tpu.words.plans import short
 
 # Compute-optimal tokens of a parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)

@@ -17,8 +17,7 @@ from typing import Any
 from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.config.options import TrackerName
 from mup_tpu.errors import ConfigError, reason
-from mup_tpu.files import Folder
-from mup_tpu.files.local import scratch_folder
+from mup_tpu.files import Folder, scratch_folder
 from mup_tpu.store import FINAL, Store
 
 # Points of a trial: tag (`train/loss`, `validation/loss`), step, and nat per token

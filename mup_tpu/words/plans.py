@@ -194,7 +194,7 @@ def plan_lines(plan: Any) -> list[str]:
 
 
 def published_words(prior: Any) -> str:
-    """Return what published laws say of a learning rate before any run, a `tuning.published.RatePrior`."""
+    """Return what published laws say of a learning rate before any run, a `tuning.laws.RatePrior`."""
     each = ", ".join(f"{one.law.name} {one.rate:.2g}" for one in prior.rates)
     apart = "" if prior.apart is None else f"; they are {prior.apart:.2g} times apart"
     return (

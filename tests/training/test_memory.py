@@ -9,7 +9,7 @@ import pytest
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
 from mup_tpu.errors import DeviceFailed, PackTooLarge
-from mup_tpu.training.memory import check_fits, device_errors, estimate_pack_bytes
+from mup_tpu.training.pack import check_fits, device_errors, estimate_pack_bytes
 
 MEASURED = Path(__file__).with_name("measured")
 FIELDS = (

@@ -9,7 +9,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, DeviceFailed
 from mup_tpu.models import declare
 from mup_tpu.training.loop import PackRun
-from mup_tpu.training.memory import estimate_pack_bytes
+from mup_tpu.training.pack import estimate_pack_bytes
 
 RUN = RunOptions(log_every=1, checkpoint_every=2, threads=1)
 SHARDED = dataclasses.replace(RUN, split_over=2)

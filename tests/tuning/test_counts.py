@@ -7,7 +7,7 @@ import pytest
 
 from mup_tpu import plan
 from mup_tpu.errors import ConfigError
-from mup_tpu.tuning.counts import read_counts
+from mup_tpu.tuning.laws import read_counts
 
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
 # Type, width, depth, feed-forward, vocabulary, other fields; parameters in all, and those that a token uses

@@ -3,7 +3,7 @@
 import pytest
 
 from mup_tpu.cli import main
-from mup_tpu.tuning.published import LAWS, published_rates
+from mup_tpu.tuning.laws import LAWS, published_rates
 from mup_tpu.tuning.target import goal_of_a_transformer
 
 
