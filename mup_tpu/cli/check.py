@@ -90,9 +90,9 @@ def check(
     options: dict[str, Any] = {"steps": steps, "seeds": num_seeds}
     from mup_tpu.tuning.progress import cost, starting
 
-    within = "" if scale and not module else f", the last within {_SECONDS:g} s"
+    within = "" if scale and not module else f", about {_SECONDS:g} s a rule"
     aside = Console(stderr=True)
-    aside.print(starting(f"checks {subject or 'GPT-2'} at several sizes{within}", again=""))
+    aside.print(starting(f"checks {subject or 'GPT-2'} at several sizes{within}", again="it begins anew"))
     with progress_bar(console) as update:
         options["progress"] = update if console.is_terminal else None  # else lines on stderr
         if module:

@@ -30,7 +30,7 @@ class Model(nn.Module):
             if p.dim() >= 2:
                 is_hidden = not name.startswith(("emb", "head"))
                 nn.init.normal_(p, std=(0.18 * self.m**-0.5) if is_hidden else 0.2)
-        if fault == "head's init":
+        if "head's init" in fault:
             self.head.weight.data *= self.m**-0.5
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Model(nn.Module):
         if self.fault == "stacked":
             x = x + torch.einsum("btw,ewh->bth", self.n2(x), self.experts)
         x = torch.tanh(x) if self.fault == "recurrent" else self.n2(x)
-        return self.head(x) / (1.0 if self.fault == "no 1/m" else self.m)
+        return self.head(x) / (1.0 if "no 1/m" in self.fault else self.m)
 
 
 def groups(module: nn.Module, lr: float = 2**-8) -> list[dict]:
@@ -64,6 +64,13 @@ def loss(module, tokens):
 def right(width, fault=""):
     module = Model(width, fault)
     return module, adamw(groups(module))
+
+
+def head_by_rate(width):
+    """1/m on the readout's rate in place of its logits, which asks for σ ∝ 1/m."""
+    module = Model(width, "no 1/m, head's init")
+    *others, head = groups(module)
+    return module, adamw([*others, head | {"lr": head["lr"] / module.m}])
 
 
 def muon(width, fault=""):
@@ -146,8 +153,9 @@ check = functools.partial(lint, widths=WIDTHS, seeds=1, steps=2, progress=lambda
         (bf16, "updates lost to rounding"),
         (functools.partial(muon, fault="no 1/m"), "readout's 1/m missing"),
         (functools.partial(right, fault="head's init"), "readout's init not scaled"),
+        (head_by_rate, "readout's init not scaled"),
     ],
-    ids=["right", "lora", "sign", "stacked", "gru", "bf16", "muon", "head"],
+    ids=["right", "lora", "sign", "stacked", "gru", "bf16", "muon", "head", "head by rate"],
 )
 def test_the_first_cause_is_the_right_one(build, cause):
     report = check(build, TOKENS, loss)

@@ -1,6 +1,7 @@
 """A trial split over two processes is the trial in one: losses, weights, checkpoints."""
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ LLAMA = {"architecture": "llama", "optimizer": "muon", "parametrization": "compl
     "fields", [GPT2, MOE, pytest.param(LLAMA, marks=pytest.mark.nightly)], ids=["gpt2", "moe", "llama"]
 )
 def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(
-    fields, tiny, dataset, tmp_path, recwarn
+    fields, tiny, dataset, tmp_path, recwarn, capfd
 ):
     trial = tiny.replace(precision="float64", steps=3, grad_clip=0.1, weight_decay=0.1, **fields)
     whole = PackRun([trial], dataset, RUN).finish()
@@ -36,6 +37,8 @@ def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(
         for name, weight in other.pack.member_parameters(0).items():
             torch.testing.assert_close(weight, weights[name], rtol=1e-9, atol=1e-10)
     assert not [str(one.message) for one in recwarn], "a command would print them"
+    os.write(1, b"said after it")
+    assert capfd.readouterr().out == "said after it", "gloo's words are left out, and no others"
 
 
 @pytest.mark.parametrize(
