@@ -345,7 +345,8 @@ def plan(
         source=belief.assumed.source,
         fixes=fixes,
         base=sweep,
-        experiment=getattr(sweep or grid, "experiment", "plan"),
+        # Not the folder of the file's own sweep
+        experiment="plan" if base is None else f"{getattr(sweep or grid, 'experiment', '')}_plan",
         rates=rates,
         tuned=tuned[0],
         beside={n: values for n, values in given_values.items() if n != tuned[0]},

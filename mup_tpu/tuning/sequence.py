@@ -35,6 +35,7 @@ from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.pack_job import missing_trials
 from mup_tpu.store import Store, done_of, load_header
 from mup_tpu.words.names import exponent, listed
+from mup_tpu.words.plans import at_words
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import look_verdict, price, verdict
 
@@ -279,7 +280,7 @@ class Buyer(Generic[T]):
                 if all(values.get(n, v) == v for n, v in self._grid.by_column(p).items())
             )
             trials = missing_trials(self._trials(name, point, looks), done, self._trial_id)
-            at = ", ".join(f"{label(n)} {value:g}" for n, value in values.items())
+            at = at_words(values, [*values])
             report.extend([f"{at}, {listed([*map(label, planned.tuned)])} {line}"] if trials else [])
             wanted.extend(trials)
             return bool(trials)

@@ -223,62 +223,50 @@ def published_table(prior: Any) -> Table:
 def _remarks(plan: Any) -> list[str]:
     """Return at most five sentences that say what to do, the most useful first."""
     goal, speed, steps, remarks = plan.goal, plan.speed, plan.steps, list[str]()
-    if speed is not None and speed.measured is not None:
-        remarks.append("Times are those of --probe; beyond the last two sizes they grow as between these.")
-    elif speed is not None and goal.base is None:
+    if speed is not None and speed.measured is None and goal.base is None:
         of = ""
         if math.isfinite(speed.peak):
             share, peak = speed.flops_per_second / speed.peak, speed.peak / 1e12 / speed.devices
             of = f", at {share:.0%} (--mfu) of {speed.devices} × {peak:.4g} TFLOP/s at most"
         remarks.append(
-            f"Times are of training steps alone{of}, and {1e3 * LOOP_S:g} ms a layer and step at least: time "
-            "your trainer with --probe 60s."
+            f"Time your trainer with --probe 60s: these times are of steps alone{of}, and "
+            f"{1e3 * LOOP_S:g} ms a layer and step at least."
         )
     longest = max(step.cost / step.runs for step in steps)
     if plan.is_time and goal.base is None and longest > CHECKPOINT_S:
-        how = "have the trainer save to its folder, so that a kill loses little"
-        remarks.append(f"The longest run takes {write_time(longest)}: {how}.")
-    elif any(step.is_continued for step in steps):
-        remarks.append("Longer runs go on from shorter ones, whose checkpoints are kept.")
+        how = f"a kill then loses little of the {write_time(longest)} of the longest run"
+        remarks.append(f"Have the trainer save to its folder: {how}.")
     name, narrowest = min(plan.shortened.items(), key=lambda pair: pair[1], default=("", math.inf))
     if plan.half_width - narrowest > 0.07:
         reach, whole = max(step.sizes[name] for step in steps), goal.sizes(goal.values)[name]
         remarks.append(
-            f"Proxies reach {label(name)} {short(reach)}; at the target's {short(whole)} they would narrow "
-            f"{_factor(plan.half_width)} to {_factor(narrowest)}: shrink other sizes if you can."
+            f"Shrink other sizes if you can: proxies reach {label(name)} {short(reach)}, and at the target's "
+            f"{short(whole)} would narrow {_factor(plan.half_width)} to {_factor(narrowest)}."
         )
     remarks.append(_budget_left(plan))
     target_bytes, proxy_bytes = goal.memory_bytes({}), goal.memory_bytes(steps[-1].values)
     if goal.base is None and math.isfinite(target_bytes):
         tables = "" if goal.counts else f" (vocab={VOCABULARY})"
         remarks.append(
-            f"Weights, gradients and AdamW's moments take {target_bytes / 1e9:.3g} GB at the target{tables}, "
-            f"{proxy_bytes / 1e9:.2g} GB at the largest proxy, and activations of the target "
-            f"{goal.activation_bytes({}) / 1e6:.2g} MB a token of a micro-batch."
+            f"Choose the micro-batch by memory: the target{tables} takes {target_bytes / 1e9:.3g} GB, and "
+            f"{goal.activation_bytes({}) / 1e6:.2g} MB a token; the largest proxy {proxy_bytes / 1e9:.2g} GB."
         )
     return remarks[:5]
 
 
 def _budget_left(plan: Any) -> str:
-    """Say what is left, and what it would buy: a larger proxy, or more of the target."""
+    """Say what to do with the rest of a budget, and what it saves."""
     left, is_time, larger = plan.budget - plan.cost, plan.is_time, plan.larger
-    words = f"{cost_words(left, is_time)} of the budget are left"
-    if left >= plan.target_cost:
-        words += (
-            f", {left / plan.target_cost:.3g} times the target's own run: a longer or larger target saves "
-            f"{WORTH:g} {_unit(plan)} for each e times the compute"
-        )
+    longer = f"Train the target longer with the {cost_words(left, is_time)} that are left"
     if larger is None:
-        return f"{words}; no size lies between the largest here and the target."
+        return f"{longer}: no size lies between the largest here and the target."
     names = [name for name, value in larger.values.items() if value != plan.goal.values[name]]
     at, cost = at_words(larger.values, names, plan.goal.is_in_tokens), cost_words(larger.cost, is_time)
     if math.isnan(plan.saved):
-        return f"{words}. The next larger size ({at}) costs {cost}."
+        return f"Raise --budget by {cost_words(larger.cost - left, is_time)} for one more size, {at}."
     price = WORTH * larger.cost / plan.target_cost
-    return (
-        f"{words}. The next larger size ({at}) would save {plan.saved:.4f} {_unit(plan)} for {cost}; a "
-        f"target that trains as much longer saves {price:.4f}."
-    )
+    in_proxy = f"{plan.saved:.4f} in one more size ({at})"
+    return f"{longer}: {cost} more saves {price:.4f} {_unit(plan)}, and {in_proxy}."
 
 
 def recipe_table(made: Recipe) -> Table:

@@ -53,10 +53,10 @@ def test_a_plan_is_swept_and_answers_for_its_target_as_it_is(tmp_path, outcome, 
     first = re.search(r"─\n +8 +(\d+) +\d", out)
     assert first is not None and "wrote plan.toml; next:" in out
     commands = [line.split()[1:] for line in out.splitlines() if line.startswith("  mup-tpu")]
-    assert commands == [["sweep", "plan.toml"], ["predict", "results/tiny"]]
+    assert commands == [["sweep", "plan.toml"], ["predict", "results/tiny_plan"]]
     code, out, err = outcome(*commands[0])
     assert code == 0 and "the plan's sizes are run" in out, err
-    rows = load_table("results/tiny").runs
+    rows = load_table("results/tiny_plan").runs
     assert (rows["purchase"] == 1).sum() == int(first[1])
     code, out, err = outcome(*commands[1])
     assert code == 0 and "at the target (width 64)" in out, err
@@ -65,10 +65,10 @@ def test_a_plan_is_swept_and_answers_for_its_target_as_it_is(tmp_path, outcome, 
     assert outcome("predict", "plan.toml")[1] == out, "its file stands for its folder"
     code, _, err = outcome("predict", "model.toml")
     assert code == 2 and "model.toml is no plan with a [target]" in err
-    assert json.loads(outcome("predict", "results/tiny", "--json")[1])["sizes"] == {"width": 64.0}
-    code, _, err = outcome("predict", "results/tiny", "--figures")
+    assert json.loads(outcome("predict", "results/tiny_plan", "--json")[1])["sizes"] == {"width": 64.0}
+    code, _, err = outcome("predict", "results/tiny_plan", "--figures")
     assert code == 2 and "holds a plan, whose prediction takes no option but --at" in err
-    code, out, err = outcome("transfer", "results/tiny", "--at", "width=64")
+    code, out, err = outcome("transfer", "results/tiny_plan", "--at", "width=64")
     assert code == 0 and "at the target (width 64)" in out, err
 
 
@@ -83,9 +83,9 @@ def test_a_trainer_of_one_s_own_is_timed_planned_swept_and_predicted(tmp_path, o
     assert "mup-tpu sweep plan.toml --until-settled --budget 10h" in out
     code, out, err = outcome("sweep", "plan.toml")
     assert code == 0 and "the plan's sizes are run" in out, err
-    predicted = json.loads(outcome("predict", "results/mine", "--json")[1])
+    predicted = json.loads(outcome("predict", "results/mine_plan", "--json")[1])
     assert predicted["interval"][0] < -5 < predicted["interval"][1] and predicted["known"] >= 3
-    for command in (("analyze", "results/mine"), ("watch", "results/mine", "--once")):
+    for command in (("analyze", "results/mine_plan"), ("watch", "results/mine_plan", "--once")):
         code, out, err = outcome(*command)
         assert code == 0 and "what came (in brackets: as planned)" in out and "DRIFTS" not in out, err
     code, out, err = outcome("ask", "plan.toml", "2", "--until-settled")
