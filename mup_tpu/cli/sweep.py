@@ -35,7 +35,8 @@ class GridOptions:
     """Axes in place of a sweep's own."""
 
     scale: str | None = None
-    """Values of the scale, FIELD=VALUES: depth=2,4,8. Values alone are widths: 64,128."""
+    """Values of the scale, FIELD=VALUES: depth=2,4,8. Values alone are widths: 64,128; in a study they
+    are values of the name that the file has."""
     tune: str | None = None
     """Values of the tuned hyperparameter: weight_decay=0,0.01. Values alone are peak learning rates at the
     base: 2^-8,2^-7."""
@@ -108,8 +109,10 @@ def sweep(
     """
     values = {} if is_script(file) else read_toml(file)
     if study.trainer is not None or kind_of(values) == "study":
-        if how.grid != GridOptions() or continue_to is not None:
-            raise ConfigError("the grid of a study is set in its file: change it there")
+        if continue_to is not None:
+            raise ConfigError(
+                "continue_to is for our networks: give a study's longer runs as values of its scale"
+            )
         run_study(file, study, how)
         return
     if study != StudyOptions():
@@ -143,7 +146,8 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     from mup_tpu.study.study import load_study
 
     refuse_options_of_networks(how.run, how.where)
-    study, trainer = load_study(file, how.results, options.loss)
+    grid = {name: value for name, value in vars(how.grid).items() if value is not None}
+    study, trainer = load_study(file, how.results, options.loss, grid)
     if study.grid.space is not None:
         raise ConfigError(f"{file} is the file of a search, not of a sweep: `mup-tpu search {file}` takes it")
     trainer = options.trainer or trainer

@@ -121,6 +121,28 @@ def parse_axis(text: str, option: str) -> dict[str, list[Any]]:
     return {name: [parse_value(name, value, option) for value in values]}
 
 
+def replace_axis(old: Any, text: str, option: str) -> dict[str, list[Any]]:
+    """Replace the values of a name in an axis of a study; each has the type of those in the file."""
+    if not isinstance(old, dict) or not all(isinstance(values, list) for values in old.values()):
+        raise ConfigError(f"{option} {text}: the file has no {option} with a name's values: change it there")
+    if "=" not in text and len(old) == 1:
+        text = f"{next(iter(old))}={text}"
+    name, values = split_axis(text, option)
+    if name not in old:
+        raise ConfigError(f"{option}: {unknown_key(name, old)}")
+
+    def typed(value: str) -> Any:
+        if any(isinstance(one, str) for one in old[name]):
+            return value  # such as 2^-8
+        if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        number = parse_number(value, f"{option}: {name}")
+        is_whole = all(isinstance(one, int) for one in old[name]) and number % 1 == 0
+        return next((one for one in old[name] if one == number), int(number) if is_whole else number)
+
+    return {**old, name: [typed(value) for value in values]}
+
+
 def split_axis(text: str, option: str) -> tuple[str, list[str]]:
     """Split `depth=2,4,8` into the name and its values; each name is the field's, or somebody's own."""
     name, _, values = text.partition("=")

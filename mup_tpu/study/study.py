@@ -24,7 +24,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import SearchOptions, require_above_zero, shown
 from mup_tpu.config.grid import Points
 from mup_tpu.config.options import TrackerName
-from mup_tpu.config.toml import from_dict, read_grid
+from mup_tpu.config.toml import from_dict, read_grid, replace_axis
 from mup_tpu.config.values import parse_limit, parse_price, require_count
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.store import Store, results_folder
@@ -383,10 +383,18 @@ class Study:
 
 
 def load_study(
-    path: str | Path, results: str | None = None, loss: str | None = None
+    path: str | Path,
+    results: str | None = None,
+    loss: str | None = None,
+    grid: Mapping[str, Any] | None = None,
 ) -> tuple[Study, str | None]:
-    """Open the study of a TOML file, perhaps with another loss; return it and the trainer of the file."""
+    """Open the study of a TOML file, perhaps with another loss; return it and the trainer of the file.
+
+    `grid` has axes as the command line writes them, such as `{"tune": "2^-8,2^-7"}`, and a number of seeds.
+    """
     keys = read_grid(path, "study")
+    for option, given in (grid or {}).items():
+        keys[option] = given if option == "num_seeds" else replace_axis(keys.get(option), given, option)
     trainer, config = keys.pop("trainer", None), keys.pop("config", None)
     target = keys.pop("target", None)
     if config and not Path(config).exists() and (beside := Path(path).parent / config).exists():

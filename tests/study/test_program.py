@@ -62,6 +62,47 @@ def test_a_program_imports_the_file_beside_it(tmp_path, monkeypatch, capsys):
     assert (load_runs("results/beside")["status"] == "finished").all()
 
 
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        (["--scale", "64", "--tune", "2^-3,0.5"], 1),
+        (["--scale", "width=128", "--compare", "optim=adam"], 2),
+        (["--tune", "rate=0.5", "--num-seeds", "2"], 2),
+    ],
+)
+def test_axes_of_the_command_line_take_the_place_of_a_study_s(options, added, tmp_path, monkeypatch):
+    """Trials that the file has keep their ids: numbers have the types of those in the file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import sys; print('loss', 2.0)")
+    (tmp_path / "study.toml").write_text(
+        f'trainer = "{sys.executable} train.py {{width}} {{rate}} {{optim}} {{seed}}"\n'
+        'scale = {width = [32, 64]}\ntune = {rate = ["2^-2", "2^-1"]}\ncompare = {optim = ["sgd"]}\n'
+    )
+    main(["sweep", "study.toml"])
+    before = {*load_runs("results/study")["trial_id"]}
+    main(["sweep", "study.toml", *options])
+    assert len({*load_runs("results/study")["trial_id"]} - before) == added
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tune", "lr=0.1"], "tune: .*lr.*rate"),
+        (["--compare", "adam"], "compare adam: the file has no compare"),
+        (["--tune", "fast"], "rate 'fast' is not a number"),
+        (["--continue-to", "9"], "continue_to"),
+    ],
+)
+def test_axes_that_a_study_lacks_are_refused(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(
+        'trainer = "true {width} {rate}"\nscale = {width = [32, 64]}\ntune = {rate = [0.25, 0.5]}\n'
+    )
+    with pytest.raises(SystemExit):
+        main(["sweep", "study.toml", *options])
+    assert re.search(words, capsys.readouterr().err)
+
+
 LOOK = """
 import json, os, resource, signal, sys
 json.dump({
@@ -494,11 +535,11 @@ def test_a_configured_program_goes_from_its_plan_to_its_target(tmp_path, monkeyp
     planned = tomllib.loads(Path("plan.toml").read_text())
     assert planned["loss"] == "loss/main" and planned["config"] == "base.json"
     main(["sweep", "plan.toml"])
-    runs = load_runs("results/mine")
+    runs = load_runs("results/mine_plan")
     log_rates, log_widths = (runs[name].map(math.log2) for name in ("optim.lr", "model.dim"))
     expected = 3 + 0.05 * (log_rates + 8) ** 2 - 0.1 * log_widths + 1 / 101
     assert runs["loss"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    main(["transfer", "results/mine", "--trainer", planned["trainer"]])
-    (target,) = load_runs("results/mine_transfer").to_dict("records")
+    main(["transfer", "results/mine_plan", "--trainer", planned["trainer"]])
+    (target,) = load_runs("results/mine_plan_transfer").to_dict("records")
     assert target["model.dim"] == 1024 and abs(math.log2(target["optim.lr"]) + 8) < 0.3
     assert "loss/main" in capsys.readouterr().out
