@@ -53,7 +53,7 @@ for _ in range(200):
     study.tell(trial, 1.0)
 """
 )
-NO_OP = STUDY + "study.run(lambda trial: 1.0, workers=1)"
+NO_OP = STUDY + "study.run(lambda trial, report: 1.0, workers=1)"
 
 
 def used(command: list[str], checkout: Path) -> float:

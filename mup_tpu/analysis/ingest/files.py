@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -94,17 +95,39 @@ def read_file(path: str | Path) -> pd.DataFrame:
     return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
 
 
+_MOST_VALUES = 200_000
+"""Values of a YAML file, each alias written out; the largest tables of labels have 88 000."""
+
+
 def read_yaml(text: str) -> Any:
     """Return the plain values of YAML; what has a tag of a program is read without the tag.
 
     Raises:
-        ValueError: the text is no YAML.
+        ValueError: the text is no YAML, or aliases make a few bytes of it many values.
         OSError: the text is too long.
     """
     from ruamel.yaml import YAML  # few tables are YAML, or have settings beside them
+    from ruamel.yaml.composer import Composer
     from ruamel.yaml.constructor import SafeConstructor
     from ruamel.yaml.error import YAMLError
-    from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
+    from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+    def count(node: Node | None, known: dict[int, float]) -> float:
+        # Values below a node, each alias written out; a node that contains itself has infinitely many.
+        if not isinstance(node, SequenceNode | MappingNode):
+            return 1
+        if id(node) not in known:
+            known[id(node)] = math.inf
+            parts = node.value if isinstance(node, SequenceNode) else itertools.chain(*node.value)
+            known[id(node)] = 1 + sum(count(part, known) for part in parts)
+        return known[id(node)]
+
+    class Bounded(Composer):
+        def get_single_node(self) -> Any:
+            node = super().get_single_node()
+            if count(node, {}) > _MOST_VALUES:
+                raise ValueError(f"it holds more than {_MOST_VALUES:,} values with its aliases written out")
+            return node
 
     class Untagged(SafeConstructor):
         def construct_undefined(self, node: Node) -> Any:
@@ -116,7 +139,7 @@ def read_yaml(text: str) -> Any:
     # Lightning writes tuples and objects under tags of Python: their contents are read, nothing is called.
     Untagged.add_constructor(None, Untagged.construct_undefined)
     yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor = Untagged
+    yaml.Composer, yaml.Constructor = Bounded, Untagged
     require_size(len(text), MOST_BYTES_OF_CONFIG)
     try:
         return yaml.load(text)

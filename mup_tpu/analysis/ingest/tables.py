@@ -67,6 +67,8 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     """Gather the losses of a table of any shape in one column; return it with notes."""
     if any(means(name) == "loss" for name in table) or columns.loss in table:
         return table, []
+    if (long := _long(table)) is not None:
+        return long, []
     if (curves := _curves(table)) is not None:
         return curves
     if (headings := _headings(table, columns)) is None:
@@ -82,6 +84,21 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[R
     if empty.any():
         notes.append(Reason.of("empty cells", count=int(empty.sum())))
     return rows[~empty].reset_index(drop=True), notes
+
+
+def _long(table: pd.DataFrame) -> pd.DataFrame | None:
+    """Make columns of the metrics of a table with a row per metric; None for another table."""
+    plain = {plain_name(name): name for name in table}
+    metric = next((plain[word] for word in ("metric", "tag", "key", "variable") if word in plain), None)
+    if (
+        metric is None
+        or "value" not in plain
+        or "loss" not in {means(text) for text in table[metric].unique()}
+    ):
+        return None
+    others = [name for name in table if name not in (metric, plain["value"]) and not table[name].isna().all()]
+    wide = table.pivot_table(plain["value"], others, metric, aggfunc="last", sort=False)
+    return wide.reset_index().rename_axis(columns=None)
 
 
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:

@@ -5,9 +5,21 @@ import pytest
 from mup_tpu.analysis.ingest.files import read_yaml
 
 
+def bomb(line):
+    """Nine levels, each of which holds the one before nine times."""
+    levels = "bcdefghi"
+    return "a: &a {x: 1}\n" + "".join(
+        line.format(name=name, nine=",".join([f"*{before}"] * 9))
+        for before, name in zip("a" + levels, levels, strict=False)
+    )
+
+
 @pytest.mark.parametrize(
     "text, sentence",
     [
+        (bomb("{name}: &{name} [{nine}]\n"), "more than 200,000 values with its aliases written out"),
+        (bomb("{name}: &{name}\n  <<: [{nine}]\n"), "more than 200,000 values"),
+        ("a: &a [*a]", "more than 200,000 values"),
         ("- " * 1500, "nested too deeply"),
         ("a: b: c", r"mapping values are not allowed here .*line 1"),
         ("a: 1\na: 2", "duplicate key"),
