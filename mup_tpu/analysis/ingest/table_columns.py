@@ -104,7 +104,7 @@ _HEADS = {
 _QUALIFIERS = {
     "lr": "peak max base init initial hidden matrix muon adam adamw model main optimizer optim opt global",
     "loss": "val valid validation eval evaluation dev test train training heldout holdout held out final "
-    "last best min mean avg average macro micro lm hparam",
+    "last best min mean avg average macro micro lm hparam global",
 }
 
 
@@ -164,7 +164,10 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
             scores = [str(name) for name in table if SCORE.search(plain_name(name))]
             if {"number", "value", "state"} <= set(table):  # Optuna's trials
                 scores = ["value"]
-            column = scores[0] if len(scores) == 1 else None
+            paths = [
+                str(name) for name in table if _qualified("loss", plain_name(str(name).rpartition("/")[2]))
+            ]
+            column = next((alike[0] for alike in (paths, scores) if len(alike) == 1), None)
         names |= {} if column is None else {part: column}
     if (
         isinstance(columns.step, Usual)

@@ -436,6 +436,7 @@ text(
 text("perplexity", renamed("val_ppl", np.exp), note="val_ppl is a perplexity")
 text("bits per byte", renamed("val_bpb", lambda loss: loss / np.log(2) / 4), options={"bytes_per_token": 4.0})
 text("bits per byte of unknown tokens", renamed("val_bpb"), note="--bytes-per-token")
+text("a loss behind a path", renamed("scaling/global_loss"))
 text("bits per token", renamed("val_bits", lambda loss: loss / np.log(2)), note="bits per token")
 text("accuracy, maximized", renamed("val_acc", lambda loss: 1 - loss / 4),
      options={"maximize": True, "columns": ("loss=val_acc",)},
