@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +28,7 @@ _MOST_ROWS, _ENDS = 1000, 20  # rows of a run table that are all shown; first an
 def analyze(
     paths: Several = (),
     table: TableOptions = TableOptions(),
+    delta: float = 0.2,
     next: bool = False,
     runs: bool = False,
     csv: File | None = None,
@@ -47,6 +49,7 @@ def analyze(
             folder of Ray Tune, Lightning, Trainer or logs; or a database of MLflow or Optuna. Several
             tables are read as one. By default the folder in results that was written last.
         table: Columns and rows of the table.
+        delta: Largest drift exponent that does not matter.
         next: Print the runs that would settle each open verdict, why, and their cost.
         runs: Print the run table of a results folder; of more than 1 000 runs the first and last 20.
         csv: File for the rows of a results folder, with every column.
@@ -61,6 +64,7 @@ def analyze(
     """
     if out is not None and figures == report:
         raise ConfigError(f"out {str(out)!r} needs either --figures or --report")
+    table = replace(table, delta=delta)
     if not paths:
         paths = (last_folder(),)
         Console(stderr=json).print(f"{paths[0]}:")
@@ -189,8 +193,6 @@ def predict(
     """
     if out is not None and not figures:
         raise ConfigError(f"out {str(out)!r} needs --figures")
-    if table.delta != TableOptions.delta:
-        raise ConfigError(f"{given('delta', table.delta)} is a limit of a verdict, and a prediction has none")
     if not path:
         if loss_law or figures or keep or claim != "by-name" or format != "text" or table != TableOptions():
             raise ConfigError("without a table or results folder, published laws take --at and --json alone")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 from mup_tpu.config.options import Repeated
 from mup_tpu.errors import ConfigError
@@ -60,8 +62,7 @@ class TableOptions:
     epsilon: float | None = None
     """Largest regret that does not matter, in the unit of the loss. By default 0.01 nat per token; for other
     metrics, 2 % of the difference between the scales' best values."""
-    delta: float = 0.2
-    """Largest drift exponent that does not matter."""
+    delta: Annotated[float, tyro.conf.Suppress] = 0.2  # largest drift exponent that does not matter
 
     def role(self, name: str, default: str) -> str:
         """Return the column of a role, `default` unless --columns gives it."""
