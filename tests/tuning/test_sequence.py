@@ -85,9 +85,10 @@ def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that
 
     def result_of(trial, row):
         noise = np.random.default_rng(int(row["trial_id"][:8], 16)).normal(0, 0.01)
-        # Later purchases are dearer, so that half of one changes what a run seems to cost.
-        cost = float(row["width"] * row["purchase"] ** 2)
-        loss = 3 + 0.03 * (math.log2(row["lr"]) + 7) ** 2 + noise
+        # Costs grow otherwise in each purchase, so that half of one changes what a run seems to cost.
+        cost = float(row["width"] ** (1 + 4 * (row["purchase"] % 2)))
+        away = math.log2(row["lr"]) + 7 + 0.15 * math.log2(row["width"] / 32)
+        loss = 3 + 0.03 * away**2 + noise
         return {"loss": loss, "wall_time_s": cost, "flops": cost}
 
     def simulated(folder, stop=math.inf):
@@ -96,15 +97,16 @@ def test_a_sequence_that_is_killed_within_a_purchase_buys_the_trials_of_one_that
         buyer = Buyer(sweep, measured(sweep, corpora), corpora.trial_id, store)
         return bought(buyer, store, result_of, stop)
 
-    whole = simulated(tmp_path / "whole")
+    most = 320  # rows: the fourth purchase is chosen by costs
+    whole = simulated(tmp_path / "whole", most)
     for _, numbers in whole.groupby("parametrization")["purchase"]:
         assert sorted(numbers.unique()) == list(range(1, int(numbers.max()) + 1))
     counts = whole.groupby("purchase").size()
-    assert len(counts) >= 3
+    assert len(counts) >= 4
     for end, size in zip(counts.cumsum()[1:], counts[1:], strict=True):
         stop = int(end - 0.75 * size)  # within the trials of one rule
         simulated(tmp_path / str(stop), stop)
-        again = simulated(tmp_path / str(stop))
+        again = simulated(tmp_path / str(stop), len(whole))
         assert set(again["trial_id"]) == set(whole["trial_id"]), stop
 
 
