@@ -124,8 +124,10 @@ class Results:
 
     def show(self, console: Console) -> None:
         analysis, scale = self.analysis, columns.label(self.analysis.scale)
-        self.show_notes(console, analysis)
-        for part in analysis.parts:
+        are_targets = all(map(verdicts.is_target, analysis.results))  # single runs, as of a transfer
+        if not are_targets:
+            self.show_notes(console, analysis)
+        for part in () if are_targets else analysis.parts:
             for result in part.results:
                 optima = tables.optima_table(result, part.columns, "")
                 name, tuned = rule_name(result.compared, part.compares), columns.label(part.hyperparameter)

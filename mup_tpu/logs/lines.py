@@ -37,6 +37,7 @@ _NO_LOSS = _OLD | _words(
     "imbalance interval limit lr max mem memory norm patience percent perplexity ppl py rate ratio router "
     "samples scale scaler std stderr target threshold time tol var weight weights z zloss"
 )
+_TOKENS = _words("nonpadding nontarget target")
 _MEASURES = _ranks("", "ce nll xent entropy", "bpb bpc bits", "mse rmse mae cost")
 STEPS = _ranks("step", "iter iteration itr it update updates steps", "batch")
 _NO_STEP = _words(
@@ -109,6 +110,9 @@ def name_of(text: str) -> Name:
         kind = "epoch"
     elif is_rate and not words & _OTHER_RATES:
         kind = "rate"
+    elif measures and "per" in words and words & {"token", "tokens"} and not (words & _NO_LOSS) - _TOKENS:
+        # A loss beside its mean per token is a sum, as T5X logs them.
+        kind, rank, words = "loss", min(measures) - 1, words - _TOKENS
     elif measures and not words & _NO_LOSS:
         kind, rank = "loss", min(measures)
     split = next((split for split, names in SPLITS.items() if words & names), "")

@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mup_tpu.analysis.ingest.table_values import is_cross_entropy
 from mup_tpu.config import require_above_zero
 from mup_tpu.config.grid import ORDERS
 from mup_tpu.config.values import require_count
@@ -111,6 +112,9 @@ class Calls(Runner[StudyTrial]):
         if (logged := outcome.logged) is not None:
             if not self.losses:
                 self.console.print(f"loss: `{logged.name}` of lines like `{logged.line}`: {logged.loss:g}")
+                if logged.loss > _SUM and is_cross_entropy(logged.name):
+                    what = f"{logged.name} {logged.loss:g} is a sum over tokens, and not their mean"
+                    self.console.print(f"note: {what}: ε of 0.01 nat means little, print the mean")
                 self.losses[logged.name] = None
                 self._compare_rates(job.trial, outcome.learning_rate)
             elif _without_numbers(logged.name) not in map(_without_numbers, self.losses):
@@ -168,6 +172,7 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"\d+", "", name)  # w64/val_loss and w128/val_loss are one loss
 
 
+_SUM = 100.0  # nat above which a cross-entropy is no mean of tokens
 _LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'
 
 

@@ -75,7 +75,8 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
             f"expected {of_metric.loss_name} {value:{digits}}{of} (95 % {low:{digits}} to {high:{digits}})"
         )
     elif made.why_no_loss is not None and not predictions.analysis.columns.maximized:
-        lines.append(f"expected loss unknown: {because(made.why_no_loss, predictions.analysis.columns)}")
+        columns = predictions.analysis.columns
+        lines.append(f"expected {columns.loss_name} unknown: {because(made.why_no_loss, columns)}")
     return lines
 
 

@@ -253,6 +253,11 @@ def test_a_loss_has_the_name_and_unit_that_the_program_prints(printed, loss, uni
     assert axes[0].get_ylabel() == heading + " (nat)" * (unit == "nat")
 
 
+def test_a_sum_over_tokens_is_named(tmp_path, capsys):
+    run(tmp_path, "print('loss=149001.2')", console=Console(width=200))
+    assert "note: loss 149001 is a sum over tokens, and not their mean" in capsys.readouterr().out
+
+
 def test_a_loss_named_after_its_run_is_the_loss_of_all_runs(tmp_path):
     rows = run(tmp_path, "import sys; print(f'w{sys.argv[1]}/val_loss', 2.5)", scale=(64, 128))
     assert rows["status"].tolist() == ["finished"] * 2

@@ -118,7 +118,9 @@ def _by_step(content: bytes) -> tuple[pd.DataFrame, TrainingLog]:
     log.read(content)
     log.close()
     table = pd.DataFrame({_column(name): pd.Series(dict(curve)) for name, curve in log.curves().items()})
-    return table.where(table.index != table.index.max(), math.inf) if log.is_diverged else table, log
+    if log.is_diverged and len(table):
+        table.loc[table.index.max()] = math.inf
+    return table, log
 
 
 def _with_rates(table: pd.DataFrame, log: TrainingLog) -> pd.DataFrame:

@@ -524,6 +524,21 @@ def trainer(folder, name="w{w}_lr{lr:.6e}"):
     return folder / "out"
 
 
+@kind(
+    "Trainer, a diverged run", losses=lambda loss: loss.where(loss.index != 14, np.inf), note="diverged runs"
+)
+def trainer_diverged(folder):
+    for file in (trainer(folder) / f"w{RUNS['width'][14]}_lr{RUNS['lr'][14]:.6e}").rglob(
+        "trainer_state.json"
+    ):
+        state = json.loads(file.read_text())
+        state["log_history"] = [
+            entry | {"eval_loss": np.nan, "loss": np.nan} for entry in state["log_history"]
+        ]
+        file.write_text(json.dumps(state))
+    return folder / "out"
+
+
 @kind("Trainer, default names")
 def trainer_default(folder):
     return trainer(folder, "tmp_trainer{i}")
