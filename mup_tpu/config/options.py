@@ -101,8 +101,8 @@ class RunOptions:
         in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
         if self.split_over > 1 and self.device != "xla" and not in_turns:
             raise ConfigError(
-                f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda without "
-                f"{given('compile')}"
+                f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda where "
+                "members train in turns"
             )
 
     @property

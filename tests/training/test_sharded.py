@@ -45,7 +45,7 @@ def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(
     ("fields", "options", "message"),
     [
         ({"batch_size": 5}, {}, "split_over 2 is not allowed: it must divide batch_size 5"),
-        ({}, {"execution": "vmap"}, "works on device xla, and on cpu and cuda with"),
+        ({}, {"execution": "vmap"}, "works on device xla, and on cpu and cuda where members train in turns"),
     ],
 )
 def test_what_cannot_be_split_is_refused(fields, options, message, tiny, dataset):
