@@ -75,6 +75,14 @@ class SweepRun:
 
 
 @dataclass(frozen=True)
+class SearchedTrial(RunOptions):
+    """Options of each trial of a search, which evaluates and checkpoints by --evaluations."""
+
+    eval_every: Annotated[int, tyro.conf.Suppress] = 0
+    checkpoint_every: Annotated[int, tyro.conf.Suppress] = 0
+
+
+@dataclass(frozen=True)
 class SearchRun:
     """Options of a run of a search."""
 
@@ -84,7 +92,7 @@ class SearchRun:
     """Algorithm, scheduler, limits."""
     where: SweepOptions = SweepOptions(pack_size=1)
     """Machine or cluster of the search."""
-    run: RunOptions = RunOptions()
+    run: SearchedTrial = SearchedTrial()
     """Options of each trial."""
 
 
@@ -314,11 +322,6 @@ def search(
 
     values = {} if is_script(file) else read_toml(file)
     command, given = f"mup-tpu search {file}", options_given(how.options)
-    if how.run.eval_every or how.run.checkpoint_every:
-        raise ConfigError(
-            "eval_every and checkpoint_every are for sweeps: a search evaluates and checkpoints by "
-            "--evaluations"
-        )
     console, outcome = Console(), Counter[str]()
     if study.trainer is not None or kind_of(values) == "study":
         from mup_tpu.study.study import load_study

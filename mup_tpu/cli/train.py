@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig, RunOptions, Trial
@@ -21,6 +23,21 @@ from mup_tpu.errors import ConfigError, Preempted, raised_as
 
 if TYPE_CHECKING:
     from mup_tpu.training.record import PackResult
+
+
+@dataclass(frozen=True)
+class TrialRun(RunOptions):
+    """Options for running one trial in this process."""
+
+    placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.Suppress] = "host"  # for packs on Ray
+
+
+@dataclass(frozen=True)
+class PreparedText(DataConfig):
+    """Text as tokens, whose batches are chosen in training."""
+
+    batch_size: Annotated[int, tyro.conf.Suppress] = DataConfig.batch_size
+    data_seed: Annotated[int, tyro.conf.Suppress] = DataConfig.data_seed
 
 
 @dataclass(frozen=True)
@@ -59,7 +76,7 @@ class TrainOptions:
 
 def train(
     trial: Trial = Trial(),
-    run: RunOptions = RunOptions(),
+    run: TrialRun = TrialRun(),
     kept: Kept = Kept(),
     options: TrainOptions = TrainOptions(),
 ) -> None:
@@ -74,8 +91,6 @@ def train(
     on_xla = run.device in ("tpu", "xla")
     if options.xla_dump is not None and not on_xla:
         raise ConfigError(f"--xla-dump needs --device tpu or xla, not {run.device}")
-    if run.placement != "host":
-        raise ConfigError(f"--placement {run.placement} is for packs on Ray: mup-tpu sweep --ray ADDRESS")
     if run.checkpoint_every and kept.checkpoints is None:
         raise ConfigError(f"--checkpoint-every {run.checkpoint_every} needs --checkpoints, a folder for them")
     if options.continue_to is not None and kept.checkpoints is None:
@@ -211,7 +226,7 @@ def _log_lines(console: Console, results: str | None) -> Iterator[None]:
         yield
 
 
-def prepare(out: FolderName, data: DataConfig = DataConfig()) -> None:
+def prepare(out: FolderName, data: PreparedText = PreparedText()) -> None:
     """Write a corpus as tokenised shards that training streams.
 
     `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill,
@@ -219,7 +234,7 @@ def prepare(out: FolderName, data: DataConfig = DataConfig()) -> None:
 
     Args:
         out: Folder or fsspec URL to write to (gs://, s3://).
-        data: Text, tokenizer and sequence length; batch size and data seed are not used.
+        data: Text, tokenizer and sequence length.
     """
     from mup_tpu.data import shards
 
