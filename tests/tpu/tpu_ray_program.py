@@ -49,7 +49,8 @@ def main(corpus: str, results: str) -> None:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     hosts.take_chips = tpu_ray_program.on_a_chip
     base = trials(corpus, "gpt2", "float32")[1]
-    sweep = Sweep("chips", base, ("mup",), scale={"width": (32,)}, tune={"learning_rate": RATES})
+    axes = {"scale": {"width": (32,)}, "tune": {"learning_rate": RATES}}
+    sweep = Sweep("chips", base, **axes, compare={"parametrization": ("mup",)})
     options = SweepOptions(ray="local", pack_size=1)
     outcome = run_sweep(sweep, results, options, RunOptions(device="tpu", threads=1), Console(quiet=True))
     runs = load_runs(results).sort_values("lr")
