@@ -50,7 +50,9 @@ class Axes:
         return self.columns(self.compare)[0]
 
     def __str__(self) -> str:
-        return f"{' and '.join(self.tune)} by {' with '.join(self.scale)}, comparing {self.compare[0]}"
+        # A study that compares nothing has its name in place of the rule.
+        compared = "" if self.compare == ("experiment",) else f", comparing {self.compare[0]}"
+        return f"{' and '.join(self.tune)} by {' with '.join(self.scale)}{compared}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from mup_tpu.tuning.laws import ParameterCounts, RatePrior, params_of, rate_by_l
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, read_target
 from mup_tpu.words.plans import (
     CHECKPOINT_S,
-    LOOP_S,
     WORTH,
     as_text,
     at_words,
@@ -45,6 +44,9 @@ from mup_tpu.words.plans import (
 # Seconds to launch the kernels of one layer's training step, on the fastest device that was measured (one
 # H100 with CUDA graphs, benchmarks/gpu_peers.csv): steps are never shorter.
 LAUNCH_S = 0.17e-3
+# Seconds of a layer in a step of a compiled loop of one training, at the least: nanoGPT's takes 6.9 ms for 2
+# layers on an H100 (benchmarks/gpu_peers.csv)
+LOOP_S = 3.4e-3
 _PACK = 32  # trials of our networks that share launches
 # Best learning rates at the smallest scale of stored sweeps of our networks: medians, to an octave
 _TYPICAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}

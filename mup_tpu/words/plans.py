@@ -28,9 +28,6 @@ from mup_tpu.words.verdicts import interaction
 WORTH = 0.1
 CHECKPOINT_S = 300.0  # longest training without a checkpoint
 VOCABULARY = 50_304  # tokens of a transformer's, where it is not given: GPT-2's, to a multiple of 64
-# Seconds of a layer in a step of a compiled loop of one training, at the least: nanoGPT's takes 6.9 ms for 2
-# layers on an H100 (benchmarks/gpu_peers.csv)
-LOOP_S = 3.4e-3
 
 
 def label(name: str) -> str:
@@ -227,22 +224,16 @@ def _remarks(plan: Any) -> list[str]:
         of = ""
         if math.isfinite(speed.peak):
             share, peak = speed.flops_per_second / speed.peak, speed.peak / 1e12 / speed.devices
-            of = f", at {share:.0%} (--mfu) of {speed.devices} × {peak:.4g} TFLOP/s at most"
-        remarks.append(
-            f"Time your trainer with --probe 60s: these times are of steps alone{of}, and "
-            f"{1e3 * LOOP_S:g} ms a layer and step at least."
-        )
+            of = f": times assume {share:.0%} (--mfu) of {speed.devices} × {peak:.4g} TFLOP/s"
+        remarks.append(f"Time your trainer by --probe 60s{of}.")
     longest = max(step.cost / step.runs for step in steps)
     if plan.is_time and goal.base is None and longest > CHECKPOINT_S:
-        how = f"a kill then loses little of the {write_time(longest)} of the longest run"
-        remarks.append(f"Have the trainer save to its folder: {how}.")
+        remarks.append(f"Have the trainer save to its folder: the longest run takes {write_time(longest)}.")
     name, narrowest = min(plan.shortened.items(), key=lambda pair: pair[1], default=("", math.inf))
     if plan.half_width - narrowest > 0.07:
-        reach, whole = max(step.sizes[name] for step in steps), goal.sizes(goal.values)[name]
-        remarks.append(
-            f"Shrink other sizes if you can: proxies reach {label(name)} {short(reach)}, and at the target's "
-            f"{short(whole)} would narrow {_factor(plan.half_width)} to {_factor(narrowest)}."
-        )
+        whole, now = short(goal.sizes(goal.values)[name]), _factor(plan.half_width)
+        in_proxies = f"Keep {label(name)} at {whole} in the largest proxies if you can"
+        remarks.append(f"{in_proxies}: {now} narrows to {_factor(narrowest)}.")
     remarks.append(_budget_left(plan))
     target_bytes, proxy_bytes = goal.memory_bytes({}), goal.memory_bytes(steps[-1].values)
     if goal.base is None and math.isfinite(target_bytes):
@@ -265,8 +256,7 @@ def _budget_left(plan: Any) -> str:
     if math.isnan(plan.saved):
         return f"Raise --budget by {cost_words(larger.cost - left, is_time)} for one more size, {at}."
     price = WORTH * larger.cost / plan.target_cost
-    in_proxy = f"{plan.saved:.4f} in one more size ({at})"
-    return f"{longer}: {cost} more saves {price:.4f} {_unit(plan)}, and {in_proxy}."
+    return f"{longer}: {cost} save {price:.4f} {_unit(plan)} there, and {plan.saved:.4f} in a larger proxy."
 
 
 def recipe_table(made: Recipe) -> Table:
