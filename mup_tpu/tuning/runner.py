@@ -241,7 +241,8 @@ class Runner(ABC, Generic[T]):
 
     def _say_failed(self, job: Any, reason: str) -> None:
         """Print why a job failed; a reason that others had too is that of the first, whose output is kept."""
-        self._reasons[kind := re.sub(r" \(\S+\.txt\)$", "", str(reason))] += 1
+        # Without what is the trial's own: the file of its output, and its id in paths
+        self._reasons[kind := re.sub(r" \(\S+\.txt\)$|[0-9a-f]{16}", "", str(reason))] += 1
         if self._reasons[kind] == 1:
             self.console.print(f"{job} failed: {reason}", style="red", markup=False)
 
