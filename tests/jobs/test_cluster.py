@@ -26,7 +26,7 @@ from mup_tpu.cli.console import guard
 from mup_tpu.jobs.cluster import ray_cluster
 
 def look():
-    with ray_cluster(None):
+    with ray_cluster("local"):
         assert ray.get(ray.remote(lambda: 1).remote()) == 1
         print(ray._private.worker._global_node.get_session_dir_path(), flush=True)
         input()
@@ -56,7 +56,7 @@ def test_a_local_ray_is_this_user_s_and_ends_at_sigterm_with_a_sentence(tmp_path
 
 @pytest.mark.slow
 def test_xla_without_tpus_names_the_missing_chips_and_the_way_to_run_on_a_cpu(local_ray, monkeypatch):
-    with ray_cluster(None):
+    with ray_cluster("local"):
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         room = slots(RunOptions(device="xla"))
         assert (room.execution, room.environment["PJRT_DEVICE"]) == ("vmap", "CPU")
