@@ -108,5 +108,7 @@ def test_a_listener_that_is_no_ray_is_one_sentence():
 
 @pytest.mark.parametrize("address", ["head", "10.0.0.1", "head:port", ":6379", "ray://10.0.0.1:10001"])
 def test_an_address_of_another_form_does_not_go_to_ray(address):
-    with pytest.raises(ConfigError, match=f"address '{address}' is not allowed: write auto or HOST:PORT"):
+    with pytest.raises(
+        ConfigError, match=f"address '{address}' is not allowed: write local, auto or HOST:PORT"
+    ):
         find_cluster(address)
