@@ -2,8 +2,10 @@
 
 python benchmarks/pods.py compile pods.csv      a row a program and generation (hours; goes on where it ended)
 python benchmarks/pods.py table pods.csv        the tables of `benchmarks/pods.md`
+python benchmarks/pods.py split v6e-4           memory of a chip among those that split a trial of width 4096
 
-It needs an environment with `.[tpu-on-cpu]`. Layers are alike, so that two depths are compiled and others
+It needs an environment with `.[tpu-on-cpu]`, and for `split` one with `.[xla-compiler]`.
+Layers are alike, so that two depths are compiled and others
 follow on a line. libtpu tells the memory within a minute and the cycles after minutes: with `--memory-only`
 it is ended in between.
 """
@@ -67,10 +69,26 @@ def compile_all(path: tyro.conf.Positional[Path], memory_only: bool = False, lim
                 print(name, width, depth, row, flush=True)
 
 
-def compiled(program: Path, name: str, memory_only: bool, limit_s: float) -> dict[str, float | str]:
-    """Compile a program for one chip of a type; return its bytes, and its cycles if it has come so far."""
+def split(name: tyro.conf.Positional[str], width: int = 4096) -> None:
+    """Print the memory of a chip where all chips of a type split one trial, at two depths and at twelve."""
+    chips, gib = tpu_type(name).devices, list[float]()
+    for depth in DEPTHS:
+        with scratch_folder() as folder:
+            trial = TRIAL.replace(width=width, depth=depth)
+            program = folder / "program.txt"
+            program.write_text(compiler.trace_pack([trial], VOCAB_SIZE, chips, split_over=chips))
+            gib.append(float(compiled(program, name, True, 3600.0, chips)["bytes"]) / 2**30)
+    print(f"{name}, width {width}: {gib[0]:.2f} and {gib[1]:.2f} GiB a chip at 1 and 2 layers, "
+          f"{gib[0] + 11 * (gib[1] - gib[0]):.1f} at 12 on a line")  # fmt: skip
+
+
+def compiled(
+    program: Path, name: str, memory_only: bool, limit_s: float, chips: int = 1
+) -> dict[str, float | str]:
+    """Compile a program for chips of a type; return a chip's bytes, and its cycles if it has come so far."""
     with scratch_folder() as folder:
-        command = [sys.executable, "-m", "mup_tpu.tpu.libtpu", program, tpu_type(name).topology, "1", folder]
+        topology = tpu_type(name).topology
+        command = [sys.executable, "-m", "mup_tpu.tpu.libtpu", program, topology, chips, folder]
         process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         began = time.monotonic()
         try:
@@ -83,7 +101,9 @@ def compiled(program: Path, name: str, memory_only: bool, limit_s: float) -> dic
             process.kill()
             process.wait()
         (report,) = folder.glob("*-memory-usage-report.txt")
-        size = re.search(r"default \(color=0\)\nTotal bytes: (\d+)", report.read_text())
+        # Reports of a new libtpu, and of torch_xla's
+        sizes = (r"default \(color=0\)\nTotal bytes: (\d+)", r"Total bytes used: (\d+)")
+        size = next(filter(None, (re.search(pattern, report.read_text()) for pattern in sizes)), None)
         assert size is not None, report.read_text()[:500]
         (fused,) = folder.glob("*.after_optimizations.txt")
         cycles = [compiler.cycles(text.read_text()) for text in folder.glob("*.after_codegen.txt")]
@@ -162,7 +182,7 @@ def table(path: tyro.conf.Positional[Path], depth: int = 12, trials: int = 27, s
             jobs += [steps * least_s / chips] * trials * chips
             cells = (
                 version, width, f"{declaration.total / 1e6:.0f} M", f"{size / 2**30:.1f}",
-                members or "4 chips a member",
+                members or "none",
                 f"{moved / 1e9:.0f}", f"{1e3 * least_s:.0f}", *(
                     ("–", "–") if math.isnan(cycles) else (f"{cycles / 1e6:.0f}", f"{1e3 * by_cycles_s:.0f}")
                 ), f"{steps * least_s * trials / 3600:.1f}",
@@ -187,4 +207,4 @@ def _at(path: Path, name: str, width: int, depth: int, field: str) -> float:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"compile": compile_all, "table": table})
+    tyro.extras.subcommand_cli_from_dict({"compile": compile_all, "table": table, "split": split})

@@ -123,10 +123,12 @@ def stack() -> Literal["tpu", "xla"]:
     return "tpu" if importlib.util.find_spec("torch_tpu") else "xla"
 
 
-def trace_pack(trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto") -> str:
+def trace_pack(
+    trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", split_over: int = 1
+) -> str:
     """Return the program of a chunk of a pack's training, as torch_xla or TorchTPU hands it over to XLA.
 
-    `mesh` is as in `RunOptions`.
+    `mesh` and `split_over` are as in `RunOptions`.
 
     Raises:
         ConfigError: a package is missing, or the stack refuses the pack.
@@ -136,7 +138,7 @@ def trace_pack(trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str
     with scratch_folder() as folder:
         pack = {
             "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh,
-            "device": device, "folder": str(folder / "programs"),
+            "device": device, "folder": str(folder / "programs"), "split_over": split_over,
         }  # fmt: skip
         environment = os.environ | _module_path()
         code = "from mup_tpu.tpu.compiler import main; main()"
@@ -237,7 +239,8 @@ def main() -> None:
         from mup_tpu.tpu.torchtpu import dump_programs
 
         dump_programs(order["folder"])
-    device = get_device(order["device"]).arrange(len(trials), data.batch_size, order["mesh"])
+    places = len(trials), data.batch_size, order["mesh"], order["split_over"]
+    device = get_device(order["device"]).arrange(*places)
     # Tensors of TorchTPU need no values here and take no memory: a pack may be wider than this machine.
     with FakeTensorMode() if order["device"] == "tpu" else contextlib.nullcontext():
         pack = Pack(trials, order["vocab_size"], device)
