@@ -30,6 +30,7 @@ FAMILIES = (
     "valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows", "near wall", "sharp",
     "off centre", "packs", "scattered", "three widths", "heavy tails", "seeds", "other seeds",
     "quadratic", "power", "ramp", "soft wall below", "machine drifts",
+    "smooth wall", "flat", "own shapes",
 )  # fmt: skip
 """valley: exponential on one side or straight on both, u²/2 near the optimum. asymmetric: more so than nearly
 all that are stored. wall: runs from one to three steps beyond the optimum on lose 0.1 to 4 nat more. near
@@ -40,10 +41,13 @@ packs: five runs in a row share an effect of one σ. scattered: optima scatter b
 three widths: by 0.1, and there are three. heavy tails: the noise is Student's with 3 degrees of freedom.
 seeds: all runs of a seed and width share an effect of 2σ, and a fifth of the second and later seeds' runs are
 missing. other seeds: so they do, and three points in ten have seeds of their own.
-The last five were written after the method was fixed. quadratic: u²/2 for all widths. power: |u|^p, p from
+The next five were written later. quadratic: u²/2 for all widths. power: |u|^p, p from
 1.3 to 2.7, with sides that differ up to twofold. ramp: from 0.2 to 1.5 octaves above the optimum on, losses
 rise by 0.1 to 1 nat an octave more. soft wall below: 0.3 to 2 octaves below it they rise by 0.05 to 1 nat
-within half an octave. machine drifts: by the order of the grid, errors of one σ are correlated by 0.7."""
+within half an octave. machine drifts: by the order of the grid, errors of one σ are correlated by 0.7.
+The last three were written after the shapes with walls and are held out. smooth wall: from 0.2 to 1.5
+octaves above the optimum on, losses rise by 0.05 to 0.5 nat times the cubed distance more. flat: |u|^p, p
+from 3 to 4. own shapes: each width has one of all four forms, and an asymmetry of its own."""
 STEPS = (0.5, 1.0, 2.0)
 SIGMAS = (0.003, 0.01, 0.03)
 SEEDS = (1, 2, 3, 5)
@@ -91,6 +95,8 @@ def draw_valley(
 ) -> Valley:
     """Valley of a width around its optimum; all widths of a sweep share its `shape`."""
     kind, asymmetry, curvature = shape
+    if family == "own shapes":
+        kind, asymmetry = str(generator.choice(list(FORMS))), float(generator.uniform(-0.4, 0.4))
     form = FORMS[kind]
 
     def smooth(x: np.ndarray) -> np.ndarray:
@@ -119,6 +125,12 @@ def draw_valley(
     if family == "ramp":
         at, slope = optimum + float(generator.uniform(0.2, 1.5)), float(generator.uniform(0.1, 1.0))
         return Valley(optimum, lambda x: 2.5 + smooth(x) + slope * np.maximum(np.asarray(x) - at, 0))
+    if family == "smooth wall":
+        at, height = optimum + float(generator.uniform(0.2, 1.5)), float(generator.uniform(0.05, 0.5))
+        return Valley(optimum, lambda x: 2.5 + smooth(x) + height * np.maximum(np.asarray(x) - at, 0) ** 3)
+    if family == "flat":
+        p = float(3 + (abs(asymmetry) - 0.1) / 0.3)
+        return Valley(optimum, lambda x: 2.5 + curvature / 2 * np.abs(np.asarray(x) - optimum) ** p)
     if family == "soft wall below":
         at, height = optimum - float(generator.uniform(0.3, 2.0)), float(generator.uniform(0.05, 1.0))
         rises = lambda x: height * np.clip((at - np.asarray(x)) / 0.5, 0, 1)  # noqa: E731
