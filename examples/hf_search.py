@@ -4,7 +4,7 @@
     mup-tpu transfer FOLDER --at width=256 --trainer hf_search:train      (with examples/ on PYTHONPATH)
 
 Needs `pip install accelerate`. The text is WikiText-2 where its hub answers, else the one that comes with
-mup_tpu. On a cluster: `search_in(folder).run(train, ray="auto", resources={"CPU": 1})`.
+mup_tpu. On a cluster: `search_in(folder).run(train, address="auto", resources={"CPU": 1})`.
 """
 
 import functools

@@ -65,7 +65,8 @@ def blocks(text: str, language: str) -> list[str]:
 def commands(text: str) -> Iterator[list[str]]:
     """Words of each command: lines of bash blocks, then code in prose and tables.
 
-    `... --ray auto` goes on from the command before; what stands in [brackets] may be left out, and is taken.
+    `... --address auto` goes on from the command before; what stands in [brackets] may be left out, and is
+    taken.
     """
     for block in blocks(text, "bash"):
         for line in block.replace("\\\n", " ").splitlines():

@@ -259,7 +259,7 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(bas
     )
     commands = (
         "train", "train --checkpoints kept --export out", "sweep sweep.toml", "sweep sweep.toml --dry-run",
-        "sweep sweep.toml --until-settled", "sweep sweep.toml --ray local", "search search.toml", "check",
+        "sweep sweep.toml --until-settled", "sweep sweep.toml --address local", "search search.toml", "check",
         "data prepare --corpus sotu --out shards",
         f"transfer {ROOT / 'results' / 'tune_small'} --at width=512",
     )  # fmt: skip

@@ -38,7 +38,7 @@ _MANY = 24
 """Options above which help lists the first ones alone."""
 _FIRST = {
     "results", "scale", "tune", "compare", "num-seeds", "until-settled", "budget", "dry-run",
-    "device", "ray", "trainer", "loss", "config", "at", "architecture", "width",
+    "device", "address", "trainer", "loss", "config", "at", "architecture", "width",
     "depth", "parametrization", "corpus", "learning-rate", "steps", "batch-size", "seed",
     "export", "algorithm", "num-samples", "resume", "checkpoint-every", "json",
 }  # fmt: skip
@@ -46,7 +46,7 @@ _FIRST = {
 
 _VALUES = {
     "--at": "NAME=VALUE", "--budget": "TIME", "--columns": "ROLE=COLUMN", "--only": "CONDITION",
-    "--price": "MONEY/h", "--ray": "ADDRESS", "--states": "STATE=KIND", "--where": "CONDITION",
+    "--price": "MONEY/h", "--address": "ADDRESS", "--states": "STATE=KIND", "--where": "CONDITION",
 }  # fmt: skip
 """Placeholders of options whose values are texts of a form."""
 

@@ -62,8 +62,8 @@ class StudyOptions:
         """Run a study with these options; those of its sequence are given too."""
         study.loss = self.loss or study.loss
         return study.run(
-            trainer, workers=self.workers, timeout=self.timeout, heartbeat=where.heartbeat, ray=where.ray,
-            resources=self.amounts(), track=where.track, price=price,
+            trainer, workers=self.workers, timeout=self.timeout, heartbeat=where.heartbeat,
+            address=where.address, resources=self.amounts(), track=where.track, price=price,
             console=Console(), **options,
         )  # fmt: skip
 
@@ -77,7 +77,7 @@ def refuse_options_of_networks(run: RunOptions, where: SweepOptions) -> None:
         for field in fields(options)
         if getattr(options, field.name) != getattr(default, field.name)
     ]
-    if unused := [name for name in given if name not in ("heartbeat", "ray", "track", "price")]:
+    if unused := [name for name in given if name not in ("heartbeat", "address", "track", "price")]:
         raise ConfigError(f"{', '.join(unused)}: a study's training is yours, and sets that itself")
 
 

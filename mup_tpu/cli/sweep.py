@@ -255,7 +255,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:
         return
-    if how.dry.on is None and how.where.ray in (None, "local"):  # a cluster's devices are not known here
+    if how.dry.on is None and how.where.address in (None, "local"):  # a cluster's devices are not known here
         refuse_another_device(folder, run)
     if how.dry.on is None:
         machine = machine_here(missing, run)

@@ -124,7 +124,7 @@ class RunOptions:
 class SweepOptions:
     """Place where the packs of a sweep run."""
 
-    ray: str | None = None
+    address: str | None = None
     """Run packs on Ray: "local" on this machine, where each GPU then has packs of its own; or on a cluster,
     "auto" or host:port."""
     pack_size: int = described(0, least=0)

@@ -240,7 +240,7 @@ class Pools:
     def place(self, trials: int, run: RunOptions, at_most: int = sys.maxsize) -> Place:
         """Return the place for this number of trials; `at_most` limits packs at once."""
         trials = min(trials, at_most)
-        if (address := self._options.ray) is not None:
+        if (address := self._options.address) is not None:
             with self._console.status("importing ray"):
                 from mup_tpu.jobs import cluster
 
@@ -261,7 +261,7 @@ class Pools:
             execution = room.execution if run.execution == "auto" else run.execution
             return Place(pool, room.count, execution, run)
         if run.placement != "host":
-            raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray ADDRESS")
+            raise ConfigError(f"placement {run.placement!r} needs Ray: add --address ADDRESS")
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             workers, threads = this_machine.room(trials, run)
             workers = min(workers, at_most)

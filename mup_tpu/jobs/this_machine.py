@@ -157,7 +157,7 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
 
 def start_server(trials: int, where: SweepOptions, options: RunOptions) -> None:
     """Start the server if a sweep of this many trials would use it, without waiting for its imports."""
-    if where.ray is not None or options.device in ("tpu", "xla") or not CAN_FORK:
+    if where.address is not None or options.device in ("tpu", "xla") or not CAN_FORK:
         return
     # On a machine with GPUs, this process imports torch at the same time to look for them.
     if (options.device != "cpu" and gpus_of_the_machine()) or room(trials, options)[0] > 1:

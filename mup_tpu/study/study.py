@@ -140,7 +140,7 @@ class Study:
         workers: int | None = None,
         timeout: str | None = None,
         heartbeat: float = 600.0,
-        ray: str | None = None,
+        address: str | None = None,
         resources: Mapping[str, float] | None = None,
         track: Sequence[TrackerName] = (),
         price: str | None = None,
@@ -156,7 +156,7 @@ class Study:
             workers: trials at once on this machine; by default one per GPU, or one per core.
             timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.
             heartbeat: seconds without a report after which a trial that has reported counts as hung.
-            ray: run on Ray: "local" on this machine, or a cluster's address, "auto" or host:port.
+            address: run on Ray: "local" on this machine, or a cluster's address, "auto" or host:port.
             resources: resources of a trial on Ray, as {"CPU": 2, "GPU": 1}.
             track: trackers that get a copy of each trial: "tensorboard", "wandb".
             price: price of an hour of each worker, as "2.5/h"; costs are then money too.
@@ -181,10 +181,10 @@ class Study:
             if until_settled:
                 raise ConfigError("until_settled is for a sweep; this study searches a space")
         function = find_trainer(train, self.grid, self.loss, self.config)
-        on_ray = ray is not None or resources is not None
+        on_ray = address is not None or resources is not None
         at_most = 0 if space is None else options.max_concurrent
         if on_ray:
-            threads, pool = place_on_ray(self.folder, ray or "local", resources or {}, console, at_most)
+            threads, pool = place_on_ray(self.folder, address or "local", resources or {}, console, at_most)
         else:
             threads, pool = place_here(self.folder, at_most or None if workers is None else workers)
         points = settleable(self.grid, self.grid.by_size, self.folder) if until_settled else None

@@ -121,7 +121,7 @@ class Cluster:
     def training(self, name: str, command: str, *options: str) -> Iterator[None]:
         """A sweep or search into s3://hosts/NAME that must end well; both workers train during the block."""
         self.complete()
-        where = ["--ray", HEAD, "--results", f"s3://hosts/{name}", *options]
+        where = ["--address", HEAD, "--results", f"s3://hosts/{name}", *options]
         driver = self.driver(name, command, f"/tmp/home/{command}.toml", *where)
         try:
             begun = lambda: len(checkpointed(name)) >= 2 or driver.poll() is not None  # noqa: E731

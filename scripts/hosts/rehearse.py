@@ -37,7 +37,7 @@ def check_table(cluster: Cluster, name: str) -> None:
 
 def token(cluster: Cluster) -> str:
     """Who has no token, or another, is told so and starts nothing."""
-    sweep = ["sweep", "/tmp/home/sweep.toml", "--ray", HEAD, "--results", "s3://hosts/token"]
+    sweep = ["sweep", "/tmp/home/sweep.toml", "--address", HEAD, "--results", "s3://hosts/token"]
     homes = {"without a token": "/tmp/nobody", "with another token": "/tmp/other"}
     cluster.head.run("mkdir", "-p", *(f"{home}/.ray" for home in homes.values()))
     cluster.head.write("../other/.ray/auth_token", secrets.token_hex(32))

@@ -99,7 +99,7 @@ def test_needs_beyond_the_cluster_are_refused_before_an_actor_is_asked_for(hosts
 @pytest.mark.slow
 def test_where_ray_has_no_gpu_packs_leave_alone_a_gpu_that_torch_sees(hosts):
     """Workers of device "auto" would otherwise take the first GPU, all at the same time."""
-    with contextlib.closing(Pools(SweepOptions(ray="local"), None, Console(quiet=True))) as pools:
+    with contextlib.closing(Pools(SweepOptions(address="local"), None, Console(quiet=True))) as pools:
         place = pools.place(2, RunOptions())
     assert (place.run.device, place.execution) == ("cpu", "loop")
 

@@ -108,7 +108,7 @@ def write_token(home, token):
 
 def run(address, tmp_path):
     study = Study(tmp_path / "out", name="joined", scale={"width": [64]}, tune={"lr": [0.5]})
-    study.run(lambda trial, report: 1 + trial.lr, ray=address, console=QUIET)
+    study.run(lambda trial, report: 1 + trial.lr, address=address, console=QUIET)
 
 
 def words_about_tokens():
@@ -147,7 +147,7 @@ def test_a_ray_of_our_own_leaves_no_token_behind(home, tmp_path):
     """Its token is of the run alone, also where the home has another's."""
     write_token(home, OTHER)
     study = Study(tmp_path / "out", name="joined", scale={"width": [64]}, tune={"lr": [0.5]})
-    study.run(lambda trial, report: 1 + trial.lr, ray="local", console=QUIET)
+    study.run(lambda trial, report: 1 + trial.lr, address="local", console=QUIET)
     assert load_runs(tmp_path / "out")["loss"].tolist() == [1.5]
     assert not words_about_tokens()
     assert [path.name for path in home.rglob("*")] == [".ray", "auth_token"]
@@ -181,7 +181,7 @@ def test_a_search_goes_on_when_one_of_two_nodes_is_killed(home, tmp_path):
             tmp_path / "out", scale={"width": [64]}, space={"lr": {"low": 0.1, "high": 1}},
             search={"num_samples": 6, "scheduler": "none"},
         )  # fmt: skip
-        outcome = study.run(train, ray=cluster.address, console=QUIET)
+        outcome = study.run(train, address=cluster.address, console=QUIET)
         thread.join()
     assert outcome == {"finished": 6}
     (killed,) = (path for path in tmp_path.glob("*-second") if path.read_text() == "5")

@@ -82,7 +82,7 @@ def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
     """Purchases of a sequence differ in their number of trials. The first test here, for the pool on Ray that
     others share takes all cores.
     """
-    with contextlib.closing(Pools(SweepOptions(ray=ray), str(tmp_path), Console(quiet=True))) as pools:
+    with contextlib.closing(Pools(SweepOptions(address=ray), str(tmp_path), Console(quiet=True))) as pools:
         places = [pools.place(trials, RunOptions(threads=1, device="cpu")) for trials in (4, 9)]
         assert places[0].pool is places[1].pool
         for number, place in enumerate(places):

@@ -160,9 +160,9 @@ def test_a_program_is_searched_by_its_log_then_taken_to_a_wider_one(program, cap
 
 @pytest.mark.nightly
 def test_a_search_on_ray_takes_any_training(program, local_ray, monkeypatch):
-    main(["search", "study.toml", "--ray", "local", "--max-concurrent", "1"])
+    main(["search", "study.toml", "--address", "local", "--max-concurrent", "1"])
     assert {*load_runs("results/program")["status"]} == {"finished", "stopped"}
-    study_in("function", num_samples=6).run(train, ray="local", console=QUIET)
+    study_in("function", num_samples=6).run(train, address="local", console=QUIET)
     assert len(load_runs("function")) == 6
 
 

@@ -529,11 +529,11 @@ def test_a_study_runs_on_ray(local_ray, tmp_path):
         return trial.lr / 2 if trial.rule == "stays" else os._exit(3)
 
     study = valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1.0]}, seeds=1)
-    outcome = study.run(train, ray="local", resources={"CPU": 1}, console=QUIET)
+    outcome = study.run(train, address="local", resources={"CPU": 1}, console=QUIET)
     runs = load_runs(tmp_path).set_index("rule")
     assert outcome == {"finished": 1, "failed": 1}
     assert runs.loc["stays", "loss"] == 0.5 and "exit code 3" in runs.loc["moves", "reason"]
     with pytest.raises(ConfigError, match="one trial asks for CPU 1, GPU 7, and no node has that"):
-        study.run(train, ray="local", resources={"GPU": 7}, console=QUIET)
+        study.run(train, address="local", resources={"GPU": 7}, console=QUIET)
     with pytest.raises(ConfigError, match="resources CPU -1 is not allowed"):
         study.run(train, resources={"CPU": -1}, console=QUIET)

@@ -51,7 +51,7 @@ def main(corpus: str, results: str) -> None:
     base = trials(corpus, "gpt2", "float32")[1]
     axes = {"scale": {"width": (32,)}, "tune": {"learning_rate": RATES}}
     sweep = Sweep("chips", base, **axes, compare={"parametrization": ("mup",)})
-    options = SweepOptions(ray="local", pack_size=1)
+    options = SweepOptions(address="local", pack_size=1)
     outcome = run_sweep(sweep, results, options, RunOptions(device="tpu", threads=1), Console(quiet=True))
     runs = load_runs(results).sort_values("lr")
     seen = [json.loads(path.read_text()) for path in Path(os.environ["SEEN"]).iterdir()]

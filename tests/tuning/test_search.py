@@ -215,7 +215,9 @@ def test_a_search_on_ray_has_the_rows_of_one_in_this_process(local_ray, search, 
         assert {"finished", "stopped"} <= outcome.keys()
         return load_runs(path).drop(columns=NOT_RESULTS)
 
-    pd.testing.assert_frame_equal(one_by_one(tmp_path / "ray", ray="local"), one_by_one(tmp_path / "here"))
+    pd.testing.assert_frame_equal(
+        one_by_one(tmp_path / "ray", address="local"), one_by_one(tmp_path / "here")
+    )
 
 
 def test_packs_of_a_search_train_together_and_members_are_stopped_alone(quick, tmp_path):

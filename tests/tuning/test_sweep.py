@@ -74,9 +74,9 @@ def test_ray_gives_the_table_of_this_process_and_a_second_run_runs_nothing(
 ):
     """Forked workers give it below, after a SIGTERM and over batch sizes."""
     sweep = small_sweep(tiny)
-    assert swept(sweep, tmp_path, RunOptions(threads=1), ray="local").total() == 8
+    assert swept(sweep, tmp_path, RunOptions(threads=1), address="local").total() == 8
     same_results(tmp_path, in_process)
-    assert not swept(sweep, tmp_path, RunOptions(), ray="local")
+    assert not swept(sweep, tmp_path, RunOptions(), address="local")
 
 
 def test_several_hyperparameters_are_swept_as_their_single_trials_and_all_are_analysed(tiny, tmp_path):
@@ -188,8 +188,8 @@ def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on_to_the_same_table(
     ("error", "sentence", "run", "options"),
     [
         (ConfigError, "device 'cuda' is not available", {"device": "cuda"}, {}),
-        (ConfigError, "placement 'chip' needs Ray: add --ray ADDRESS", {"placement": "chip"}, {}),
-        (ConfigError, "no Ray cluster answers at address '127.0.0.1:1'", {}, {"ray": "127.0.0.1:1"}),
+        (ConfigError, "placement 'chip' needs Ray: add --address ADDRESS", {"placement": "chip"}, {}),
+        (ConfigError, "no Ray cluster answers at address '127.0.0.1:1'", {}, {"address": "127.0.0.1:1"}),
         (StoreError, "holds experiment 'other', not 'small'", {}, {}),
     ],
 )
