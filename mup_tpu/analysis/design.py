@@ -280,7 +280,7 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
     return batch(cells, reason, to_verdict)
 
 
-def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> Reason | None:
+def why_stop(look: LookTaken, batch: Batch, left: float = math.inf) -> Reason | None:
     """Return the reason to end a sequence although nothing is settled; None to go on.
 
     `left` is the rest of the budget, in the unit of the batch's costs. What seems out of reach of any cost is

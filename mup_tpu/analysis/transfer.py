@@ -184,7 +184,7 @@ def _analyze_one(
     batch, stops = None, None
     if whole and not last.verdict.is_settled:
         batch = next_batch(parametrization, evidence, costs, question)
-        stops = why_stop(last, batch, question) if question.planned else None
+        stops = why_stop(last, batch) if question.planned else None
     return TransferResult(
         compared=parametrization,
         curves=evidence.curves,

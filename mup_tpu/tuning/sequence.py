@@ -234,7 +234,7 @@ class Buyer(Generic[T]):
             if missing_trials(again.trials, done, self._trial_id):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
-        stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else None
+        stops = why_stop(looks[-1], batch, self._left(batch.costs, stored)) if batch else None
         return self._bought(name, looks, batch, stops, last + 1)
 
     def _next(

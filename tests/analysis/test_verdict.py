@@ -244,7 +244,7 @@ def sequence(alpha, sigma=0.01, seed=0, most=30):
         if looks[-1].decision != "OPEN":
             return rows, looks
         batch = next_batch("all", looks[-1].evidence, run_cost(table), question)
-        if why_stop(looks[-1], batch, question):
+        if why_stop(looks[-1], batch):
             return rows, looks
     return rows, looks
 
@@ -308,11 +308,11 @@ def test_a_budget_ends_what_is_not_worth_its_cost():
     late = replace(taken[-1])
     vars(late).update(number=3, verdict=Verdict("OPEN", 3))
     batch = replace(next_batch("all", late.evidence, run_cost(table), question), to_verdict=500.0)
-    assert why_stop(late, batch, question) is None is why_stop(late, batch, question, left=51.0)
-    assert why_stop(late, batch, question, 49.0).code == "over budget"
+    assert why_stop(late, batch) is None is why_stop(late, batch, left=51.0)
+    assert why_stop(late, batch, 49.0).code == "over budget"
     out_of_reach = replace(batch, to_verdict=np.inf)
-    assert why_stop(late, out_of_reach, question) is None, "without a budget it goes on to the last look"
-    assert why_stop(late, out_of_reach, question, left=1e9) is None, "with one, until it ends"
+    assert why_stop(late, out_of_reach) is None, "without a budget it goes on to the last look"
+    assert why_stop(late, out_of_reach, left=1e9) is None, "with one, until it ends"
 
 
 def test_a_grid_that_spans_fourteen_octaves_without_an_optimum_is_given_up():
@@ -322,7 +322,7 @@ def test_a_grid_that_spans_fourteen_octaves_without_an_optimum_is_given_up():
     table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
     look = LookTaken(table.runs, question)
     batch = next_batch("all", look.evidence, run_cost(table), question)
-    assert why_stop(look, batch, question) == Reason.of("no optimum in a wide grid", at=64.0, octaves=14.0)
+    assert why_stop(look, batch) == Reason.of("no optimum in a wide grid", at=64.0, octaves=14.0)
 
 
 @pytest.mark.parametrize(
@@ -368,4 +368,4 @@ def test_a_quickstart_is_settled_or_buys_on_until_its_budget_ends(folder):
             break
         costs = run_cost(replace(table, runs=pd.concat(rows)))
         batch = next_batch("mup", look.evidence, costs, question)
-        assert not why_stop(look, batch, question, budget - spent), look.verdict
+        assert not why_stop(look, batch, budget - spent), look.verdict
