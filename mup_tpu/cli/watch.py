@@ -31,7 +31,7 @@ def watch(
     """Show a results folder as it fills: what analyze shows, time left, failures.
 
     It reads the folder alone, so the runs may be anywhere: in another process, on a cluster, in a bucket. It
-    ends with Ctrl-C, or when a study's grid is complete.
+    ends with Ctrl-C, or when a study's grid or search is complete.
 
     Args:
         folder: Results folder of a sweep or study, or its fsspec URL. It need not exist yet. By default the
@@ -103,10 +103,13 @@ class Watched:
         from mup_tpu.study.study import Study
 
         try:
-            grid = Study.load(self.path).grid
+            study = Study.load(self.path)
         except MupTpuError:
             return []
-        self.total, self._grid, running = len(grid.trials()), {*grid.trial_of}, {}
+        trials, running = study.grid.trial_of, {}
+        self.total, self._grid = len(trials), {*trials}
+        if study.grid.space is not None and self.runs is not None:
+            self.total, self._grid = study.search.num_samples, {*self.runs["trial_id"]}
         for name in (self._folder / "work").names():
             saved = read_file(self._folder, f"work/{name}/resume.json", 2**20)
             try:
@@ -120,7 +123,6 @@ class Watched:
             if file.endswith(".json"):
                 running.setdefault(file.removesuffix(".json"), "leased")
         done = set() if self.runs is None else {*self.runs.loc[self.runs["status"] != "failed", "trial_id"]}
-        trials = grid.trial_of
         return [(str(trials[k]), v) for k, v in running.items() if k in trials and k not in done]
 
     def time_left(self) -> float:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from mup_tpu import Study
 from mup_tpu.cli import main
+from mup_tpu.cli.watch import Watched
 from mup_tpu.config import Domain
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import load_curves, load_runs
@@ -74,6 +75,8 @@ def test_a_search_goes_on_with_more_trials_as_if_it_had_not_ended(tmp_path):
         for count in counts:
             study = study_in(tmp_path / folder, algorithm="hyperopt", num_samples=count)
             study.run(train, workers=1, console=QUIET)
+            watched = Watched(study.folder)
+            assert watched.look() and watched.total == count and watched.is_complete
     points = [json.loads((tmp_path / f / "search.json").read_text())["proposals"] for f in ("whole", "parts")]
     assert points[0] == points[1]
     columns = ["trial_id", "status"]
