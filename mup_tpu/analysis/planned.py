@@ -312,7 +312,7 @@ class Recipe(Shown):
         return frame_of(self.optima, "rule")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; those of a single hyperparameter stand at the top too."""
+        """Return plain values; those of a single hyperparameter are also keys of the top level."""
         tuned = [one.to_dict() for one in self.optima]
         return (tuned[0] if len(tuned) == 1 else {}) | asdict(self) | {"optima": tuned}
 

@@ -56,7 +56,7 @@ class RunTable:
     """Command line that adds runs, where one is known."""
     history: pd.DataFrame | None = None
     """Training losses by step, where known: compared, scale, x, seed, step, loss."""
-    rows: pd.DataFrame | None = None  # Rows of the place as they were read, with all columns
+    rows: pd.DataFrame | None = None  # As they were read from a file, folder or tracker, with all columns
     stored: pd.DataFrame | None = None
     """Rows of the results folder, which say how the runs were made; None for other tables."""
     planned: tuple[float, ...] = ()

@@ -28,7 +28,7 @@ _MOST_ROWS, _ENDS = 1000, 20  # rows of a run table that are all shown; first an
 def analyze(
     paths: Several = (),
     table: TableOptions = TableOptions(),
-    delta: float = 0.2,
+    delta: float = TableOptions.delta,
     next: bool = False,
     runs: bool = False,
     csv: File | None = None,
@@ -358,10 +358,11 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
     from mup_tpu.store import load_axes, load_runs
     from mup_tpu.words.plans import optimum_lines, recipe_lines, recipe_table
 
-    rows = rows_of(load_runs(path), load_axes(path).compared, made.rule)
     if json:
         Console().write(to_json(made.to_dict()))
-    elif format != "text":
+        return
+    rows = rows_of(load_runs(path), load_axes(path).compared, made.rule)
+    if format != "text":
         tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
         _print_for(format, path, rows, tuned, made.values, made.rule)
     else:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 class TrialRun(RunOptions):
     """Options for running one trial in this process."""
 
-    placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.Suppress] = "host"  # for packs on Ray
+    placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.Suppress] = (
+        "host"  # the others are places on Ray
+    )
 
 
 @dataclass(frozen=True)

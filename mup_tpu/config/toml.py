@@ -122,7 +122,7 @@ def parse_axis(text: str, option: str) -> dict[str, list[Any]]:
 
 
 def replace_axis(old: Any, text: str, option: str) -> dict[str, list[Any]]:
-    """Replace the values of a name in an axis of a study; each has the type of those in the file."""
+    """Replace the values of one name in an axis of a study; they get the type of the file's values."""
     if not isinstance(old, dict) or not all(isinstance(values, list) for values in old.values()):
         raise ConfigError(f"{option} {text}: the file has no {option} with a name's values: change it there")
     if "=" not in text and len(old) == 1:

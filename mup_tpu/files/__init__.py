@@ -392,7 +392,7 @@ def short_hash(content: bytes | str) -> str:
 
 
 def near(path: str) -> str:
-    """Write a path below the present folder without it; others, and URLs, are returned as they are."""
+    """Return a path below the current folder relative to it, and other paths and URLs unchanged."""
     return os.path.relpath(path) if os.path.isabs(path) and Path(path).is_relative_to(os.getcwd()) else path
 
 
@@ -407,7 +407,7 @@ MOST_BYTES_OF_CONFIG = 2**20  # YAML and TOML are parsed at 100 kB a second
 
 
 def read_local(path: str | os.PathLike[str], most: int | None = MOST_BYTES) -> bytes:
-    """Read a local file; raise OSError if it has more bytes than are read."""
+    """Read a local file; raise OSError if it has more than `most` bytes."""
     with open(path, "rb") as file:
         return bounded(file, most)
 

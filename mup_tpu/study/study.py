@@ -388,9 +388,10 @@ def load_study(
     loss: str | None = None,
     grid: Mapping[str, Any] | None = None,
 ) -> tuple[Study, str | None]:
-    """Open the study of a TOML file, perhaps with another loss; return it and the trainer of the file.
+    """Open the study that a TOML file describes; return it with the trainer that the file names.
 
-    `grid` has axes as the command line writes them, such as `{"tune": "2^-8,2^-7"}`, and a number of seeds.
+    `loss` is read in place of the file's. `grid` has axes as the command line writes them, such as
+    `{"tune": "2^-8,2^-7"}`, and a number of seeds.
     """
     keys = read_grid(path, "study")
     for option, given in (grid or {}).items():

@@ -253,7 +253,9 @@ class RatePrior:
 
 
 def published_rates(width: float, params: float, tokens: float, batch: float) -> RatePrior:
-    """Return what published laws say, and their mixture: each a normal of its error, by the inverse square.
+    """Return the rates of published laws and their mixture.
+
+    Each law is a normal distribution around its rate, weighed by the inverse square of its error.
 
     Examples:
         >>> made = published_rates(2048, 1.2e9, 26e9, 2**19)

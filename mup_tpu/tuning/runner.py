@@ -247,7 +247,7 @@ class Runner(ABC, Generic[T]):
             self.console.print(f"{job} failed: {reason}", style="red", markup=False)
 
     def _expected(self, trials: Collection[T], lacking: Collection[T], missing: Collection[T]) -> float:
-        """Return how many seconds missing trials train, by the stored ones; nan if none is stored."""
+        """Estimate how many seconds missing trials train, from stored trials; nan if none is stored."""
         awaited = {*lacking}
         ids = {self.trial_id(trial): trial for trial in trials if trial not in awaited}
         if not ids or not missing:

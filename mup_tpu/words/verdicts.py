@@ -66,7 +66,7 @@ def verdict(
 
 
 def is_target(result: TransferResult) -> bool:
-    """Return whether the runs are of one size and one value, as a transfer's are: no verdict is meant."""
+    """Return whether all runs have one size and one value, as those of a transfer, which get no verdict."""
     return [optimum.status for optimum in result.optima] == [Status.ONE_VALUE]
 
 
