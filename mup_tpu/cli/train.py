@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 class TrialRun(RunOptions):
     """Options for running one trial in this process."""
 
-    placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.Suppress] = (
-        "host"  # the others are places on Ray
-    )
+    # The other places are for packs on Ray.
+    placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.Suppress] = "host"
 
 
 @dataclass(frozen=True)
