@@ -88,7 +88,7 @@ def compiled(
     """Compile a program for chips of a type; return a chip's bytes, and its cycles if it has come so far."""
     with scratch_folder() as folder:
         topology = tpu_type(name).topology
-        command = [sys.executable, "-m", "mup_tpu.tpu.libtpu", program, topology, chips, folder]
+        command = [sys.executable, "-m", "mup_tpu.tpu.compiler", program, topology, chips, folder]
         process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         began = time.monotonic()
         try:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mup_tpu.config import Sweep
-from mup_tpu.training.trials import pack_key
+from mup_tpu.training import pack_key
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {path.stem: runpy.run_path(str(path)) for path in sorted((ROOT / "experiments").glob("*.py"))}

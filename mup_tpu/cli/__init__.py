@@ -25,7 +25,7 @@ from typing import Any
 
 import mup_tpu
 from mup_tpu.errors import ConfigError
-from mup_tpu.internals import backends
+from mup_tpu.internals import leave_out_backends
 
 __all__ = ["COMMANDS", "main"]
 
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             discard_output()
         sys.exit(0 if words else 2)
 
-    backends.leave_out()
+    leave_out_backends()
     atexit.unregister(_end_quietly)
     atexit.register(_end_quietly)
     from mup_tpu.cli.console import guard

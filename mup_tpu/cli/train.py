@@ -105,7 +105,7 @@ def train(
     shorter = None
     run.require_parts(trial.data.batch_size)
     if options.continue_to is not None:
-        from mup_tpu.training.trials import longer
+        from mup_tpu.training import longer
 
         shorter, trial = trial, longer(trial, options.continue_to)
     if options.xla_dump is not None:
@@ -170,7 +170,7 @@ def train_one(
         from mup_tpu.data.corpus import save_stock
         from mup_tpu.files import Folder
         from mup_tpu.jobs.this_machine import unused_gpus
-        from mup_tpu.models.weights import export_stock
+        from mup_tpu.models.networks import export_stock
         from mup_tpu.store import Store
         from mup_tpu.training.checkpoint import begin
         from mup_tpu.training.loop import PackRun

@@ -1,28 +1,32 @@
-"""Devices of the training loop: their interface, meshes, and a device by its name."""
+"""Devices of the training loop: their interface, meshes, the CPU, and a device by its name."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import os
 import re
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import psutil
 import torch
 from torch import Tensor
 
 from mup_tpu.config import DEVICES
 from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import ConfigError
+from mup_tpu.internals.processes import cores, memory_left
 
 # Module of each device, with a function `create`. Modules are imported by these names, at first use, since
 # the room of TPUs stands above this one.
 MODULES = {
-    "cpu": "mup_tpu.devices.cpu",
+    "cpu": "mup_tpu.devices.base",
     "cuda": "mup_tpu.devices.cuda",
     "xla": "mup_tpu.tpu.xla",
     "tpu": "mup_tpu.tpu.torchtpu",
@@ -204,3 +208,53 @@ def why_no_gpu() -> str | None:
             return message.removeprefix("CUDA initialization: ").partition(". ")[0].rstrip(".")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r}"
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+
+
+@dataclass(frozen=True)
+class CpuDevice(Device):
+    """All cores of this process, as many as `torch.set_num_threads` says: members take turns.
+
+    Even a narrow model's matrices fill a core, and vmap was 2x slower.
+    """
+
+    name: str = "cpu"
+    torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    execution: Execution = "loop"
+    compiles: bool = False
+
+    def free_memory_bytes(self) -> int:
+        """Return the memory left to this process and its control groups, by the share of cores it uses."""
+        # Other processes cannot use memory that malloc keeps, and its pieces may be too small for a tensor.
+        _glibc("malloc_trim")(0)
+        a_core = min(psutil.virtual_memory().available / (os.cpu_count() or 1), memory_left() / cores())
+        return int(a_core * min(torch.get_num_threads(), cores()))
+
+
+@functools.cache
+def create() -> CpuDevice:
+    """Return the CPU, after glibc was told to keep memory that a step frees for the next step.
+
+    By default glibc keeps twice the largest block that was ever freed, less than a step's activations, and
+    the next step faults its memory in anew.
+    """
+    mallopt = _glibc("mallopt")
+    mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
+    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # glibc's upper limit, which its adaptation would reach
+    return CpuDevice()
+
+
+def return_freed_memory() -> None:
+    """Have glibc return every freed block of 1 MiB to the system.
+
+    Processes of a split trial gather and free parameters at each block. Kept, they took as much as the rest.
+    """
+    for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        _glibc("mallopt")(threshold, 2**20)
+
+
+def _glibc(name: str) -> Callable[..., Any]:
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    return function or (lambda *arguments: None)

@@ -14,8 +14,8 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import CONFIGURED, write
 from mup_tpu.jobs.driver import Evaluated, Job, JobContext, Preparing, Request
 from mup_tpu.models import declare, training_flops
+from mup_tpu.training import pack_key
 from mup_tpu.training.record import PackResult
-from mup_tpu.training.trials import pack_key
 
 T = TypeVar("T")
 

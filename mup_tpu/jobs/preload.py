@@ -1,10 +1,10 @@
 """Imports of a process that trains packs, and of the server that it is forked from."""
 
 import mup_tpu.training.process  # noqa: F401
-from mup_tpu.internals import backends
+from mup_tpu.internals import leave_out_backends
 from mup_tpu.internals.processes import importing
 
-backends.leave_out()
+leave_out_backends()
 with importing():
     from mup_tpu.training.loop import PackRun
 

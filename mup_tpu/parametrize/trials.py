@@ -17,7 +17,7 @@ from mup_tpu.config import Trial, field_column
 from mup_tpu.config.grid import Axis
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import Forms, architecture_of, declare, forward_factors, parameter_scalings
-from mup_tpu.models.weights import init_parameters
+from mup_tpu.models.networks import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
 from mup_tpu.parametrize.check import CoordinateCheck, check_sizes
 from mup_tpu.parametrize.measure import Progress, Trained

@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Device, Execution, Repeated, Step, padded
-from mup_tpu.devices.cpu import CpuDevice
+from mup_tpu.devices.base import CpuDevice, Device, Execution, Repeated, Step, padded
 from mup_tpu.devices.cuda import trace
 from mup_tpu.devices.peak import GENERATIONS, tpu_device_files
 from mup_tpu.errors import ConfigError, reason
-from mup_tpu.internals import backends
+from mup_tpu.internals import load_backend
 from mup_tpu.internals.torch import tree_leaves
 
 ON_CPU = "tpu:CPU"
@@ -166,7 +165,7 @@ def create() -> TpuDevice:
         import torch_tpu  # noqa: F401
 
         if not is_loaded:
-            backends.load("torch_tpu")  # gives torch its device "tpu"
+            load_backend("torch_tpu")  # gives torch its device "tpu"
         torch.device("tpu")
     except ImportError as error:
         raise ConfigError(

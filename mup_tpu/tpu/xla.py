@@ -33,6 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mup_tpu.devices.base import (
     ONE_DEVICE,
+    CpuDevice,
     Device,
     Execution,
     MeshShape,
@@ -41,7 +42,6 @@ from mup_tpu.devices.base import (
     mesh_of,
     padded,
 )  # fmt: skip
-from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.peak import GENERATIONS, tpu_device_files, tpu_generation
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import cache_root

@@ -34,7 +34,7 @@ from torch import Tensor
 from mup_tpu.config import Trial
 from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, checksum, patiently
-from mup_tpu.training.trials import open_steps
+from mup_tpu.training import open_steps
 
 KEEP = 2  # Checkpoints kept: the last, and the previous one in case the last is damaged
 

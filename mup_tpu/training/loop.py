@@ -24,12 +24,12 @@ from mup_tpu.devices import Device, get_device
 from mup_tpu.devices.base import BY_XLA
 from mup_tpu.devices.peak import bfloat16_units, peak_flops
 from mup_tpu.errors import MupTpuError, StoreError, first_line
+from mup_tpu.training import learning_rate, open_steps
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.pack import Pack, check_fits, device_errors
 from mup_tpu.training.process import handling
 from mup_tpu.training.record import Meter, PackProgress, PackResult, Records, summary
 from mup_tpu.training.sharded import Processes, ShardedPack, follower
-from mup_tpu.training.trials import learning_rate, open_steps
 
 # SIGTERM takes effect between two chunks of steps, and comes 30 s before a machine is taken away.
 _LONGEST_CHUNK_S = 10.0

@@ -33,7 +33,7 @@ from mup_tpu.models import Parameter
 from mup_tpu.models.layers import AT_ONCE
 from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
 from mup_tpu.rules.parametrization import Scaling
-from mup_tpu.training.trials import schedule_factor
+from mup_tpu.training import schedule_factor
 
 State = dict[str, dict[str, Tensor]]  # Optimizer state: slot ("exp_avg", ...) -> parameter -> stacked tensor
 

@@ -29,9 +29,9 @@ from mup_tpu.errors import ConfigError, DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import Declaration, Forms, architecture_of, declare, forward_factors, parameter_scalings
 from mup_tpu.models.attention import choose_form
 from mup_tpu.models.layers import rows_at_once
-from mup_tpu.models.weights import init_parameters
+from mup_tpu.models.networks import init_parameters
+from mup_tpu.training import pack_key
 from mup_tpu.training.members import InTurns, Members, Stacked, State, member_loss, state_slots
-from mup_tpu.training.trials import pack_key
 
 EXECUTIONS: Mapping[Execution, type[Members]] = {"loop": InTurns, "vmap": Stacked}
 

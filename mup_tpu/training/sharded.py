@@ -28,11 +28,11 @@ from torch import Tensor, distributed, nn
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import Device
-from mup_tpu.devices.cpu import return_freed_memory
+from mup_tpu.devices.base import return_freed_memory
 from mup_tpu.errors import ConfigError, DeviceFailed, reason
 from mup_tpu.internals.processes import end_with_parent, ensure_server, fork
 from mup_tpu.models import Forms, forward_factors
-from mup_tpu.models.weights import init_parameters
+from mup_tpu.models.networks import init_parameters
 from mup_tpu.optimizers import Group, UpdateRule
 from mup_tpu.training.members import InTurns, MemberOptimizer, backward_by_parts, state_slots
 from mup_tpu.training.pack import Pack

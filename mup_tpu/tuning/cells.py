@@ -242,6 +242,6 @@ def _shared(goal: Goal, shorter: Values, values: Values) -> float:
         return 0.0
     if goal.base is None:
         return _OPEN * steps / goal.steps(values)[0] if goal.is_continued else 0.0
-    from mup_tpu.training.trials import open_steps
+    from mup_tpu.training import open_steps
 
     return open_steps(goal.base.replace(**shorter)) / goal.steps(values)[0]

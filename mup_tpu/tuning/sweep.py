@@ -21,7 +21,7 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import describe, make_packs, missing_trials, work
 from mup_tpu.models import sizes, training_flops
 from mup_tpu.store import Store, results_folder
-from mup_tpu.training.trials import longer, open_steps
+from mup_tpu.training import longer, open_steps
 from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 
 if TYPE_CHECKING:

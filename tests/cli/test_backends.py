@@ -43,4 +43,4 @@ def test_our_processes_load_no_plug_in_and_their_children_may(run):
 
 
 def test_a_plug_in_is_loaded_for_its_device(run):
-    assert run("-c", "from mup_tpu.internals import backends; backends.load('plug')")[1]
+    assert run("-c", "from mup_tpu.internals import load_backend; load_backend('plug')")[1]

@@ -16,7 +16,7 @@ from mup_tpu.config.sweep import Domain
 from mup_tpu.config.toml import load_search, load_sweep
 from mup_tpu.data.corpus import source_files
 from mup_tpu.store import load_axes, load_runs
-from mup_tpu.training.trials import pack_key
+from mup_tpu.training import pack_key
 
 ROOT = Path(__file__).parents[2]
 ALONE = ["--threads", os.cpu_count() or 1]

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from mup_tpu.devices import cpu, get_device
+from mup_tpu.devices import base, get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.internals import processes
 from mup_tpu.internals.processes import cores, memory_left
@@ -17,7 +17,7 @@ from mup_tpu.store import load_runs
 @pytest.mark.skipif(sys.platform != "linux", reason="other C libraries give back as they see fit")
 def test_memory_that_was_kept_for_the_next_step_is_handed_back_before_free_memory_is_read():
     # Anew, since trials that were split in this process have glibc return what is freed.
-    device, process = cpu.create.__wrapped__(), psutil.Process()
+    device, process = base.create.__wrapped__(), psutil.Process()
     device.free_memory_bytes()
     tensors = [torch.ones(16 * 2**20 // 4) for _ in range(12)]
     held = process.memory_info().rss
@@ -32,11 +32,11 @@ def test_memory_that_was_kept_for_the_next_step_is_handed_back_before_free_memor
 @pytest.mark.parametrize(("threads", "free"), [(2, 100), (6, 200)])
 def test_a_pack_gets_the_memory_of_the_cores_that_it_uses(threads, free, monkeypatch):
     """Of 800 bytes on 8 cores and 200 left by a group of 4 of them, a core has 50."""
-    monkeypatch.setattr(cpu.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(cpu.psutil, "virtual_memory", lambda: SimpleNamespace(available=800))
-    monkeypatch.setattr(cpu, "memory_left", lambda: 200)
-    monkeypatch.setattr(cpu.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(base.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(base.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(base.psutil, "virtual_memory", lambda: SimpleNamespace(available=800))
+    monkeypatch.setattr(base, "memory_left", lambda: 200)
+    monkeypatch.setattr(base.torch, "get_num_threads", lambda: threads)
     assert get_device("cpu").free_memory_bytes() == free
 
 
@@ -147,7 +147,7 @@ FREE = """
 import os, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from mup_tpu.devices import cpu, get_device
+from mup_tpu.devices import base, get_device
 print(get_device("cpu").free_memory_bytes())
 """
 

@@ -7,8 +7,8 @@ from mup_tpu.config import RunOptions, Sweep, Trial
 from mup_tpu.errors import DataError
 from mup_tpu.jobs.driver import Finished, JobContext, Preparing, Refused, TooLarge, perform
 from mup_tpu.jobs.pack_job import PackJob, largest_pack, make_packs, missing_trials
+from mup_tpu.training import pack_key
 from mup_tpu.training.record import PackProgress
-from mup_tpu.training.trials import pack_key
 
 ONE_THREAD = RunOptions(threads=1, log_every=5)
 

@@ -10,7 +10,7 @@ import torch
 
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.models import declare, forward_factors, parameter_scalings, training_flops
-from mup_tpu.models.weights import init_parameters
+from mup_tpu.models.networks import init_parameters
 
 VOCAB, T = 40, 16
 
@@ -25,7 +25,7 @@ def fresh_weights(config: ModelConfig, seed: int = 0, vocab_size: int = VOCAB) -
 def test_an_export_imports_no_torch_xla_and_leaves_the_choice_of_others_as_it_is(tmp_path, with_torch_xla):
     code = (
         "import os, sys, torch; from mup_tpu.config import ModelConfig, Trial\nfrom mup_tpu.models import "
-        "declare; from mup_tpu.models.weights import export_stock\nconfig = ModelConfig(width=64, "
+        "declare; from mup_tpu.models.networks import export_stock\nconfig = ModelConfig(width=64, "
         "base_width=32, head_size=16)\nweights = {n: torch.ones(p.shape) for n, p in declare(config, 40, "
         "16).parameters.items()}\nexport_stock(Trial(model=config), weights, 40, 16, 0, sys.argv[1])\nassert "
         "'accelerate' in sys.modules and 'torch_xla' not in sys.modules\nassert 'USE_TORCH_XLA' not in "

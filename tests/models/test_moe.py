@@ -9,8 +9,8 @@ from torch.func import functional_call
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
 from mup_tpu.models import Forms, architecture_of, declare, sizes
+from mup_tpu.training import pack_key
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.trials import pack_key
 
 VOCAB, T = 40, 16
 TRIAL = Trial().replace(

@@ -12,9 +12,9 @@ from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
 from mup_tpu.models import Forms, architecture_of, declare, forward_factors
 from mup_tpu.models.architectures import mlp_width
-from mup_tpu.models.weights import export_stock, folded
+from mup_tpu.models.networks import export_stock, folded
+from mup_tpu.training import schedule_factor
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.trials import schedule_factor
 
 VOCAB, T = 40, 16
 

@@ -14,8 +14,8 @@ from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules import parametrization
 from mup_tpu.rules.optimizer import BATCH_RULES, PowerRule
 from mup_tpu.rules.parametrization import Parametrization, Scaling
+from mup_tpu.training import schedule_factor
 from mup_tpu.training.members import MemberOptimizer, StackedOptimizer, state_slots
-from mup_tpu.training.trials import schedule_factor
 
 STEPS = 6
 

@@ -10,8 +10,8 @@ from mup_tpu.models import declare, parameter_scalings
 from mup_tpu.optimizers import UPDATE_RULES, constants
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+from mup_tpu.training import pack_key
 from mup_tpu.training.record import applied
-from mup_tpu.training.trials import pack_key
 
 VOCAB, T = 40, 16
 HIDDEN, EMBEDDING = "transformer.h.0.mlp.c_fc.weight", "transformer.wte.weight"

@@ -13,8 +13,7 @@ from mup_tpu.devices.peak import tpu_type
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare
 from mup_tpu.tpu import compiler
-from mup_tpu.tpu.compiler import CASES, Compiled, compile_program, faults, trace_pack
-from mup_tpu.tpu.libtpu import donated_parameters
+from mup_tpu.tpu.compiler import CASES, Compiled, compile_program, donated_parameters, faults, trace_pack
 from mup_tpu.training.members import state_slots
 
 # The wide one takes the compiler a minute as it is; its sequences stay long enough for attention in blocks.

@@ -132,7 +132,7 @@ def test_losses_are_the_cpu_s_and_a_resumed_pack_s_bit_for_bit(
     steps = max((tmp_path / "programs").iterdir(), key=lambda path: path.stat().st_size)
     assert "stablehlo.while" in steps.read_text()
     for topology in topologies:  # by the compiler of TPUs that are not here
-        printed = run("-m", "mup_tpu.tpu.libtpu", steps, topology, 1, tmp_path / "compiled")
+        printed = run("-m", "mup_tpu.tpu.compiler", steps, topology, 1, tmp_path / "compiled")
         sizes = json.loads(printed.splitlines()[-1])
         assert sizes["argument_bytes"] > sizes["alias_bytes"] > 0.9 * sizes["output_bytes"] > 0, "in place"
 

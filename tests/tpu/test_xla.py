@@ -19,7 +19,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.devices.base import MeshShape, choose_mesh
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import ARCHITECTURES, declare
-from mup_tpu.tpu.libtpu import donated_parameters
+from mup_tpu.tpu.compiler import donated_parameters
 from mup_tpu.training.loop import PackResult, PackRun
 from mup_tpu.training.members import state_slots
 

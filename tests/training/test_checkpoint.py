@@ -14,9 +14,9 @@ import torch
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
+from mup_tpu.training import longer
 from mup_tpu.training.checkpoint import CheckpointWriter, begin, load_latest, save
 from mup_tpu.training.loop import PackRun
-from mup_tpu.training.trials import longer
 
 _numbers = itertools.count()
 

@@ -16,8 +16,8 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
+from mup_tpu.training import schedule_factor
 from mup_tpu.training.pack import Pack, _fast_forms, compilation_pays, plain_step_s
-from mup_tpu.training.trials import schedule_factor
 
 VOCAB = 48
 DEVICE = get_device(os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))

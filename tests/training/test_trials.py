@@ -20,8 +20,8 @@ from mup_tpu.models.architectures import Llama
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+from mup_tpu.training import longer, pack_key, schedule_factor
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.trials import longer, pack_key, schedule_factor
 
 
 def factors(config: TrainConfig) -> list[float]:
