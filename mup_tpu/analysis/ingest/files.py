@@ -10,7 +10,6 @@ import math
 import re
 import sys
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +68,20 @@ def read_file(path: str | Path) -> pd.DataFrame:
     try:
         if kind == "parquet":
             table = _parquet(_bytes(path))
-            if table.index.names != [None] or not isinstance(table.index, pd.RangeIndex):
-                table = table.reset_index().drop(columns="index", errors="ignore")
         elif kind == "excel":
             table = _excel(_bytes(path))
         else:
             content = _utf8(bounded(sys.stdin.buffer) if name == STDIN else _bytes(path))
             content = json.dumps(read_yaml(content.decode())).encode() if kind == "yaml" else content
-            is_json = kind in ("json", "lines", "yaml") or (
-                name == STDIN and content.lstrip()[:1] in (b"{", b"[")
-            )
-            if not is_json:
+            if name == STDIN and content.lstrip()[:1] in (b"{", b"["):
+                kind = "lines" if b"}\n{" in content else "json"
+            if kind == "lines":
+                table = _records([json.loads(line) for line in content.splitlines() if line.strip()])
+            elif kind in ("json", "yaml"):
+                table = _json(json.loads(content))
+            else:
                 is_piped = b"|" in content and _PIPES.search(content.decode())
                 table = _markdown(content.decode()) if is_piped else _delimited(content)
-            else:
-                has_lines = kind == "lines" or (name == STDIN and b"}\n{" in content)
-                lines = [line for line in content.splitlines() if line.strip()] if has_lines else []
-                table = _records(list(map(json.loads, lines))) if has_lines else _json(json.loads(content))
         _check_columns(len(table.columns))
     except Exception as error:  # readers raise errors of any kind on damaged files
         shown_path = "on standard input" if name == STDIN else path
@@ -168,7 +164,10 @@ def _parquet(content: bytes) -> pd.DataFrame:
     file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
     # A number takes eight bytes in memory; equal numbers take none in a file.
     require_size(8 * file.metadata.num_rows * file.metadata.num_columns)
-    return pd.read_parquet(io.BytesIO(content))
+    table = pd.read_parquet(io.BytesIO(content))
+    if table.index.names == [None] and isinstance(table.index, pd.RangeIndex):
+        return table
+    return table.reset_index().drop(columns="index", errors="ignore")
 
 
 def _check_columns(count: int) -> None:
@@ -318,77 +317,49 @@ def _cells(line: bytes, delimiter: str = "") -> tuple[str, list[str]]:
 
 def _json(content: Any) -> pd.DataFrame:
     """Make a table of rows, of columns, of pandas' orients, or of one of these under a single key."""
-    if isinstance(content, dict) and {"columns", "data"} <= set(content):
+    if not isinstance(content, dict):
+        return _records(content)
+    if {"columns", "data"} <= {*content}:
         return pd.DataFrame(content["data"], columns=content["columns"])
-    if isinstance(content, dict) and content and all(as_number(size) is not None for size in content):
-        by_rate = {
-            (as_number(size) or 0.0, as_number(rate) or math.inf): loss
-            for size, losses in content.items()
-            if isinstance(losses, dict)
-            for rate, loss in losses.items()
-        }
-        if by_rate and all(rate < 1 <= size for size, rate in by_rate):
-            return pd.DataFrame(
-                [(*point, loss) for point, loss in by_rate.items()], columns=["width", "lr", "loss"]
-            )
-    if isinstance(content, dict):
-        if (rows := _rows_by_group(content)) is not None:
-            return _records(rows)
-        if "schema" in content and "data" in content:
-            return _records(content["data"])
-        if len(content) == 1 and not any(map(means, content)):
-            return _json(*content.values())
-        rows = [*content.values()]
-        if rows and all(isinstance(row, dict) for row in rows) and not any(map(means, content)):
-            return _records(rows)
-        if rows and all(isinstance(column, dict | list) for column in rows):
-            return pd.DataFrame(content)
+    if {"schema", "data"} <= {*content}:
+        return _records(content["data"])
+    values, is_named = [*content.values()], any(map(means, content))
+    if values and all(isinstance(value, dict) for value in values):
+        points = [(as_number(n), as_number(lr), loss) for n, of in content.items() for lr, loss in of.items()]
+        if points and all(n and lr and lr < 1 <= n for n, lr, _ in points):
+            return pd.DataFrame(points, columns=["width", "lr", "loss"])
+    by_group = [value for value in (content, *values) if _has_lists(value)]
+    if len(by_group) == 1:
+        rows = []
+        for name, runs in by_group[0].items():
+            group = {"params": float(plain_size(name))} if SIZE.fullmatch(name) else {"group": name}
+            rows += [group | run for run in runs]
+        return _records(rows)
+    if len(values) == 1 and not is_named:
+        return _json(*values)
+    if values and all(isinstance(row, dict) for row in values) and not is_named:
+        return _records(values)
+    if values and all(isinstance(column, dict | list) for column in values):
+        return pd.DataFrame(content)
     return _records(content)
 
 
-def _rows_by_group(content: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the rows of a mapping of sizes to lists of runs, at the top or under one key, or None."""
+def _has_lists(value: Any) -> bool:
+    """Return whether a value maps groups, such as sizes, to lists of runs."""
+    return isinstance(value, dict) and len(value) > 1 and all(map(_is_list_of_rows, value.values()))
 
-    def holds_lists(value: Any) -> bool:
-        is_filled = isinstance(value, dict) and len(value) > 1
-        lists = [runs for runs in value.values() if isinstance(runs, list) and runs] if is_filled else []
-        return (
-            is_filled
-            and len(lists) == len(value)
-            and all(isinstance(run, dict) for runs in lists for run in runs)
-        )
 
-    groups = (
-        [content] if holds_lists(content) else [value for value in content.values() if holds_lists(value)]
-    )
-    if len(groups) != 1:
-        return None
-    rows = []
-    for name, runs in groups[0].items():
-        group: dict[str, Any] = {"group": name}
-        if SIZE.fullmatch(name):
-            group = {"params": float(plain_size(name))}
-        rows += [group | run for run in runs]
-    return rows
+def _is_list_of_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def _records(rows: Any) -> pd.DataFrame:
-    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-        rows = [each for row in rows for each in _by_step(row)]
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+    """Make a table of rows, or of runs that have their rows in a list, as a history."""
+    if not (rows == [] or _is_list_of_rows(rows)):
         raise ValueError(f"it holds {shown(rows)}, where a list of rows by name is needed")
-    return pd.json_normalize(rows, sep="/")
-
-
-def _by_step(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a row for each entry of a run's history; the row itself without one."""
-    histories = [
-        key for key, value in row.items()
-        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value)
-    ]  # fmt: skip
-    if len(histories) != 1:
-        return [row]
-    return [
-        {key: value for key, value in row.items() if key not in histories} | entry
-        for entry in row[histories[0]]
-    ]
+    by_step: list[dict[str, Any]] = []
+    for row in rows:
+        histories = [name for name, value in row.items() if _is_list_of_rows(value)]
+        run = {name: value for name, value in row.items() if name not in histories}
+        by_step += [run | entry for entry in row[histories[0]]] if len(histories) == 1 else [row]
+    return pd.json_normalize(by_step, sep="/")

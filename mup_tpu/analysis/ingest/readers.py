@@ -83,15 +83,14 @@ def trainer(file: Path) -> pd.DataFrame:
     """Read Trainer's trainer_state.json; the newest one of a run has its whole history."""
     run = file.parent.parent if file.parent.name.startswith("checkpoint-") else file.parent
     states = [*run.glob("trainer_state.json"), *run.glob("checkpoint-*/trainer_state.json")]
-    newest = max(states, key=lambda state: (json.loads(_text(state))["global_step"], state == file))
-    if newest != file:
+    if file != max(states, key=lambda state: (json.loads(_text(state))["global_step"], state == file)):
         return pd.DataFrame()
-    table, log = _by_step(_METRICS[file.name](file))
-    # The model's configuration lies beside the weights; of the learning rate only the schedule is text.
-    configs = [folder / "config.json" for folder in (file.parent, run) if (folder / "config.json").exists()]
-    config = json.loads(_text(configs[0])) if configs else {}
+    # The model's configuration lies beside the weights; of the learning rate only the schedule is logged.
+    config = next(
+        (json.loads(_text(c)) for of in (file.parent, run) if (c := of / "config.json").exists()), {}
+    )
     sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
-    return _with_rates(table, log).assign(**sizes)
+    return _with_rates(*_by_step(_METRICS[file.name](file))).assign(**sizes)
 
 
 def training_log(file: Path) -> pd.DataFrame:
@@ -144,10 +143,14 @@ def _settings_beside(log: Path) -> dict[str, Any]:
     file = next((log.parent / name for name in _BESIDE if (log.parent / name).is_file()), None)
     if file is None:
         return {}
+    text = _text(file)
     if file.name == "overrides.yaml":
-        content: Any = dict(re.findall(r"(?m)^- \+*([\w.]+)=(.+)$", _text(file)))
+        content: Any = dict(re.findall(r"(?m)^- \+*([\w.]+)=(.+)$", text))
     else:
-        content = json.loads(_text(file)) if file.suffix == ".json" else _wandb_config(_yaml(file))
+        content = json.loads(text) if file.suffix == ".json" else read_yaml(text)
+    if isinstance(content, dict):  # W&B writes a value beside its description
+        known = {k: v for k, v in content.items() if k not in ("_wandb", "wandb_version")}
+        content = {k: v["value"] if isinstance(v, dict) and "value" in v else v for k, v in known.items()}
     config = pd.json_normalize({"config": content}, sep="/").iloc[0].items()
     return {str(name): v for name, v in config if pd.api.types.is_scalar(v) and pd.notna(v)}
 
@@ -173,7 +176,7 @@ def is_log(head: bytes) -> bool:
 
 
 def json_of_a_run(file: Path) -> pd.DataFrame:
-    return pd.json_normalize(json.loads(_text(file)), sep="/")
+    return pd.json_normalize(json.loads(_text(file)), sep="/").assign(**_settings_beside(file))
 
 
 def is_result(head: bytes) -> bool:
@@ -194,18 +197,6 @@ def is_optuna_journal(head: bytes) -> bool:
     return head.startswith(b"{") and b'"op_code"' in head.partition(b"\n")[0]
 
 
-def wandb_run(file: Path) -> pd.DataFrame:
-    """Read a local run of W&B: wandb-summary.json with config.yaml beside it."""
-    config = _wandb_config(_yaml(file.parent / "config.yaml"))
-    return pd.json_normalize([{"config": config, **json.loads(_text(file))}], sep="/")
-
-
-def _wandb_config(config: dict[str, Any]) -> dict[str, Any]:
-    # A value may be alone, or stand beside its description.
-    plain = {k: v["value"] if isinstance(v, dict) and "value" in v else v for k, v in config.items()}
-    return {name: value for name, value in plain.items() if name not in ("_wandb", "wandb_version")}
-
-
 def _text(file: Path) -> str:
     return _bytes(file).decode(errors="replace")
 
@@ -215,11 +206,6 @@ def _bytes(file: Path) -> bytes:
         return read_local(file)
     except OSError as error:
         raise TableError(f"{file} cannot be read: {reason(error)}") from None
-
-
-def _yaml(file: Path) -> dict[str, Any]:
-    content = read_yaml(_text(file)) if file.exists() else None
-    return content if isinstance(content, dict) else {}
 
 
 _EVENTS = "events.out.tfevents"
@@ -238,9 +224,12 @@ def read_project(path: str | Path) -> pd.DataFrame:
 
 
 def package(path: str, name: str, module: str) -> Any:
-    """Import a module of a package that an extra of ours installs."""
+    """Import a module of a package that an extra of ours installs, and hush the package."""
     try:
-        return importlib.import_module(module)
+        imported = importlib.import_module(module)
+        for logger in (name, "alembic"):  # MLflow's migrations
+            logging.getLogger(logger).setLevel(logging.ERROR)
+        return imported
     except ImportError as error:
         extra = extra_with(name) or name
         raise TableError(
@@ -273,15 +262,9 @@ def _wandb(project: str) -> pd.DataFrame:
         return pd.json_normalize(rows, sep="/")
 
 
-def hush_mlflow() -> None:
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
 def _mlflow(experiment: str) -> pd.DataFrame:
     path = f"mlflow:{experiment}"
     mlflow = package(path, "mlflow", "mlflow")
-    hush_mlflow()
     with errors_in_a_sentence(path):
         if mlflow.get_experiment_by_name(experiment) is None:
             known = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
@@ -300,16 +283,14 @@ def tensorboard(folder: Path) -> pd.DataFrame:
     path = str(folder)
     accumulators = package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
     hparams = package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
     with errors_in_a_sentence(path):
         for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
             events = _events(accumulators, inside)
             hyperparameters = _settings(events, hparams)
             scalars = []
-            for tag in events.Tags()[
-                "scalars"
-            ]:  # of a step that was logged twice, as after a restart, the last
+            for tag in events.Tags()["scalars"]:
+                # After a restart a step may be logged twice; its last value counts.
                 values = {event.step: event.value for event in events.Scalars(tag)}
                 scalars.append(pd.Series(values, name=tag, dtype="float64"))
             parent = runs.get(inside.parent)
@@ -373,7 +354,6 @@ def database(file: Path) -> pd.DataFrame:
             f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}"
         )
     mlflow = package(str(file), "mlflow", "mlflow")
-    hush_mlflow()
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
     try:
@@ -398,17 +378,17 @@ def optuna_journal(file: Path) -> pd.DataFrame:
 def _optuna(file: Path, storage: Any) -> pd.DataFrame:
     """Read the trials of the only study, or of several whose names hold their size."""
     optuna = package(str(file), "optuna", "optuna")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     names = optuna.get_all_study_names(storage)
     if len(names) != 1 and not all({"width", "depth", "size"} & {*settings(name)} for name in names or [""]):
         raise TableError(
             f"{file} holds {len(names)} studies ({_some(names)}), not one, and their names "
             "hold no width; write one as a table with study.trials_dataframe().to_csv(...)"
         )
-    studies = [optuna.load_study(study_name=name, storage=storage) for name in names]
-    frames = [study.trials_dataframe(("number", "value", "params", "state")) for study in studies]
-    if len(names) > 1:
-        frames = [frame.assign(run=name) for name, frame in zip(names, frames, strict=True)]
+    frames = []
+    for name in names:
+        study = optuna.load_study(study_name=name, storage=storage)
+        trials = study.trials_dataframe(("number", "value", "params", "state"))
+        frames.append(trials.assign(run=name) if len(names) > 1 else trials)
     return pd.concat(frames, ignore_index=True)
 
 
@@ -440,14 +420,14 @@ class Reader:
             return False
 
 
-# All readers; of several that match, the first one reads. `tools.TRACKERS` reads places as `wandb:…`.
+# Of several readers that match, the first one reads. `TRACKERS` has those of places such as `wandb:…`.
 READERS = (
     Reader("Ray Tune", "result.json", tune_result, is_tune_result),
     # Tune writes progress.csv beside result.json, so this is for folders that have lost the latter.
     Reader("Ray Tune", "progress.csv", tune_progress, of_file=False),
     Reader("Lightning", "metrics.csv", lightning, of_file=False),
     Reader("Trainer", "trainer_state.json", trainer),
-    Reader("W&B", "wandb-summary.json", wandb_run),
+    Reader("W&B", "wandb-summary.json", json_of_a_run),
     Reader("TensorBoard", "*events.out.tfevents*", tensorboard, of_folder=True, of_file=False),
     *(Reader("Optuna or MLflow", pattern, database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
     Reader("Optuna", "*", optuna_journal, is_optuna_journal),
@@ -476,10 +456,7 @@ def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None
 
 
 def _reader_of(file: Path) -> Reader | None:
-    if not file.is_file():
-        return None
-    stat = file.stat()
-    return _probed(file, stat.st_mtime_ns, stat.st_size)
+    return _probed(file, file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else None
 
 
 @functools.lru_cache(maxsize=256)
