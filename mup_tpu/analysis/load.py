@@ -19,7 +19,7 @@ import pandas as pd
 from mup_tpu.analysis.ingest.expressions import with_derived
 from mup_tpu.analysis.ingest.files import STDIN
 from mup_tpu.analysis.ingest.readers import TOOLS, find_reader, is_log_of_one_run
-from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, find_scale, means, plain_name
+from mup_tpu.analysis.ingest.table_columns import Columns, Usual, find_columns, find_scale, means, plain_name
 from mup_tpu.analysis.ingest.table_values import (
     LossUnit,
     Reading,
@@ -150,7 +150,7 @@ def default_columns(path: Place) -> Columns:
     along += DATA if {*IN_FINGERPRINT} & {*axes.scale, *axes.compare} else ()
     name, unit = named_loss(load_values(path, "versions") if axes.is_study else ())
     return Columns(
-        axes.size, tuned[0], parametrization=axes.compared, along=along, tuned_beside=tuned[1:],
+        Usual(axes.size), tuned[0], parametrization=axes.compared, along=along, tuned_beside=tuned[1:],
         is_per_token=not axes.is_study, unit=unit, loss_name=name,
     )  # fmt: skip
 

@@ -176,20 +176,18 @@ def loss_laws(
         TableError: too few runs, a loss or size that is not above 0, or compute that contradicts the sizes.
     """
     rows, read = read_rows(path, reading)
-    table = _points(rows, read if reading.columns else read.without_scale())
+    table = _points(rows, read)
     runs, columns = table.runs[np.isfinite(table.runs["loss"])], table.columns
     if columns.maximized:
         raise TableError("a law of the loss needs a loss, and the table has a metric that is maximized")
-    sizes = [*columns.scales]
     laws = []
-    for compared in dict.fromkeys(runs["compared"]):
-        rows = runs[runs["compared"] == compared]
+    for compared, rows in runs.groupby("compared", sort=False):
         size_PA, loss_P = rows[each_of("scale", rows)].to_numpy(float), rows["loss"].to_numpy(float)
         try:
             law = fit_scaling_law(loss_P, *size_PA.T, asymptote=asymptote)
         except TableError as error:
             raise TableError(str(error) if compared == "all" else f"{compared}: {error}") from None
-        laws.append(RecipeLaw(compared, tuple(sizes), size_PA, loss_P, law))
+        laws.append(RecipeLaw(str(compared), columns.scales, size_PA, loss_P, law))
     if not laws:
         raise TableError("no run of the table has a finite loss")
     targets, computes = list[LossTarget](), list[float]()
@@ -228,65 +226,41 @@ def _points(rows: pd.DataFrame, reading: Reading) -> RunTable:
     """
     rows, columns = with_derived(rows.reset_index(drop=True), reading.columns or Columns())
     notes, roles = list[Reason](), (columns.loss, columns.parametrization, columns.seed, columns.status)
-    missing = [name for name in roles if not isinstance(name, Usual) and name not in rows]
-    if columns.loss not in rows and not any(means(c) == "loss" for c in rows):
-        missing.append(columns.loss)
-    if missing := [name for name in dict.fromkeys(missing) if name]:
+    needed = [name for name in roles if name and not isinstance(name, Usual)]
+    needed += [] if any(means(c) == "loss" for c in rows) else [columns.loss]
+    if missing := [name for name in dict.fromkeys(needed) if name not in rows]:
         raise TableError(no_column(rows, *missing))
-
-    def size(name: str, column: str) -> pd.Series | None:
-        if column not in rows and isinstance(column, Usual):
-            column = next((str(c) for c in rows if _is_size(c, name)), "")
-        if column and column not in rows:
-            raise TableError(no_column(rows, column))
-        return numbers(plain_sizes(rows[column]), column) if column else None
-
-    if isinstance(columns.scale, Usual):
-        compute = size(COMPUTE, columns.cost or Usual())
-        sizes = _sizes(size(PARAMS, columns.params), size(TOKENS, columns.tokens), compute, notes)
-    else:
-        sizes = {name: numbers(plain_sizes(rows[name]), name) for name in columns.scales if name in rows}
-        if missing := [name for name in columns.scales if name not in rows]:
-            raise TableError(no_column(rows, *missing))
-        if len(sizes) > 2:
-            raise TableError(f"a law of the loss has one size or two, not {len(sizes)}: {', '.join(sizes)}")
+    sizes = _sizes(rows, columns, notes)
     for name, values in sizes.items():
         if values.isna().any():
             raise TableError(f"{name} is empty in row {values.index[values.isna()][0]}")
-    known = rows[[c for c in rows if c in roles or means(c) or rows[c].dtype.kind not in "iuf"]]
-    known = known.drop(
-        columns=[c for c in known if means(c) in ("width", "depth", "size", "batch size", "tokens")]
-    )
-    at = [sizes[name] for name in sizes]
+    by_other_sizes = ("width", "depth", "size", "batch size", "tokens")
+    known = [c for c in rows if c in roles or means(c) or rows[c].dtype.kind not in "iuf"]
+    known = [c for c in known if means(c) not in by_other_sizes]
+    at = [*sizes.values()]
     at += [rows[columns.parametrization].astype(str)] if columns.parametrization in rows else []
     rates = [str(c) for c in rows if c == columns.hyperparameter or means(c) == "lr"]
     tuned = next((c for c in rates if rows[c].astype(str).groupby(at).nunique().max() > 1), None)
-    known = known.drop(columns=[c for c in rates if c != tuned and c in known])
-    known = known.assign(**sizes, **{tuned or "the_only_rate": 1.0 if tuned is None else rows[tuned]})
-    if columns.seed not in rows and not any(means(c) == "step" for c in known):
-        by = at if tuned is None else [*at, rows[tuned]]
-        known = known.assign(**{columns.seed: rows.groupby(by, dropna=False).cumcount()})
+    rate = 1.0 if tuned is None else rows[tuned]
+    points = rows[[c for c in known if c not in rates]].assign(**sizes, **{tuned or "the_only_rate": rate})
+    if columns.seed not in rows and not any(means(c) == "step" for c in points):
+        by = at if tuned is None else [*at, rate]
+        points = points.assign(**{columns.seed: rows.groupby(by, dropna=False).cumcount()})
     first, *beside = sizes
     columns = replace(
         columns, scale=first, scales_beside=tuple(beside), hyperparameter=tuned or "the_only_rate",
         tuned_beside=(), cost="", along=(), seed=str(columns.seed),
         params=PARAMS if PARAMS in sizes else Usual(), tokens=TOKENS if TOKENS in sizes else Usual(),
     )  # fmt: skip
-    table = check_table(known, replace(reading, columns=columns, best_over=()))
+    table = check_table(points, replace(reading, columns=columns, best_over=()))
     runs, cell = table.runs, ["compared", *each_of("scale", table.runs)]
+    recipes = [*runs["compared"].unique()]
     if tuned is not None:
         means_X = runs.groupby([*cell, "x"], as_index=False)["loss"].mean()
-        best = means_X.loc[means_X.groupby(cell)["loss"].idxmin(), [*cell, "x"]]
-        runs = runs.merge(best)
+        runs = runs.merge(means_X.loc[means_X.groupby(cell)["loss"].idxmin(), [*cell, "x"]])
         notes.append(Reason.of("best of rates", name=tuned))
     notes = [note for note in table.notes if note.code not in _ABOUT_SWEEPS] + notes
-    order = {
-        name: i
-        for i, name in enumerate(rows.get(columns.parametrization, pd.Series(dtype=str)).map(str).unique())
-    }
-    runs = runs.sort_values(
-        cell, key=lambda column: column.map(order) if column.name == "compared" else column
-    )
+    runs = runs.sort_values(cell, key=lambda of: of.map(recipes.index) if of.name == "compared" else of)
     return replace(table, runs=runs.reset_index(drop=True), notes=tuple(notes))
 
 
@@ -294,10 +268,25 @@ def _is_size(column: object, size: str) -> bool:
     return plain_name(column) in _NAMES[size].split() or means(column) == _MEANINGS.get(size)
 
 
-def _sizes(
-    params: pd.Series | None, tokens: pd.Series | None, compute: pd.Series | None, notes: list[Reason]
-) -> dict[str, pd.Series]:
-    """Return the sizes of a law by name: parameters and tokens, or the only one that is known or varies."""
+def _sizes(rows: pd.DataFrame, columns: Columns, notes: list[Reason]) -> dict[str, pd.Series]:
+    """Return the sizes of a law by name: the scales, if they were chosen, else those that rows show.
+
+    These are parameters and tokens, or the only one of them that is known or varies.
+    """
+    is_chosen = not isinstance(columns.scale, Usual)
+    named = {COMPUTE: columns.cost or Usual(), PARAMS: columns.params, TOKENS: columns.tokens}
+    for size, column in named.items():
+        if isinstance(column, Usual) and column not in rows:
+            named[size] = next((str(c) for c in rows if _is_size(c, size)), "")
+    named = {name: name for name in columns.scales} if is_chosen else named
+    if missing := [column for column in named.values() if column and column not in rows]:
+        raise TableError(no_column(rows, *missing))
+    sizes = {size: numbers(plain_sizes(rows[column]), column) for size, column in named.items() if column}
+    if len(sizes) > 2 and is_chosen:
+        raise TableError(f"a law of the loss has one size or two, not {len(sizes)}: {', '.join(sizes)}")
+    if is_chosen:
+        return sizes
+    compute, params, tokens = map(sizes.get, (COMPUTE, PARAMS, TOKENS))
     if compute is not None and params is not None and tokens is not None:
         ratio = compute / (FLOP * params * tokens)
         wrong = ratio.index[(ratio < 1 / _CONTRADICTS) | (ratio > _CONTRADICTS)]
@@ -308,15 +297,13 @@ def _sizes(
                 f"{tokens[row]:.3g} tokens = {FLOP * params[row] * tokens[row]:.3g} FLOP by more than "
                 f"{_CONTRADICTS:g} times: give the columns that belong together, or drop one"
             )
-    elif compute is not None and (params is not None or tokens is not None):
-        both = params if params is not None else tokens
-        assert both is not None
-        derived, name = compute / (FLOP * both), TOKENS if params is not None else PARAMS
-        params, tokens = (params, derived) if params is not None else (derived, tokens)
-        notes.append(Reason.of("size from compute", name=name))
+    elif compute is not None and params is not None:
+        tokens = compute / (FLOP * params)
+        notes.append(Reason.of("size from compute", name=TOKENS))
+    elif compute is not None and tokens is not None:
+        params = compute / (FLOP * tokens)
+        notes.append(Reason.of("size from compute", name=PARAMS))
     if params is None or tokens is None:
-        known = {COMPUTE: compute, PARAMS: params, TOKENS: tokens}
-        sizes = {name: values for name, values in known.items() if values is not None}
         if not sizes:
             options = given("scale", "COLUMN,COLUMN")
             raise TableError(f"table has no column of parameters, tokens or compute: {options} names them")

@@ -287,10 +287,7 @@ def _predict_losses(
     from mup_tpu.words.predictions import loss_law_lines, loss_laws_to_dict
     from mup_tpu.words.reasons import because
 
-    reading = table.reading(path)
-    if table.scale is None:
-        reading = reading.without_scale(table.role("cost", ""))
-    laws = loss_laws(path, at, asymptote, reading)
+    laws = loss_laws(path, at, asymptote, table.reading(path))
     written = list[str]()
     if figures:
         from mup_tpu import plots

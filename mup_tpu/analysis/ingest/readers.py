@@ -86,9 +86,8 @@ def trainer(file: Path) -> pd.DataFrame:
     if file != max(states, key=lambda state: (json.loads(_text(state))["global_step"], state == file)):
         return pd.DataFrame()
     # The model's configuration lies beside the weights; of the learning rate only the schedule is logged.
-    config = next(
-        (json.loads(_text(c)) for of in (file.parent, run) if (c := of / "config.json").exists()), {}
-    )
+    files = [folder / "config.json" for folder in (file.parent, run)]
+    config: dict[str, Any] = next((json.loads(_text(one)) for one in files if one.exists()), {})
     sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
     return _with_rates(*_by_step(_METRICS[file.name](file))).assign(**sizes)
 

@@ -434,12 +434,6 @@ class Reading:
         if self.chance is not None:
             require_above_zero("chance", self.chance)
 
-    def without_scale(self, cost: str = "") -> Reading:
-        """Return the reading for a law of the loss: the scale and cost of a folder's sweep are no sizes."""
-        if self.columns is None:
-            return self
-        return replace(self, columns=replace(self.columns, scale=Columns.scale, scales_beside=(), cost=cost))
-
 
 _WITH_ERROR = re.compile(r"\s*([^\s(]+)\s*(?:±|\+/-|\+-|\()\s*([^\s)a-zA-Z][^\s)]*)\s*\)?")
 
