@@ -23,7 +23,7 @@ import tyro
 from rich.progress import track
 
 from mup_tpu.analysis import Columns, Reading, RunTable, check_table, load_table
-from mup_tpu.analysis.power_law import curve_regret
+from mup_tpu.analysis.result import curve_regret
 from mup_tpu.analysis.trend import Mixture, claims, fit_trend, kind_of, priors_of
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.errors import MupTpuError

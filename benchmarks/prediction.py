@@ -31,8 +31,8 @@ from mup_tpu.analysis import Reading, analyze
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import check_table
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.power_law import curve_regret
 from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.result import curve_regret
 from mup_tpu.analysis.scaling_law import LEAST, expected_loss
 from mup_tpu.analysis.trend import (
     BY_KIND,

@@ -16,7 +16,7 @@ import pytest
 
 from mup_tpu import plots
 from mup_tpu.analysis import analyze, load_table
-from mup_tpu.analysis.coord_check import by_setting
+from mup_tpu.analysis.diagnosis import by_setting
 from mup_tpu.analysis.prediction import predict_analysis, read_targets
 from mup_tpu.analysis.run_table import ranked
 from mup_tpu.store import is_search, load_curves, load_runs

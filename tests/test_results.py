@@ -172,7 +172,7 @@ def test_the_page_of_predictions_says_what_the_stored_rows_say():
 
 
 def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
-    from mup_tpu.analysis.coord_check import by_setting, layer_exponents
+    from mup_tpu.analysis.diagnosis import by_setting, layer_exponents
 
     table = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
     parts = by_setting(table)

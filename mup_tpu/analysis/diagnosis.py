@@ -23,6 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from mup_tpu.config.columns import label
+from mup_tpu.errors import TableError
+
 # Exponents. A missing factor of μP makes ±1/2 or ±1; right models lie within -0.31 and 0.2 in three octaves.
 GROWS, DIES = 0.25, -0.36
 
@@ -150,14 +153,12 @@ class Finding:
         return _REMEDIES.get(self.cause, "")
 
     def __str__(self) -> str:
-        role = f" ({self.role.replace('_', ' ')})" if self.role else ""
-        verdict = f"is {self.verdict}" if self.verdict in ("unknown", "not judged") else self.verdict
-        text = f"{self.name or 'the output'}{role} {verdict}: {self.cause or 'as the rule has it'}"
-        return (
-            text
-            + (f" ({self.evidence})" if self.evidence else "")
-            + (f"; {self.remedy}" if self.remedy else "")
+        role, evidence = (
+            f" ({text})" if text else "" for text in (self.role.replace("_", " "), self.evidence)
         )
+        verdict = f"is {self.verdict}" if self.verdict in ("unknown", "not judged") else self.verdict
+        cause, remedy = self.cause or "as the rule has it", f"; {self.remedy}" if self.remedy else ""
+        return f"{self.name or 'the output'}{role} {verdict}: {cause}{evidence}{remedy}"
 
 
 def exponents(table: pd.DataFrame, scale: str) -> dict[tuple[str, str, int], Exponent]:
@@ -179,6 +180,46 @@ def exponents(table: pd.DataFrame, scale: str) -> dict[tuple[str, str, int], Exp
     reach = 2.0 * np.sqrt((weights * rest**2).sum(1) / max(1, len(x) - 2) / spread)
     ends = zip(slopes.tolist(), (slopes - reach).tolist(), (slopes + reach).tolist(), strict=True)
     return {key: Exponent(*fit) for key, fit in zip(wide.index[usable], ends, strict=True)}
+
+
+# Columns of a stored coordinate check, beside those of its scale and setting
+_CHECKED = ("parametrization", "seed", "step", "layer", "quantity", "rms")
+
+
+def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the parts of a stored coordinate check by their setting."""
+    if "setting" not in table:
+        return {"coord_check": table}
+    return {str(name): part for name, part in table.groupby("setting", sort=False)}
+
+
+def scale_of(table: pd.DataFrame) -> str:
+    """Return the column that holds the scale, which is the only one besides results and settings."""
+    others = [str(column) for column in table if column not in (*_CHECKED, "setting")]
+    if len(others) != 1:
+        scales = ", ".join(map(repr, others)) or "no column of one"
+        raise TableError(f"a coordinate-check table has one scale, this one has {scales}")
+    return others[0]
+
+
+def layer_exponents(table: pd.DataFrame) -> dict[tuple[str, str, str], Exponent]:
+    """Return the exponent of each (parametrization, quantity, layer) after the last step.
+
+    Raises:
+        TableError: a column is missing, or there are fewer than two sizes.
+    """
+    scale, last = scale_of(table), table["step"].max()
+    if missing := [column for column in _CHECKED if column not in table]:
+        raise TableError(f"coordinate-check table has no column {', '.join(map(repr, missing))}")
+    if table[scale].nunique() < 2:
+        raise TableError(
+            f"coordinate check needs at least 2 {label(scale)}s, the table has {table[scale].nunique()}"
+        )
+    return {
+        (str(rule), quantity, layer): fit
+        for rule, part in table[table["step"] == last].groupby("parametrization", sort=False)
+        for (layer, quantity, _), fit in exponents(part, scale).items()
+    }
 
 
 def laziness(fits: Mapping[tuple[str, str, int], Exponent], scale: str) -> str:
@@ -245,7 +286,8 @@ class Diagnosis:
             size = diverged[self.scale].min()
             return [Finding(diverged.iloc[0]["layer"], "", "grows", "diverges", f"at {self.scale} {size}")]
         structural = [f for f in map(self._structural, self.parameters) if f]
-        if structural and all(f.cause == "not trained" for f in structural) and not self._has("gradient"):
+        gradients = self._table.loc[self._table["quantity"] == "gradient", "rms"]
+        if structural and all(f.cause == "not trained" for f in structural) and not gradients.any():
             structural = [replace(f, verdict="unknown", cause="no gradient") for f in structural]
         forward = [f for f in (self._at_init(), self._attention()) if f]
         known = {f.name for f in structural}
@@ -276,9 +318,6 @@ class Diagnosis:
         first = [f for f in structural if f.is_wrong]
         rest = [f for f in structural if not f.is_wrong]
         return [*first, *forward, *wrong, *rest, *(f for f in each if not f.cause)]
-
-    def _has(self, quantity: str) -> bool:
-        return bool(self._table.loc[self._table["quantity"] == quantity, "rms"].any())
 
     def _structural(self, p: GrownParameter) -> Finding | None:
         """Return the finding of a parameter of which no exponent can say anything."""
@@ -362,7 +401,8 @@ class Diagnosis:
                     continue
                 if self.scale != "width" and fit.verdict == "dies":  # averages over more shrink rightly
                     continue
-                last = p or self._last_inside(layer)
+                inside = [o for o in self._layers if o in self._matrices and o.startswith(f"{layer}.")]
+                last = p or (self._matrices[inside[-1]] if inside else None)
                 if not is_input and (
                     is_readout or (last and last.name in self._inner) or last in self._readouts
                 ):
@@ -396,11 +436,6 @@ class Diagnosis:
                 return Finding(name, role, fit.verdict, cause, evidence, fit.value, mends)
             before = layer
         return None
-
-    def _last_inside(self, layer: str) -> GrownParameter | None:
-        """Return the matrix that is called last inside of a module."""
-        inside = [of for of in self._layers if of in self._matrices and of.startswith(f"{layer}.")]
-        return self._matrices[inside[-1]] if inside else None
 
     def _is_restored(self, layer: str) -> bool:
         """Return whether what follows a layer keeps its size, as by a factor of RecurrentGemma."""

@@ -17,7 +17,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import EPSILON, Noise, Optimum, Status
 from mup_tpu.analysis.reasons import Reason
-from mup_tpu.analysis.result import FittedLaw, LearningCurve, Sequenced, Shown, TransferResult
+from mup_tpu.analysis.result import FittedLaw, LearningCurve, PowerLaw, Sequenced, Shown, TransferResult
 from mup_tpu.analysis.run_table import Cost, RunTable, run_cost
 from mup_tpu.analysis.verdict import DELTA, Decision, Question, Verdict, regret, take_looks, weigh
 from mup_tpu.errors import TableError
@@ -209,8 +209,6 @@ def _analyze_sizes(compared: str, runs: pd.DataFrame, question: Question) -> Tra
     Raises:
         TableError: fewer cells have a known optimum than the law has parameters.
     """
-    from mup_tpu.analysis.power_law import PowerLaw  # most tables have one scale
-
     scales, evidence = question.columns.scales, weigh(runs, question)
     known = tuple(e for e in evidence.estimates if e.optimum.is_bracketed)
     if len(known) < len(scales) + 2:

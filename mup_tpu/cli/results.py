@@ -366,12 +366,11 @@ class CheckResults(Results):
         return pd.read_parquet(Path(self.path) / CHECK_FILE)
 
     def show(self, console: Console) -> None:
-        from mup_tpu.analysis import coord_check
-        from mup_tpu.analysis.diagnosis import SIZES
+        from mup_tpu.analysis.diagnosis import SIZES, by_setting, scale_of
 
-        for setting, table in coord_check.by_setting(self.measured).items():
+        for setting, table in by_setting(self.measured).items():
             rules = list(table["parametrization"].unique())
-            title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
+            title = f"{setting}: exponent of {columns.label(scale_of(table))} (95 %)"
             for i in range(0, len(rules), 2):  # three would be too wide for a terminal
                 console.print(tables.slopes_table(table, rules[i : i + 2], SIZES, title))
             for rule, (_, *lines) in tables.conclusions(self.measured.attrs, setting).items():

@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mup_tpu.analysis.loss_law import COMPUTE, LargestRun, LossLaws
-from mup_tpu.analysis.power_law import PowerLaw
 from mup_tpu.analysis.prediction import Predictions
-from mup_tpu.analysis.result import TransferResult
+from mup_tpu.analysis.result import PowerLaw, TransferResult
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots import style
 from mup_tpu.plots.optima import has_scales

@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from mup_tpu.analysis.coord_check import by_setting, layer_exponents, scale_of
-from mup_tpu.analysis.diagnosis import Exponent
+from mup_tpu.analysis.diagnosis import Exponent, by_setting, layer_exponents, scale_of
 from mup_tpu.analysis.load import named_loss
 from mup_tpu.analysis.run_table import of_status
 from mup_tpu.analysis.transfer import TransferAnalysis

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mup_tpu import plots
-from mup_tpu.analysis.coord_check import by_setting, scale_of
+from mup_tpu.analysis.diagnosis import by_setting, scale_of
 from mup_tpu.analysis.load import named_loss
 from mup_tpu.analysis.planned import Recipe
 from mup_tpu.analysis.prediction import Score

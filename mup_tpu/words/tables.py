@@ -91,7 +91,7 @@ def slopes_table(
     title: str = "Slopes",
 ) -> Table:
     """Return exponents of layers' sizes, a row per layer, a column per rule and quantity."""
-    from mup_tpu.analysis.coord_check import layer_exponents  # most tables are of sweeps
+    from mup_tpu.analysis.diagnosis import layer_exponents  # most tables are of sweeps
 
     fitted = {
         key: f"{number(fit.value, 2)} ± {number(fit.high - fit.value, 2)}"

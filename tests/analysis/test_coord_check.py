@@ -3,8 +3,7 @@
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis.coord_check import layer_exponents
-from mup_tpu.analysis.diagnosis import exponents, laziness
+from mup_tpu.analysis.diagnosis import exponents, layer_exponents, laziness
 from mup_tpu.errors import TableError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mup_tpu.analysis import Columns, Reading, analyze, check_table, predict
 from mup_tpu.analysis.optimum import Estimate, Optimum
-from mup_tpu.analysis.power_law import PowerLaw
+from mup_tpu.analysis.result import PowerLaw
 from mup_tpu.errors import TableError
 from mup_tpu.plots import law_figure
 from mup_tpu.words import summary

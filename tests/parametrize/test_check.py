@@ -8,7 +8,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mup_tpu.analysis.coord_check import layer_exponents
+from mup_tpu.analysis.diagnosis import layer_exponents
 from mup_tpu.cli import main
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import assert_mup, coord_check

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mup_tpu.analysis.coord_check import layer_exponents
+from mup_tpu.analysis.diagnosis import layer_exponents
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import lint

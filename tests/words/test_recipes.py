@@ -8,7 +8,7 @@ import pytest
 
 from mup_tpu.cli import main
 from mup_tpu.errors import ConfigError
-from mup_tpu.words.recipes import FORMATS, base_rate_words, shared_settings, write_recipe
+from mup_tpu.words.recipes import PROGRAMS, base_rate_words, shared_settings, write_recipe
 
 RATE = {"lr": (-8.0, -9.0, -7.0)}
 RUN = {"width": 1024, "depth": 16, "batch": 2**19, "steps": 1000, "warmup": 0.1, "odd": 3}
@@ -36,7 +36,7 @@ def test_a_recipe_is_written_as_a_program_takes_it(program, words):
         assert "# not known from these runs, so its defaults hold: weight decay, " in text
 
 
-@pytest.mark.parametrize("program", [program for program in FORMATS if program != "nanochat"])
+@pytest.mark.parametrize("program", ["toml", *(program for program in PROGRAMS if program != "nanochat")])
 def test_under_mup_hidden_matrices_have_a_rate_of_their_own(program):
     text = write_recipe(program, RATE, RUN, "", MUP)
     assert "0.003906 is that of base width 64; hidden matrices of width 1024 have 0.0002441" in text
