@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from mup_tpu import plots
-from mup_tpu.analysis import Columns, Reading, analyze, check_table, coord_check, loss_laws
+from mup_tpu.analysis import Columns, Reading, analyze, check_table, diagnosis, loss_laws
 from mup_tpu.analysis.run_table import ranked, varied
 from mup_tpu.errors import ConfigError
 from mup_tpu.plots.style import PlainTicks, panels, scale_axis, sequential
@@ -322,11 +322,11 @@ def test_a_search_has_its_trials_in_every_panel():
 
 def test_layers_of_a_coordinate_check_say_their_means_and_slopes():
     measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
-    part = coord_check.by_setting(measured)["sgd_untied"]
+    part = diagnosis.by_setting(measured)["sgd_untied"]
     last = part[part["step"] == part["step"].max()]
     chosen = "parametrization == 'sp' and quantity == 'update' and layer == 'output'"
     runs = last.query(f"{chosen} and width == 512").sort_values("seed")
-    fit = coord_check.layer_exponents(part)["sp", "update", "output"]
+    fit = diagnosis.layer_exponents(part)["sp", "update", "output"]
     lines = ["output, width 512", f"rms {runs['rms'].mean():.4g}"]
     lines += [f"grows as width^{fit.value:.2f} (95 %: {fit.low:.2f} to {fit.high:.2f})"]
     lines += [f"seed {r.seed}: {r.rms:.4g}" for r in runs.itertuples()]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plots, report
-from mup_tpu.analysis import analyze, coord_check, load_table
+from mup_tpu.analysis import analyze, diagnosis, load_table
 from mup_tpu.cli import main
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import Axes
@@ -164,13 +164,13 @@ def test_a_coordinate_check_says_what_grows_and_every_slope():
     measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
     text = text_of(report.render(report.coordinate_check_page("coord_check", measured)))
     assert "do activations and updates keep their size as width grows?" in text
-    part = coord_check.by_setting(measured)["adamw_tied"]
-    fit = coord_check.layer_exponents(part)["sp", "activation", "output"]
+    part = diagnosis.by_setting(measured)["adamw_tied"]
+    fit = diagnosis.layer_exponents(part)["sp", "activation", "output"]
     assert f"{fit.value:.2f} ± {fit.high - fit.value:.2f}" in text
     page = report.coordinate_check_page("coord_check", measured)
     outcomes = [(box.sentence.split(":")[0], box.decision) for box in page.lead]
     assert outcomes == [("μP", "passes"), ("SP", "fails")] * 4
-    assert {box.details[0] for box in page.lead} == {*coord_check.by_setting(measured)}
+    assert {box.details[0] for box in page.lead} == {*diagnosis.by_setting(measured)}
 
 
 def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
