@@ -36,7 +36,6 @@ from mup_tpu.errors import ConfigError, DataError, StoreError
 from mup_tpu.files import Folder, patiently
 from mup_tpu.store import Store, is_search
 from mup_tpu.store.header import Header, create_header, read_header
-from mup_tpu.tuning.chooser import Chooser
 
 
 @pytest.fixture
@@ -151,6 +150,8 @@ def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(s3, corpus, tmp_pa
 def test_a_search_in_a_bucket_goes_on_and_of_two_at_once_one_is_refused(s3):
     folder = Folder(s3.url())
     assert not is_search(str(folder))
+
+    from mup_tpu.tuning.chooser import Chooser
 
     def chooser(seed=0):
         return Chooser({"rate": Domain("uniform", 0.0, 1.0)}, SearchOptions(seed=seed), {}, folder)

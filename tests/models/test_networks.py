@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+import transformers as hf
 from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
@@ -99,6 +98,8 @@ def stock_outcome(trial: Trial, model: torch.nn.Module, tokens_BT1) -> tuple[tor
         if m.architecture != "moe":
             logits = model(tokens_BT1[:, :-1]).logits
             return logits, cross_entropy(logits, tokens_BT1)
+        from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
         found = model(tokens_BT1[:, :-1], output_router_logits=True)
         balance = [
             load_balancing_loss_func((of_sequence,), m.num_experts, m.experts_per_token)
@@ -179,7 +180,7 @@ def test_every_form_is_the_same_function_with_the_same_gradients(trial, forms):
 def test_exported_checkpoint_has_our_logits_in_a_class_of_transformers(trial, tmp_path):
     """`tests/cli/test_train.py` loads exports in a process without mup_tpu."""
     export_stock(trial, weights(trial), VOCAB, T, 0, tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1, "others can read some files only"
     assert type(model).__module__.startswith("transformers.models.")
     assert "auto_map" not in model.config.to_dict(), "code of its own"

@@ -2,15 +2,8 @@
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import parametrize
@@ -21,12 +14,12 @@ TOKENS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0
 def gpt2(width):
     """Heads grow in size: two at any width. Readout and embedding are tied."""
     shape = {"vocab_size": 64, "n_positions": 16, "n_embd": width, "n_layer": 2, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=None, eos_token_id=None))
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**shape, bos_token_id=None, eos_token_id=None))
 
 
-def llama(width, kind=LlamaForCausalLM, config=LlamaConfig, tied=False):
-    return kind(
-        config(
+def llama(width, kind="Llama", tied=False):
+    return getattr(hf, f"{kind}ForCausalLM")(
+        getattr(hf, f"{kind}Config")(
             vocab_size=64, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
             num_attention_heads=2, num_key_value_heads=2, head_dim=width // 2, attention_bias=True,
             tie_word_embeddings=tied, pad_token_id=None, bos_token_id=None, eos_token_id=None,
@@ -36,7 +29,7 @@ def llama(width, kind=LlamaForCausalLM, config=LlamaConfig, tied=False):
 
 def qwen3(width):
     """Norms stand between the projection of queries and the logits of attention."""
-    return llama(width, Qwen3ForCausalLM, Qwen3Config, tied=True)
+    return llama(width, "Qwen3", tied=True)
 
 
 @pytest.mark.parametrize("build", [gpt2, llama, qwen3])

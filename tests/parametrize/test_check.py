@@ -4,9 +4,8 @@ import json
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from torchvision.models.resnet import BasicBlock, ResNet
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.analysis.diagnosis import layer_exponents
 from mup_tpu.cli import main
@@ -20,9 +19,9 @@ def steepest(table, rule: str, quantity: str = "update") -> float:
     return max(fit.value for (of_rule, q, _), fit in fits.items() if (of_rule, q) == (rule, quantity))
 
 
-def gpt2(width: int) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(
-        GPT2Config(
+def gpt2(width: int) -> nn.Module:
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(
             vocab_size=64, n_positions=16, n_embd=width, n_layer=2, n_head=width // 16, resid_pdrop=0.0,
             embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
         )
@@ -51,22 +50,23 @@ def test_a_stock_gpt2_is_flat_in_mup_and_not_in_sp():
     assert [layer for layer in layers if layer.endswith(" 0")] == block
 
 
-class WideResNet(ResNet):
-    """torchvision's, of any width in all of its layers; its own width_per_group widens some."""
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        super().__init__(BasicBlock, [1, 1, 1, 1], num_classes=5)
-        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.fc = nn.Linear(8 * width, 5)
-
-    def _make_layer(self, block, planes, *args, **kwargs):
-        self.inplanes = self.width if planes == 64 else self.inplanes
-        return super()._make_layer(block, self.width * planes // 64, *args, **kwargs)
-
-
 def test_a_stock_resnet_is_flat_with_sgd_and_mup():
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    class WideResNet(ResNet):
+        """torchvision's, of any width in all of its layers; its own width_per_group widens some."""
+
+        def __init__(self, width: int) -> None:
+            self.width = width
+            super().__init__(BasicBlock, [1, 1, 1, 1], num_classes=5)
+            self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+            self.bn1 = nn.BatchNorm2d(width)
+            self.fc = nn.Linear(8 * width, 5)
+
+        def _make_layer(self, block, planes, *args, **kwargs):
+            self.inplanes = self.width if planes == 64 else self.inplanes
+            return super()._make_layer(block, self.width * planes // 64, *args, **kwargs)
+
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(16, 3, 16, 16, generator=generator)
     labels = torch.randint(0, 5, (16,), generator=generator)

@@ -6,9 +6,8 @@ import math
 import mup
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.pytorch_utils import Conv1D
 
 from mup_tpu.config import Trial
 from mup_tpu.models import forward_scaling, parameter_scalings
@@ -64,7 +63,7 @@ def test_groups_are_those_of_mups_optimizers(name, width):
 
 
 def conv1d_net(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 2 * width), Conv1D(width, 2 * width), nn.Linear(width, 5))
+    return nn.Sequential(nn.Linear(3, 2 * width), hf.Conv1D(width, 2 * width), nn.Linear(width, 5))
 
 
 def test_a_matrix_that_is_stored_inputs_first_goes_by_its_inputs():
@@ -115,10 +114,10 @@ def test_training_is_that_of_mups_package_in_float64(name):
 
 
 def gpt2(growing: str, tied: bool):
-    def build(width: int, depth: int = 2) -> GPT2LMHeadModel:
+    def build(width: int, depth: int = 2) -> nn.Module:
         heads = width // 16 if growing == "heads" else 2
-        return GPT2LMHeadModel(
-            GPT2Config(
+        return hf.GPT2LMHeadModel(
+            hf.GPT2Config(
                 vocab_size=40, n_positions=16, n_embd=width, n_layer=depth, n_head=heads,
                 tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None,
             )

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import parametrize
@@ -79,8 +79,8 @@ def test_roles_of_torchs_layers():
 
 def test_roles_of_a_stock_llama():
     def build(width):
-        return LlamaForCausalLM(
-            LlamaConfig(
+        return hf.LlamaForCausalLM(
+            hf.LlamaConfig(
                 vocab_size=40, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
                 num_attention_heads=2, num_key_value_heads=1,
             )
@@ -116,8 +116,8 @@ def test_a_projection_to_few_heads_that_is_said_to_be_hidden_has_a_hidden_matrix
 
 
 def tied(width, **more):
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=40, n_positions=8, n_embd=width, n_layer=1, n_head=2, bos_token_id=None,
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=40, n_positions=8, n_embd=width, n_layer=1, n_head=2, bos_token_id=None,
                    eos_token_id=None, **more)
     )  # fmt: skip
 

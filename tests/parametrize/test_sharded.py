@@ -6,10 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from mup_tpu.errors import ConfigError
@@ -67,7 +63,16 @@ def losses(module: nn.Module) -> list[float]:
     return values
 
 
+def fsdp(module: Net, **options: bool) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    return FSDP(module, device_id=torch.device("cpu"), **options)
+
+
 def sharded(module: Net) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", (2,))
     fully_shard(module.up, mesh=mesh)
     return fully_shard(module, mesh=mesh)
@@ -75,12 +80,15 @@ def sharded(module: Net) -> nn.Module:
 
 def split(module: Net) -> nn.Module:
     """Tensor parallelism: columns of the first matrix, rows of the second."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     return parallelize_module(module, init_device_mesh("cpu", (2,)), plan)
 
 
 WRAPPERS = {
-    "fsdp": lambda module: FSDP(module, use_orig_params=True, device_id=torch.device("cpu")),
+    "fsdp": lambda module: fsdp(module, use_orig_params=True),
     "fully_shard": sharded,
     "ddp": DDP,
     "tensor parallel": split,
@@ -104,7 +112,7 @@ def train(rank: int, folder: str) -> None:
     results = {name: (rates(wrap(fresh())), losses(wrap(fresh()))) for name, wrap in WRAPPERS.items()}
     checks = {name: checked(WRAPPERS[name]) for name in ("fully_shard", "ddp", "tensor parallel")}
     try:
-        rates(FSDP(fresh(), device_id=torch.device("cpu")))
+        rates(fsdp(fresh()))
     except ConfigError as error:
         refusal = str(error)
     if rank == 0:

@@ -6,7 +6,7 @@ import math
 import mup
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+import transformers as hf
 
 from mup_tpu.config import ModelConfig, OptimizerConfig, Trial
 from mup_tpu.errors import ConfigError
@@ -37,8 +37,8 @@ def stock(trial: Trial) -> torch.nn.Module:
     m = trial.model
     if m.architecture != "gpt2":
         return architecture_of(m).stock(m, VOCAB, T)
-    return GPT2LMHeadModel(
-        GPT2Config(
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(
             vocab_size=VOCAB, n_positions=T, n_embd=m.width, n_layer=2, tie_word_embeddings=m.tied,
             n_head=m.width // 16 if m.growing_dimension == "heads" else 2,
         )

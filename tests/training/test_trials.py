@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
-from transformers import get_constant_schedule_with_warmup
+import transformers as hf
 
 from mup_tpu import models
 from mup_tpu.config import ModelConfig, TrainConfig, Trial
@@ -36,7 +36,7 @@ def test_warmup_rises_linearly_to_the_peak_and_never_starts_at_zero():
 def test_constant_with_warmup_is_transformers_one_step_ahead():
     """transformers starts at a learning rate of 0, a wasted step; ours at its second value."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = get_constant_schedule_with_warmup(optimizer, num_warmup_steps=5)
+    theirs = hf.get_constant_schedule_with_warmup(optimizer, num_warmup_steps=5)
     expected = []
     for _ in range(20):
         optimizer.step()

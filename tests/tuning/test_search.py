@@ -27,8 +27,6 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.loop import PackRun
-from mup_tpu.tuning.chooser import Chooser
-from mup_tpu.tuning.search import search_networks
 
 SPACE = {
     "learning_rate": Domain("loguniform", 2.0**-12, 2.0**-3),
@@ -43,6 +41,8 @@ NOT_RESULTS = ["wall_time_s", "finished_at", "git_commit"]
 
 def searched_in(path, search, run=ALONE, where=None, console=None, **options):
     """Run a search; return the number of this call's trials by status."""
+    from mup_tpu.tuning.search import search_networks
+
     console, where = console or Console(quiet=True), where or SweepOptions()
     search = dataclasses.replace(search, search=SearchOptions(**options))
     return search_networks(search, str(path), where, run, console)
@@ -68,6 +68,8 @@ def search(quick):
 
 @pytest.fixture
 def chooser(tmp_path):
+    from mup_tpu.tuning.chooser import Chooser
+
     def chooser(base=None, folder=tmp_path, space=SPACE, **options):
         return Chooser(space, SearchOptions(**options), base or {"width": 32}, Folder(folder))
 
@@ -428,8 +430,8 @@ def test_two_searches_do_not_write_one_folder(search, tmp_path):
         (lambda tiny: SearchOptions(num_samples=0), "num_samples 0 is not allowed"),
         (lambda tiny: SearchOptions(algorithm="grid"), "algorithm 'grid' is not one of 'random', 'hyperopt'"),
         (
-            lambda tiny: search_networks(
-                Search("x", tiny, RATES), "", SweepOptions(), RunOptions(device="xla", placement="slice"), 0
+            lambda tiny: searched_in(
+                "", Search("x", tiny, RATES), RunOptions(device="xla", placement="slice")
             ),
             "placement 'slice' is for sweeps; a search takes",
         ),
