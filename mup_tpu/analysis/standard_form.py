@@ -135,7 +135,6 @@ def standard_form(
 
 
 def _counters(table: pd.DataFrame, columns: Columns, rows: pd.Index) -> dict[str, pd.Series]:
-    """Return the columns that count how far each run came."""
     used = {*columns.scales, *columns.tuned, columns.seed, columns.loss}
     names = [name for name in map(str, table) if means(name) in ("step", "counter") and name not in used]
     counts = {name: rough_numbers(table[name].loc[rows]) for name in names}
@@ -149,9 +148,8 @@ def _without_sentinels(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
     """Leave out runs whose loss no run can have: 0 or less where others are above, or one for many points."""
     known = runs[np.isfinite(runs["loss"])]
     losses = known["loss"]
-    points = known.drop_duplicates([*each_of("scale", runs), *each_of("x", runs), "loss"])[
-        "loss"
-    ].value_counts()
+    point = [*each_of("scale", runs), *each_of("x", runs), "loss"]
+    points = known.drop_duplicates(point)["loss"].value_counts()
     least = 0.5 * float(losses.median())
     is_low = (losses <= 0) & (losses[losses > 0].min() > least) if least > 0 else losses.isna()
     is_repeated = pd.Series(False, losses.index)
@@ -195,34 +193,31 @@ def _with_a_result(
     table: pd.DataFrame, columns: Columns, states: States, notes: list[Reason]
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Select runs that say something of their trial; return how each ended."""
-    column = columns.status
+    column, ended = columns.status, pd.Series(FINISHED, index=table.index, dtype=ENDS)
+
+    def leave_out(is_out: pd.Series, states: pd.Series) -> None:
+        nonlocal table, ended
+        if is_out.any():
+            counts = states[is_out].astype(str).value_counts()
+            notes.append(Reason.of("states left out", counts={str(s): int(n) for s, n in counts.items()}))
+            table, ended = table[~is_out], ended[~is_out]
+
     if isinstance(column, Usual) and column not in table:  # trackers export it as State
         column = next((c for c in table.columns if str(c).lower() in ("status", "state")), "")
     if column in table and table[column].notna().any():
         ended = meanings(table[column], states).astype(ENDS)
-        left_out = ended == UNFINISHED
-        if left_out.any():
-            counts = table.loc[left_out, column].value_counts()
-            notes.append(Reason.of("states left out", counts={str(s): int(n) for s, n in counts.items()}))
-        table, ended = table[~left_out], ended[~left_out]
-    else:
-        ended = pd.Series(FINISHED, index=table.index, dtype=ENDS)
-        if columns.loss in table and table[columns.loss].dtype.kind not in "iufb":
-            failed = table[columns.loss].map(state_of) == UNFINISHED
-            if failed.any():
-                words = table.loc[failed, columns.loss].astype(str).value_counts()
-                notes.append(Reason.of("states left out", counts=dict(words.items())))
-                table, ended = table[~failed], ended[~failed]
-    for name in table:
-        if (flag := _FLAG.fullmatch(plain_name(name))) and name not in columns.along:
-            is_set = ~table[name].astype(str).str.strip().str.lower().isin(_NO)
-            is_lost = (is_set if flag["lost"] or flag["failed"] else ~is_set) & (ended == FINISHED)
-            if flag["failed"] or "succe" in flag[0]:  # nothing is known of such a run
-                if is_lost.any():
-                    failed_by = f"{name}={table[name][is_lost].iloc[0]}"
-                    notes.append(Reason.of("states left out", counts={failed_by: int(is_lost.sum())}))
-                table, ended = table[~is_lost], ended[~is_lost]
-                continue
+        leave_out(ended == UNFINISHED, table[column])
+    elif columns.loss in table and table[columns.loss].dtype.kind not in "iufb":
+        leave_out(table[columns.loss].map(state_of) == UNFINISHED, table[columns.loss])
+    for name in map(str, table):
+        flag = _FLAG.fullmatch(plain_name(name))
+        if flag is None or name in columns.along:
+            continue
+        is_set = ~table[name].astype(str).str.strip().str.lower().isin(_NO)
+        is_lost = (is_set if flag["lost"] or flag["failed"] else ~is_set) & (ended == FINISHED)
+        if flag["failed"] or "succe" in flag[0]:  # nothing is known of such a run
+            leave_out(is_lost, f"{name}=" + table[name].astype(str))
+        else:
             ended = ended.astype(object).mask(is_lost, DIVERGED).astype(ENDS)
     metrics = [name for name in table if means(name) == "loss"]
     if len(metrics) < 2 or columns.step in table:
@@ -370,12 +365,9 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
         notes.append(Reason.of("runs stopped early", count=stopped))
     if diverged := int((np.isinf(runs["loss"]) & ~runs["stopped"]).sum()):
         notes.append(Reason.of("runs diverged", count=diverged))
-    for part, column in _numbered("value", columns.tuned):
+    for part, column in (*_numbered("value", columns.tuned), *_numbered("scale", columns.scales)):
         if count := int((runs[part] == 0).sum()):
             notes.append(Reason.of("runs at 0", count=count, column=column))
-    for part, column in _numbered("scale", columns.scales):
-        if count := int((runs[part] == 0).sum()):
-            notes.append(Reason.of("runs at scale 0", count=count, column=column))
     if columns.tuned_beside:
         return notes
     at_zero = runs["value"] == 0
@@ -389,13 +381,9 @@ def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
 
 def _require_columns(table: pd.DataFrame, columns: Columns) -> None:
     needed = (*columns.scales, *columns.tuned, columns.loss)
-    missing = [column for column in needed if column not in table]
-    for f in fields(columns):
-        named = getattr(columns, f.name)
-        for column in (named,) if isinstance(named, str) and f.name not in ("unit", "loss_name") else ():
-            if column and not isinstance(column, Usual) and column not in (*table, *missing):
-                missing.append(column)
-    if missing:
+    named = [getattr(columns, f.name) for f in fields(columns) if f.name not in ("unit", "loss_name")]
+    chosen = [name for name in named if isinstance(name, str) and not isinstance(name, Usual)]
+    if missing := [c for c in dict.fromkeys((*needed, *chosen)) if c and c not in table]:
         varying = [name for name in map(str, table) if not means(name) and distinct(table[name]) > 1]
         whole = [name for name in varying if table[name].dtype.kind in "iu"]
         numeric = [name for name in varying if table[name].dtype.kind == "f"]
@@ -458,36 +446,28 @@ def _other_settings(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
     is_ours = {"trial_id", "config"} <= set(table)
     rows = table if len(runs) == len(table) else table.loc[runs.index]
     for column in _settings(table, columns):
-        kind, values = table[column].dtype.kind, rows[column]
-        try:
-            unique = set(map(str, values.unique()))
-        except TypeError:  # cells without a hash, such as lists
-            unique = set(values.map(str))
-        if len(unique) < 2:
+        kind, values, name = table[column].dtype.kind, rows[column], plain_name(column)
+        if distinct(values) < 2 and not values.hasnans:
             continue
+        is_tuned = kind in "iuf" and _TUNED.search(name)
+        is_confounding = is_tuned or (_CONFOUNDING.search(name) and means(column) != "step")
+        texts = values.map(str)
+        unique = texts.unique()
         is_rule = {text.lower() for text in unique} <= {*PARAMETRIZATIONS} or kind == "b"
         is_setting = (is_rule or (column in CONFIGURED and kind not in "iu")) and len(unique) <= _MOST_RULES
-        is_tuned = kind in "iuf" and _TUNED.search(plain_name(column))
-        is_confounding = not is_ours and (
-            is_tuned or (_CONFOUNDING.search(plain_name(column)) and means(column) != "step")
-        )
-        if not is_setting and not is_confounding:
-            continue
-        texts = values.map(str)
         if is_setting and texts.groupby(cells).nunique().max() > 1:
             varying.append(Reason.of("varies inside cells", name=column, listed=sorted(unique)))
         known = texts[values.notna()]
-        if not is_confounding or known.nunique() < 2:
+        if is_ours or not is_confounding or known.nunique() < 2:
             continue
         by_scale = known.groupby(runs["scale"])
         if len(columns.scales) == 1 and by_scale.nunique().max() == 1:
             pairs = ", ".join(f"{scale:g}: {value}" for scale, value in by_scale.first().head(3).items())
             confounding.append(Reason.of("confounded", name=column, pairs=pairs))
         else:
-            first, *others = sorted(known.unique())
-            listed = list_of([first, *others], 4)
-            tune = f"{columns.hyperparameter},{column}" if is_tuned else ""
-            confounding.append(Reason.of("mixed", name=column, listed=listed, first=first, tune=tune))
+            listed, tune = sorted(known.unique()), f"{columns.hyperparameter},{column}" if is_tuned else ""
+            mixed = {"name": column, "listed": list_of(listed, 4), "first": listed[0], "tune": tune}
+            confounding.append(Reason.of("mixed", **mixed))
     return [*varying, *confounding]
 
 

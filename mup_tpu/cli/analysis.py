@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json as json_format
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -353,7 +354,7 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
     """Print the recipe of a plan's target."""
     from mup_tpu.analysis.run_table import rows_of
     from mup_tpu.store import load_axes, load_runs
-    from mup_tpu.words.plans import optimum_lines, recipe_lines, recipe_table
+    from mup_tpu.words.plans import recipe_lines, recipe_table
 
     if json:
         Console().write(to_json(made.to_dict()))
@@ -364,9 +365,10 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         _print_for(format, path, rows, tuned, made.values, made.rule)
     else:
         Console().print(recipe_table(made))
-        values = [line for line in optimum_lines(made) if not line.startswith(" ")]
-        for line in recipe_lines(made):
-            Console().print(line, style="bold" if line in values else None)
+        lines = recipe_lines(made)
+        for line, below in itertools.pairwise([*lines, ""]):
+            has_details = below.startswith(" ") and not line.startswith(" ")
+            Console().print(line, style="bold" if has_details else None)
         for one in made.optima:
             _print_base_rate(rows, made.values, made.rule, one.hyperparameter, one.value)
         if made.came is None and all(one.known == made.cells for one in made.optima):

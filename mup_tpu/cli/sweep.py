@@ -362,14 +362,13 @@ def _show_best(folder: str, console: Console) -> None:
     from mup_tpu.analysis.load import named_loss
     from mup_tpu.analysis.run_table import of_status, ranked, varied
     from mup_tpu.store import load_axes, load_runs
-    from mup_tpu.words.names import unit_beside
+    from mup_tpu.words.names import measured
 
     runs = load_runs(folder)
     if len(finished := of_status(ranked(runs), "finished")):
         best = finished.iloc[0]
         point = ", ".join(f"{name} {write(name, best[name])}" for name in varied(runs))
-        name, unit = named_loss(runs.get("versions", ()))
-        loss = f"{name} {best['loss']:.4f}{unit_beside(name, unit)}"
+        loss = measured(*named_loss(runs.get("versions", ())), best["loss"], ".4f")
         console.print(f"best: {loss} at {point}", style="bold")
         size = load_axes(folder).size
         wide = write(size, 4 * best[size])  # an example: two octaves are often predicted well

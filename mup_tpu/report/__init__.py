@@ -28,7 +28,7 @@ from mup_tpu.analysis.run_table import of_status, ranked, varied
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.columns import Table, label, write
 from mup_tpu.config.values import counted, visible, write_time
-from mup_tpu.words.names import ordered, powers_in_html, results_of, rule_name, unit_beside
+from mup_tpu.words.names import measured, ordered, powers_in_html, results_of, rule_name
 from mup_tpu.words.plans import recipe_lines, recipe_table
 from mup_tpu.words.reasons import notes
 from mup_tpu.words.tables import (
@@ -237,9 +237,8 @@ def search_page(title: str, runs: pd.DataFrame) -> Page:
     if len(finished):
         best = finished.iloc[0]
         values = ", ".join(f"{label(column)} {write(column, best[column])}" for column in searched)
-        name, unit = named_loss(runs.get("versions", ()))
-        loss = f"The best trial: {name} {best['loss']:.4f}{unit_beside(name, unit)}"
-        lead = Box(loss, [values, f"trials: {counts}"])
+        loss = measured(*named_loss(runs.get("versions", ())), best["loss"], ".4f")
+        lead = Box(f"The best trial: {loss}", [values, f"trials: {counts}"])
     figures: list[Block] = [Text("All trials have the same searched values.")]
     if searched and np.isfinite(trials.loc[trials["status"] != "diverged", "loss"]).any():
         figures = [Picture.of("search", partial(plots.search_figure, trials, searched))]

@@ -85,14 +85,18 @@ def point(scale: str, value: float) -> str:
     return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
 
 
-def unit_beside(name: str, unit: str) -> str:
-    # " nat" after a value of val_loss, "" after one of val_bpb in bpb
-    return "" if unit != "nat" and unit.lower() in name.lower() else f" {unit}"
-
-
 def heading(name: str, unit: str) -> str:
     # "val_loss (nat)", and "val_bpb" in bpb
-    return f"{name} ({unit})" if unit_beside(name, unit) else name
+    return name if unit != "nat" and unit.lower() in name.lower() else f"{name} ({unit})"
+
+
+def measured(name: str, unit: str, value: float, digits: str = ".3f", words: str = "") -> str:
+    """Write a loss by its name, with its unit unless the name says it: loss 2.400 nat, val_bpb 0.910."""
+    return f"{name} {words}{value:{digits}}" + ("" if heading(name, unit) == name else f" {unit}")
+
+
+def interval(low: float, high: float, digits: str = ".3f") -> str:
+    return f"95 % {low:{digits}} to {high:{digits}}"
 
 
 def number(value: float, digits: int) -> str:

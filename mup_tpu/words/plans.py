@@ -20,7 +20,7 @@ from mup_tpu.analysis.trend import KEPT, NORMAL_95
 from mup_tpu.config import columns
 from mup_tpu.config.columns import Table, write
 from mup_tpu.config.values import as_number, write_time
-from mup_tpu.words.names import listed, number, plain, power, rule_name, unit_beside
+from mup_tpu.words.names import interval, listed, measured, number, plain, power, rule_name
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import interaction
 
@@ -203,16 +203,10 @@ def published_words(prior: Any) -> str:
 def published_table(prior: Any) -> Table:
     """Return what each published law says of a learning rate, with its source, domain and error."""
     rows = [
-        (
-            one.law.name,
-            f"{one.rate:.2g}",
-            one.law.formula,
-            f"×{2**one.law.error:.2g}",
-            ", ".join(one.outside) or "–",
-            one.law.source,
-        )
+        (one.law.name, f"{one.rate:.2g}", one.law.formula, _factor(one.law.error),
+         ", ".join(one.outside) or "–", one.law.source)
         for one in prior.rates
-    ]
+    ]  # fmt: skip
     headings = ("law", "rate", "formula", "off by", "beyond its runs", "source")
     return Table(headings, rows, "published learning rates, AdamW without a rule", {*headings} - {"rate"})
 
@@ -304,33 +298,28 @@ def _next_size(made: Recipe) -> str:
     if "octaves" not in promised:
         return words
     cost = cost_words(promised["cost"], made.unit == "s")
-    known = listed(
-        [
-            f"{label(one.hyperparameter)} within {_factor(octaves)}"
-            for one, octaves in zip(made.optima, promised["octaves"], strict=True)
-        ]
-    )
+    pairs = zip(made.optima, promised["octaves"], strict=True)
+    known = listed([f"{label(one.hyperparameter)} within {_factor(octaves)}" for one, octaves in pairs])
     return f"{words}, and is planned to leave {known}, for {promised['runs']} runs and {cost}"
 
 
-def optimum_lines(made: Recipe) -> list[str]:
-    """Return each value at a plan's target with its intervals, and indented what an error costs."""
+def recipe_lines(made: Recipe) -> list[str]:
+    """Return each value at a plan's target, what the runs say beside it, and what was fixed or derived.
+
+    Below a value its intervals and what an error costs are indented.
+    """
     at = ", ".join(f"{label(name)} {short(size)}" for name, size in made.sizes.items())
     rule = f"{rule_name(made.rule)}: " if made.rule else ""
-    return [line for one in made.optima for line in _optimum(one, rule, at, made.loss_unit)]
-
-
-def recipe_lines(made: Recipe) -> list[str]:
-    """Return each value at a plan's target, what the runs say beside it, and what was fixed or derived."""
-    lines = optimum_lines(made) + [interaction(pair) for pair in made.pairs]
+    lines = [line for one in made.optima for line in _optimum(one, rule, at, made.loss_unit)]
+    lines += [interaction(pair) for pair in made.pairs]
     known = min(one.known for one in made.optima)
     lines.append(f"from {known} of {made.cells} planned sizes with a known optimum, {made.runs} runs")
     if known < made.cells:
         lines.append(_next_size(made))
     if made.loss is not None:
         low, high = made.loss.low, made.loss.high
-        value, unit = f"{made.loss.loss:.3f}", unit_beside(made.loss_name, made.loss_unit)
-        lines.append(f"expected {made.loss_name} {value}{unit} (95 % {low:.3f} to {high:.3f})")
+        loss = measured(made.loss_name, made.loss_unit, made.loss.loss)
+        lines.append(f"expected {loss} ({interval(low, high)})")
     elif made.why_no_loss is not None:
         lines.append(f"expected {made.loss_name} unknown: {because(made.why_no_loss)}")
     if made.came is not None:
@@ -361,7 +350,7 @@ def _came(made: Recipe, came: AtTarget) -> str:
     if not math.isfinite(came.loss):
         return f"came at the target: {runs}, diverged"
     best = listed([f"{label(name)} {power(math.log2(x), '.2f')}" for name, x in came.best.items()])
-    loss = f"{made.loss_name} {came.loss:.3f}{unit_beside(made.loss_name, made.loss_unit)}"
+    loss = measured(made.loss_name, made.loss_unit, came.loss)
     words = f"came at the target: {runs}, {loss} at {best}"
     if came.values == 1:
         return words
@@ -387,7 +376,7 @@ def _optimum(one: PlannedOptimum, rule: str, at: str, unit: str) -> list[str]:
         )
     for name, (slope, error) in one.exponents.items():
         low, high = slope - NORMAL_95 * error, slope + NORMAL_95 * error
-        lines.append(f"  it moves as {label(name)}^{slope:.2f} (95 % {low:.2f} to {high:.2f})")
+        lines.append(f"  it moves as {label(name)}^{slope:.2f} ({interval(low, high, '.2f')})")
     return lines
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from mup_tpu.analysis.loss_law import COMPUTE, PARAMS, TOKENS, LargestRun, LossLaws, RecipeLaw
 from mup_tpu.analysis.prediction import ExpectedCost, Predictions, RulePrediction
+from mup_tpu.analysis.scaling_law import ExpectedLoss
 from mup_tpu.analysis.trend import kind_of
 from mup_tpu.config.columns import label
 from mup_tpu.words import names
-from mup_tpu.words.names import plain, point, power
+from mup_tpu.words.names import interval, plain, point, power
 from mup_tpu.words.plans import short
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import details, interaction, verdict
@@ -40,7 +41,8 @@ def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -
 
 def prediction_details(made: RulePrediction, predictions: Predictions) -> list[str]:
     """Return limits, costs and loss of a prediction, a line each."""
-    scale, unit, lines = predictions.scale, predictions.analysis.columns.unit, []
+    columns, scale, lines = predictions.analysis.columns, predictions.scale, list[str]()
+    unit = columns.unit
     if not made.bears:
         limit = f"the expected cost exceeds {predictions.analysis.epsilon:.3g} {unit}"
         furthest = float(f"{_largest(made) * 2**made.furthest:.3g}")
@@ -67,15 +69,11 @@ def prediction_details(made: RulePrediction, predictions: Predictions) -> list[s
     staying, following = _cost(made.staying, unit), _cost(made.following, unit)
     lines.append(f"with the optimum {small}: {staying}; {large}: {following}")
     if made.loss is not None:
-        of_metric, digits = predictions.analysis.columns, ".3f" if unit == "nat" else ".3g"
-        of = names.unit_beside(of_metric.loss_name, unit)
-        value, *ends = (of_metric.metric(x) for x in (made.loss.loss, made.loss.low, made.loss.high))
-        low, high = sorted(ends)
-        lines.append(
-            f"expected {of_metric.loss_name} {value:{digits}}{of} (95 % {low:{digits}} to {high:{digits}})"
-        )
-    elif made.why_no_loss is not None and not predictions.analysis.columns.maximized:
-        columns = predictions.analysis.columns
+        digits = ".3f" if unit == "nat" else ".3g"
+        low, value, high = sorted(columns.metric(x) for x in (made.loss.loss, made.loss.low, made.loss.high))
+        loss = names.measured(columns.loss_name, unit, value, digits)
+        lines.append(f"expected {loss} ({interval(low, high, digits)})")
+    elif made.why_no_loss is not None and not columns.maximized:
         lines.append(f"expected {columns.loss_name} unknown: {because(made.why_no_loss, columns)}")
     return lines
 
@@ -163,35 +161,33 @@ def _law_details(one: RecipeLaw, laws: LossLaws) -> list[str]:
     made = [f"95 %: {', '.join(parameters)}{pinned}"]
     if one.is_of_both:
         a, low, high = one.law.split
-        made.append(f"best size of a budget: N ∝ C^{a:.2f} (95 % {low:.2f} to {high:.2f})")
+        made.append(f"best size of a budget: N ∝ C^{a:.2f} ({interval(low, high, '.2f')})")
     if isinstance(largest := one.held_out, LargestRun):
         sizes = ", ".join(_size(name, value) for name, value in zip(one.sizes, largest.sizes, strict=True))
         ruling = "inside" if largest.expected.holds(largest.loss) else "outside"
         of = f", best of the {largest.count} largest," if largest.count > 1 else ""
         made.append(
-            f"the largest run{of} predicted from the smaller ones: {largest.expected.loss:.4g} (95 % "
-            f"{largest.expected.low:.4g} to {largest.expected.high:.4g}) at {sizes}; it came out "
-            f"{largest.loss:.4g}, {ruling}"
+            f"the largest run{of} predicted from the smaller ones: {_expected(largest.expected)} at {sizes}; "
+            f"it came out {largest.loss:.4g}, {ruling}"
         )
     for target in (t for t in laws.targets if t.compared == one.compared):
-        at = ", ".join(_size(name, value) for name, value in target.sizes.items())
-        expected = target.expected
-        best = ""
+        at, best = ", ".join(_size(name, value) for name, value in target.sizes.items()), ""
         if target.best is not None:
             n, d = ([short(value) for value in values] for values in (target.best.params, target.best.tokens))
             best = f"best size {n[0]} ({n[1]} to {n[2]}) on {d[0]} tokens ({d[1]} to {d[2]}), "
-        made.append(
-            f"at {at}: {best}loss {expected.loss:.4g} (95 % {expected.low:.4g} to {expected.high:.4g})"
-        )
+        made.append(f"at {at}: {best}loss {_expected(target.expected)}")
     return made
+
+
+def _expected(loss: ExpectedLoss) -> str:
+    return f"{loss.loss:.4g} ({interval(loss.low, loss.high, '.4g')})"
 
 
 def _size(name: str, value: float) -> str:
     if name == COMPUTE:
         return f"{value:.3g} FLOP"
-    return {PARAMS: f"{short(value)} parameters", TOKENS: f"{short(value)} tokens"}.get(
-        name, point(name, value)
-    )
+    unit = {PARAMS: "parameters", TOKENS: "tokens"}.get(name)
+    return point(name, value) if unit is None else f"{short(value)} {unit}"
 
 
 def loss_laws_to_dict(laws: LossLaws) -> dict[str, Any]:

@@ -214,7 +214,6 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"above those at the smallest values ({given('chance')} gives the loss of guessing)"
         ),
         "runs at 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
-        "runs at scale 0": "{count} runs at {column} 0 left out: 0 has no logarithm",
         "unequal seeds": "unequal seeds: cells have {least} to {most} runs, so means come from a model with "
         "an effect of each seed",
         "rows of the folder's question": lambda v: (

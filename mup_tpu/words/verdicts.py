@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,10 +57,9 @@ def verdict(
                 return f"{score_sentence(one, analysis.columns, name)}."
         if is_target(result):
             (run,), columns = result.optima, analysis.columns
-            loss = f"{columns.loss_name} {columns.metric(run.loss):.4g}"
-            unit = names.unit_beside(columns.loss_name, columns.unit)
+            loss = names.measured(columns.loss_name, columns.unit, columns.metric(run.loss), ".4g")
             tuned = f"{label(columns.hyperparameter)} {power(run.best_x)}"
-            return f"{name}: {loss}{unit} at {point(columns.scale, run.scale)}, with {tuned}."
+            return f"{name}: {loss} at {point(columns.scale, run.scale)}, with {tuned}."
     return _verdict(
         name, result.verdict, len(result.optima), result.drift, result.headline_regret, analysis.columns
     )
@@ -310,8 +310,7 @@ def status(optimum: Optimum, unit: str = "nat") -> str:
 
 def score_sentence(one: Score, columns: Columns, name: str = "") -> str:
     """Return a prediction beside its outcome."""
-    p, loss_name = one.prediction, columns.loss_name
-    unit = names.unit_beside(loss_name, columns.unit)
+    p, measured = one.prediction, functools.partial(names.measured, columns.loss_name, columns.unit)
     low, high = p.interval
     parts = [
         f"{name or names.rule_name(p.compared)}: at {point(p.scale_column, p.scale)}, predicted on "
@@ -324,10 +323,10 @@ def score_sentence(one: Score, columns: Columns, name: str = "") -> str:
         parts.append("the optimum is not known")
     if p.loss is not None and math.isfinite(one.loss):
         loss, least, most = p.loss
-        parts.append(f"{loss_name} predicted {loss:.3f}{unit} (95 % {least:.3f} to {most:.3f})")
+        parts.append(f"{measured(loss, words='predicted ')} ({names.interval(least, most)})")
         parts.append(f"measured {one.loss:.3f}, {_inside(one.is_loss_inside)}")
     elif math.isfinite(one.loss):
-        parts.append(f"{loss_name} {one.loss:.3f}{unit}, not predicted")
+        parts.append(f"{measured(one.loss)}, not predicted")
     return "; ".join(parts)
 
 

@@ -278,7 +278,7 @@ def test_runs_at_scale_0_are_left_out_with_a_note():
     (plain,) = analyze(check_table(frame, Reading(columns))).results
     analysis = analyze(check_table(pd.concat([frame, at_0]), Reading(columns)))
     (result,) = analysis.results
-    assert Reason.of("runs at scale 0", count=33, column="weight_decay") in analysis.notes
+    assert Reason.of("runs at 0", count=33, column="weight_decay") in analysis.notes
     assert result.optima == plain.optima and result.verdict == plain.verdict
     with pytest.raises(TableError, match="weight_decay is 0 in every run"):
         check_table(at_0, Reading(columns))

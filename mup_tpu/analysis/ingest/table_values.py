@@ -15,7 +15,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import SCORE, SIZES, Columns, means, plain_name, rough_numbers
+from mup_tpu.analysis.ingest.table_columns import (
+    SCORE,
+    SIZES,
+    Columns,
+    list_of,
+    means,
+    plain_name,
+    rough_numbers,
+)
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
 from mup_tpu.config import require_above_zero, shown
@@ -59,14 +67,14 @@ def meanings(column: pd.Series, states: States) -> pd.Series:
             if _state(state) not in counts:
                 raise TableError(
                     f"no row has the {column.name} {state!r} that was given as {f.name}; "
-                    f"there are {_list(map(repr, counts.index))}"
+                    f"there are {list_of(map(repr, counts.index), 8)}"
                 )
             meaning[_state(state)] = f.name
     unknown = [f"{state!r} ({count} rows)" for state, count in counts.items() if state not in meaning]
     if unknown:
         first = next(state for state in counts.index if state not in meaning)
         raise TableError(
-            f"{column.name} has states that are not known: {_list(unknown)}; give "
+            f"{column.name} has states that are not known: {list_of(unknown, 8)}; give "
             f"{given('states', f'{first}=unfinished')} (left out), or =finished or =diverged"
         )
     return named.map(meaning)
@@ -320,11 +328,6 @@ _COMMA = re.compile(
 def _rows(wrong: list[tuple[Any, Any]]) -> str:
     more = f", and {len(wrong) - 3} more rows" if len(wrong) > 3 else ""
     return ", ".join(f"row {row} has {shown(value)}" for row, value in wrong[:3]) + more
-
-
-def _list(words: Iterable[str]) -> str:
-    all_words = [*words]
-    return ", ".join(all_words[:8]) + (" ..." if len(all_words) > 8 else "")
 
 
 UnitName = Literal["auto", "nat", "bit", "bpb"]
