@@ -187,10 +187,15 @@ _CHECKED = ("parametrization", "seed", "step", "layer", "quantity", "rms")
 
 
 def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the parts of a stored coordinate check by their setting."""
-    if "setting" not in table:
-        return {"coord_check": table}
-    return {str(name): part for name, part in table.groupby("setting", sort=False)}
+    """Return the parts of a stored coordinate check by their setting, without the table's conclusions.
+
+    Pandas copies these, `attrs`, at each selection; they took nine tenths of the time of a figure.
+    """
+    rows = table.copy(deep=False)
+    rows.attrs = {}
+    if "setting" not in rows:
+        return {"coord_check": rows}
+    return {str(name): part for name, part in rows.groupby("setting", sort=False)}
 
 
 def scale_of(table: pd.DataFrame) -> str:
