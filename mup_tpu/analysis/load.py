@@ -54,7 +54,7 @@ _BEST = re.compile(
     r"(best|opt|optimal|optimum|argmin|tuned)_(?P<of>\w+)|(?P<before>\w+)_(best|opt|optimal|star)"
 )
 _LOW, _HIGH = r"(95_|ci_|ci95_)?(lo|low|lower|min|left)", r"(95_|ci_|ci95_)?(hi|high|upper|max|right)"
-_SPACING = re.compile(r"(grid_)?(spacing|factor|ratio)")
+_SPACING = r"(grid_)?(spacing|factor|ratio)"
 _NORMAL_95 = 3.92  # width of a 95 % interval, in standard deviations
 
 
@@ -63,19 +63,16 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
     if any(means(column) == "loss" for column in table) or columns.loss in table:
         return None
     plain = {plain_name(column): str(column) for column in table}
-    of_rates = {column: match for key, column in plain.items() if (match := _BEST.fullmatch(key))}
-    of_rates = {column: m for column, m in of_rates.items() if means(m["of"] or m["before"]) == "lr"}
-    best = next(iter(of_rates), columns.hyperparameter)
+    named = [(c, m["of"] or m["before"]) for key, c in plain.items() if (m := _BEST.fullmatch(key))]
+    usual = columns.hyperparameter, columns.hyperparameter
+    best, tuned = next((pair for pair in named if means(pair[1]) == "lr"), usual)
     scale = columns.scale if columns.scale in table else find_scale(table, [])
     compared = columns.parametrization if columns.parametrization in table else ""
     if best not in table or scale is None or table.duplicated([scale, *filter(None, [compared])]).any():
         return None
-    ends = [
-        next((column for key, column in plain.items() if re.fullmatch(f"{plain_name(best)}_{end}", key)), "")
-        for end in (_LOW, _HIGH)
-    ]
+    patterns = (f"{plain_name(best)}_{_LOW}", f"{plain_name(best)}_{_HIGH}", _SPACING)
+    *ends, spacing = (next((c for k, c in plain.items() if re.fullmatch(one, k)), "") for one in patterns)
     x = _log2(table, best)
-    spacing = next((column for key, column in plain.items() if _SPACING.fullmatch(key)), "")
     if all(ends):
         low, high = (_log2(table, end) for end in ends)
         source = Reason.of("optima with intervals", name=best, low=ends[0], high=ends[1])
@@ -92,28 +89,19 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
         source = Reason.of("optima of a grid", name=best, factor=float(2 ** step.iloc[0]))
     if (wrong := ~((low <= x) & (x <= high))).any():
         raise TableError(f"{best} of row {table.index[wrong][0]} lies outside its interval")
-    tuned_name = (of_rates[best]["of"] or of_rates[best]["before"]) if best in of_rates else best
-    named = replace(columns, scale=scale, loss="", hyperparameter=tuned_name)
     sizes = numbers(plain_sizes(table[scale]), scale)
     runs = pd.DataFrame(
         {
             "compared": table[compared].astype(str) if compared else "all",
-            "scale": sizes,
-            "x": x,
-            "low": low,
-            "high": high,
+            "scale": sizes, "x": x, "low": low, "high": high,
             "error": np.maximum((high - low) / _NORMAL_95, 0.01),
-            "loss": math.nan,
             "params": sizes if means(scale) == "size" else math.nan,
-            "tokens": math.nan,
-            "cost": math.nan,
-            "seed": 0,
-            "purchase": 0,
+            "loss": math.nan, "tokens": math.nan, "cost": math.nan, "seed": 0, "purchase": 0,
         }
-    )
+    )  # fmt: skip
     if not (runs["scale"] > 0).all():
         raise TableError(f"{scale} must be above 0 in a table of optima")
-    return RunTable(runs, (source,), named, name)
+    return RunTable(runs, (source,), replace(columns, scale=scale, loss="", hyperparameter=tuned), name)
 
 
 def _log2(table: pd.DataFrame, column: str) -> pd.Series:

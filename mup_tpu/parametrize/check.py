@@ -155,6 +155,11 @@ class CoordinateCheck:
     reports: Mapping[str, LintReport]
     """Report of each rule."""
 
+    @classmethod
+    def of(cls, reports: Mapping[str, LintReport]) -> CoordinateCheck:
+        sizes = [report.sizes.assign(parametrization=rule) for rule, report in reports.items()]
+        return cls(pd.concat(sizes, ignore_index=True), reports)
+
     @property
     def sentences(self) -> tuple[str, ...]:
         return tuple(f"{rule}: {report.sentence}" for rule, report in self.reports.items())
@@ -221,13 +226,10 @@ def lint(
         raise ConfigError(
             f"neither build nor batch has a parameter {scale!r}; build has {', '.join(taken) or 'none'}"
         )
-    trained, at = (
-        functools.partial(_seeded, functools.partial(_trained, build, scale, lr)),
-        _batches(batch, scale),
-    )
+    trained = functools.partial(_seeded, functools.partial(_trained, build, scale, lr))
     return check_sizes(
-        trained, at, loss, widths, scale, roles=roles, steps=steps, seeds=seeds, seconds=seconds,
-        progress=progress,
+        trained, _batches(batch, scale), loss, widths, scale, roles=roles, steps=steps, seeds=seeds,
+        seconds=seconds, progress=progress,
     )  # fmt: skip
 
 
@@ -259,11 +261,9 @@ def coord_check(
     if isinstance(rules, str) or "rule" in options:
         rule = options.get("rule", rules)
         raise ConfigError(f"coord_check compares a list of rules: give rules=[{rule!r}]")
-    options = {"base_width": min(widths, default=1), **options}
-    depth = options.get("depth")
-    required: dict[str, str] = {}
-
     require_function(build)
+    options = {"base_width": min(widths, default=1), **options}
+    depth, required = options.get("depth"), dict[str, str]()
 
     def scaled_module(rule: str, width: int) -> Trained:
         scaled = parametrize(build, width=width, rule=rule, **options)
@@ -286,8 +286,7 @@ def coord_check(
         )
         for rule in rules
     }  # fmt: skip
-    sizes = [report.sizes.assign(parametrization=rule) for rule, report in reports.items()]
-    return CoordinateCheck(pd.concat(sizes, ignore_index=True), reports)
+    return CoordinateCheck.of(reports)
 
 
 def assert_mup(

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -126,5 +125,4 @@ def check_trial(
         )
         for rule in rules
     }  # fmt: skip
-    sizes = [report.sizes.assign(parametrization=rule) for rule, report in reports.items()]
-    return CoordinateCheck(pd.concat(sizes, ignore_index=True), reports)
+    return CoordinateCheck.of(reports)

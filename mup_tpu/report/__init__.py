@@ -142,18 +142,6 @@ def _in_markdown(text: str) -> str:
     return f"[{escaped}]({text.address})" if isinstance(text, Link) else escaped
 
 
-__all__ = [
-    "Box",
-    "Page",
-    "Text",
-    "coordinate_check_page",
-    "recipe_page",
-    "render",
-    "search_page",
-    "sweep_page",
-    "sweeps_page",
-]
-
 _RULE = (
     "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} {unit} and the interval of the "
     "optima's slope lies within ±{delta:g}; MOVES AT NO COST if the regret is as small and that interval "

@@ -25,11 +25,7 @@ from mup_tpu.words.names import plain, rule_name
 
 # Setting of a training -> its further names in tables and programs. `means` knows those of learning rates.
 _NAMES = {
-    "learning_rate": "",
-    "matrix_lr": "",
-    "embedding_lr": "",
-    "unembedding_lr": "",
-    "scalar_lr": "",
+    **dict.fromkeys(("learning_rate", "matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr"), ""),
     "weight_decay": "wd",
     "beta1": "adam_beta1 b1",
     "beta2": "adam_beta2 b2",
@@ -42,37 +38,19 @@ _NAMES = {
     "final_lr_fraction": "final_lr_frac min_lr_ratio min_lr_rate min_lr_factor",
     "sequence_length": "seq_len seq_length max_seq_len block_size context_length",
     "batch": "total_batch_size batch_tokens",
-    "batch_size": "",
-    "seed": "",
+    **dict.fromkeys(("batch_size", "seed", "width", "depth"), ""),
     "head_size": "head_dim",
-    "width": "",
-    "depth": "",
     "base_width": "mup_base_width base_d_model base_hidden_size mup_base_hidden_size",
-    "parametrization": "",
     "optimizer": "optim",
-    "muon_scale": "",
-    "init_std": "",
-    "alpha_in": "",
-    "alpha_out": "",
-    "alpha_attn": "",
-    "batch_rule": "",
-    "token_rule": "",
+    **dict.fromkeys(("parametrization", "muon_scale", "init_std", "batch_rule", "token_rule"), ""),
+    **dict.fromkeys(("alpha_in", "alpha_out", "alpha_attn"), ""),
 }
 _MEANINGS = {known: name for name, others in _NAMES.items() for known in (name, *others.split())}
 # Values of our networks that change nothing
 _NEUTRAL = {"alpha_in": 1, "alpha_out": 1, "alpha_attn": 1, "batch_rule": "none", "token_rule": "none"}
 _ADAMW = ("adamw", "adam", "adamw_torch", "adamw_torch_fused")
-_COUNTS = (
-    "steps",
-    "batch",
-    "batch_size",
-    "sequence_length",
-    "seed",
-    "head_size",
-    "width",
-    "depth",
-    "base_width",
-)
+_COUNTS = ("steps", "batch", "batch_size", "sequence_length", "seed", "head_size", "width", "depth",
+           "base_width")  # fmt: skip
 _TRAINING = ("weight_decay", "beta1", "beta2", "eps", "grad_clip", "steps", "batch", "warmup", "schedule",
              "final_lr_fraction", "sequence_length", "seed")  # fmt: skip
 

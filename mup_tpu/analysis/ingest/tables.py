@@ -44,18 +44,8 @@ _SHAPE = re.compile(r"(?<![0-9a-z.])(?P<width>[0-9]{2,5})x(?P<depth>[0-9]{1,3})(
 _SIZE_IN_NAME = re.compile(r"(?<![0-9a-z.])([0-9]+(?:[._][0-9]+)?[mb])(?![0-9a-z])", re.IGNORECASE)
 
 # Usual columns of a run's name, the likeliest first
-_NAMES = (
-    "run",
-    "name",
-    "run_name",
-    "trial_name",
-    "experiment_name",
-    "display_name",
-    "run_id",
-    "tag",
-    "file",
-    "model",
-)
+_NAMES = ("run", "name", "run_name", "trial_name", "experiment_name", "display_name", "run_id", "tag",
+          "file", "model")  # fmt: skip
 
 _HEADING = re.compile(rf"(?P<before>.*?)(?P<number>{NUMBER})(?P<after>[^0-9]*)", re.IGNORECASE)
 _CURVE = re.compile(r"(?P<run>.+) - (?P<metric>\S.*)")
@@ -90,11 +80,7 @@ def _long(table: pd.DataFrame) -> pd.DataFrame | None:
     """Make columns of the metrics of a table with a row per metric; None for another table."""
     plain = {plain_name(name): name for name in table}
     metric = next((plain[word] for word in ("metric", "tag", "key", "variable") if word in plain), None)
-    if (
-        metric is None
-        or "value" not in plain
-        or "loss" not in {means(text) for text in table[metric].unique()}
-    ):
+    if metric is None or "value" not in plain or "loss" not in set(map(means, table[metric].unique())):
         return None
     others = [name for name in table if name not in (metric, plain["value"]) and not table[name].isna().all()]
     wide = table.pivot_table(plain["value"], others, metric, aggfunc="last", sort=False)
@@ -134,28 +120,21 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
 
 def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
     """Make rows by run and step of columns of curves (`NAME - val/loss`); None without such columns."""
-    matches = {
-        name: match
-        for name in table
-        if not str(name).endswith(_EXTREMES) and (match := _CURVE.fullmatch(str(name)))
-    }
-    matches = {name: match for name, match in matches.items() if means(match["metric"]) in ("loss", "step")}
-    losses = [name for name, match in matches.items() if means(match["metric"]) == "loss"]
+    curves = {str(name): _CURVE.fullmatch(str(name)) for name in table if not str(name).endswith(_EXTREMES)}
+    losses = {name: match for name, match in curves.items() if match and means(match["metric"]) == "loss"}
     steps = [name for name in table if means(name) == "step"]
     if not losses or not steps:
         return None
-    metrics = {matches[name]["metric"] for name in losses}
+    metrics = {match["metric"] for match in losses.values()}
     if len(metrics) > 1:
         raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export the curves of one loss")
-    by_column = {name: settings(matches[name]["run"]) for name in losses}
-    both = {"scale", "hyperparameter"}
-    untold = [
-        name for name, in_name in by_column.items() if {AXES.get(what) for what in in_name} & both != both
-    ]
-    if untold:
+    by_column = {name: settings(match["run"]) for name, match in losses.items()}
+    if nameless := [
+        name for name, in_name in by_column.items() if {*AXES.values()} - {*map(AXES.get, in_name)}
+    ]:
         raise TableError(
             f"table holds curves of {len(losses)} runs whose names do not say width and learning rate "
-            f"({list_of(untold, 2)}): export the table of runs in their place, or read the project itself "
+            f"({list_of(nameless, 2)}): export the table of runs in their place, or read the project itself "
             "as wandb:ENTITY/PROJECT"
         )
     rows = [
@@ -287,22 +266,21 @@ def set_rate(steps: np.ndarray, rates: np.ndarray, length: float | None) -> floa
         columns = np.column_stack([left, 1 - left]) if end is None else (end + (1 - end) * left)[:, None]
         if len(left) <= columns.shape[1]:
             continue
-        (peak, *_), *_ = np.linalg.lstsq(columns, rates[top:])
-        fitted = columns @ np.linalg.lstsq(columns, rates[top:])[0]
-        misses = np.abs(fitted - rates[top:])
+        fitted, *_ = np.linalg.lstsq(columns, rates[top:])
+        peak, misses = float(fitted[0]), np.abs(columns @ fitted - rates[top:])
         if top:
             misses = np.append(misses, abs(peak * steps[top - 1] / max(begin, 1e-9) - rates[top - 1]))
         if misses.max() < _FITS * peak:
-            if not top and not begin and _is_round(float(peak)):
-                return float(peak)
-            peaks.append((float(misses.max()), float(peak)))
+            if not top and not begin and _is_round(peak):
+                return peak
+            peaks.append((float(misses.max()), peak))
     if peaks and max(p for _, p in peaks) < (1 + ROUNDING) * min(p for _, p in peaks):
         return min(peaks)[1]
     return highest if top or steps[0] <= ROUNDING * length else None
 
 
 def _is_round(rate: float) -> bool:
-    """Return whether a person may have set a rate: two digits, or 2 to the power of a half."""
+    # A person may have set it: it has two digits, or is a power of √2.
     octaves = 2 * math.log2(rate)
     return math.isclose(rate, float(f"{rate:.1e}"), rel_tol=2e-3) or abs(octaves - round(octaves)) < 6e-3
 
@@ -375,8 +353,7 @@ def require_one_length(runs: pd.DataFrame, column: str, notes: list[Reason]) -> 
         )
     is_cut = is_finite & (runs["step"] != ends.index[0])
     cut = [
-        f"{run.compared + ' ' if run.compared != 'all' else ''}{run.scale:g} at {power(run.x)} "
-        f"(step {run.step:g})"
+        f"{run.compared} {run.scale:g} at {power(run.x)} (step {run.step:g})".removeprefix("all ")
         for run in runs[is_cut].itertuples()
     ]
     notes.append(Reason.of("other last step", step=float(ends.index[0]), runs=cut))
