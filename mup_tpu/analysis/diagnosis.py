@@ -257,9 +257,7 @@ class Diagnosis:
         self._last = int(table["step"].max())
         # In the order of the forward pass
         self._layers = list(dict.fromkeys(table[table["quantity"] == "order"].sort_values("rms")["layer"]))
-        self._head_sizes = {
-            layer: fit.value for (layer, q, step), fit in self.fits.items() if (q, step) == ("head size", 0)
-        }
+        self._head_sizes = {of[0]: fit.value for of, fit in self.fits.items() if of[1:] == ("head size", 0)}
         self._matrices = {module: p for p in parameters if len(p.shape) >= 2 for module in p.modules}
         # A module that holds a matrix beside other layers ends after them, wherever its matrix is used.
         holders = [m for m in self._matrices if any(f"{o}.".startswith(f"{m}." if m else "") for o in
@@ -272,9 +270,8 @@ class Diagnosis:
         last = grown[-1] if grown else 0
         self._inner = {p.name for p in called[:last] if p.inputs_grow and not p.outputs_grow}
         self._inner |= {p.name for p in parameters if p.role == "router"}
-        self._readouts = [
-            p for p in parameters if (p.is_tied or p.role == "readout") and p.name not in self._inner
-        ]
+        read_out = (p for p in parameters if p.is_tied or p.role == "readout")
+        self._readouts = [p for p in read_out if p.name not in self._inner]
         # Parameters in front of finite outputs that others read, such as a code's: what they do shows only
         # when the weights behind have aligned.
         narrow = [i for i, p in enumerate(called) if p.name in self._inner and p.role != "router"]
@@ -306,9 +303,8 @@ class Diagnosis:
         is_known = bool(wrong or forward) or any(f.is_wrong for f in structural)
         if not is_known and any(f.value > GROWS / 2 and f.low > 0.05 for f in behind):
             # A layer beside others hides what an unscaled σ does to their sum.
-            drawn = {
-                f.name: f for f in map(self._drawn, self.parameters) if f and f.cause == "init not scaled"
-            }
+            departing = filter(None, map(self._drawn, self.parameters))
+            drawn = {f.name: f for f in departing if f.cause == "init not scaled"}
             each, wrong = [drawn.get(f.name, f) for f in each], [*drawn.values()]
         # What the optimizer's settings show is exact; what the forward pass does may follow from others.
         wrong.sort(key=lambda f: (f.cause in _FORWARD, not f.cause.startswith("readout's")))
@@ -408,9 +404,8 @@ class Diagnosis:
                     continue
                 inside = [o for o in self._layers if o in self._matrices and o.startswith(f"{layer}.")]
                 last = p or (self._matrices[inside[-1]] if inside else None)
-                if not is_input and (
-                    is_readout or (last and last.name in self._inner) or last in self._readouts
-                ):
+                may_read_out = last is not None and (last in self._readouts or last.name in self._inner)
+                if not is_input and (is_readout or may_read_out):
                     continue  # 1/m may come behind it: what follows counts
                 is_embedding = not is_input and p is not None and p.role == "token_embedding"
                 if is_embedding and fit.verdict == "dies" and self._is_restored(layer):

@@ -187,12 +187,11 @@ def load_table(path: Place, reading: Reading = Reading()) -> RunTable:
         notes.append(Reason.of("scales not planned", scales=left_out))
     curves = load_curves(path)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
+    by_step = table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")
     table = replace(
         table,
         notes=(*table.notes, *notes),
-        history=table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[
-            [*run_key(table.runs), "step", "loss"]
-        ],
+        history=by_step[[*run_key(table.runs), "step", "loss"]],
         rows=rows,
         stored=stored,
         planned=planned,

@@ -334,9 +334,7 @@ def _read_target(text: str, law: RecipeLaw) -> dict[str, float]:
     if law.sizes == (COMPUTE,) and {*values} == {PARAMS, TOKENS}:
         values = {COMPUTE: FLOP * math.prod(values.values())}
     allowed = [[*law.sizes], *([[COMPUTE]] if law.is_of_both else [])]
-    if sorted(values) not in map(sorted, allowed) or not all(
-        0 < value < math.inf for value in values.values()
-    ):
+    if sorted(values) not in map(sorted, allowed) or not all(0 < x < math.inf for x in values.values()):
         ways = " or ".join(",".join(f"{name}=NUMBER" for name in names) for names in allowed)
         raise TableError(f"at {on_one_line(text)} is no target of this law: give {ways}, each above 0")
     return {name: values[name] for name in (law.sizes if COMPUTE not in values else (COMPUTE,))}

@@ -156,9 +156,7 @@ class Planned:
 
     def estimates(self, rows: pd.DataFrame) -> Estimates:
         """Return the optimum of each cell that has been run, by its number, for each hyperparameter."""
-        of_cells = (
-            rows[self.rows_of(rows, cell)].assign(**sizes) for cell, (_, sizes) in enumerate(self.cells)
-        )
+        of_cells = (rows[self.rows_of(rows, i)].assign(**sizes) for i, (_, sizes) in enumerate(self.cells))
         known = pd.concat(of_cells) if len(rows) else rows
         if known.empty or not np.isfinite(known["loss"].astype(float)).any():
             return Estimates({name: {} for name in self.tuned})

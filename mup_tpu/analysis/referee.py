@@ -20,7 +20,7 @@ from mup_tpu.analysis.optimum import LossCurve
 from mup_tpu.analysis.prediction import score
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.result import TransferResult
-from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.run_table import RunTable, rows_of
 from mup_tpu.analysis.transfer import TransferAnalysis, analyze
 from mup_tpu.analysis.verdict import Decision, Regret
 from mup_tpu.config.columns import label
@@ -49,9 +49,7 @@ class Ruling:
     def of(cls, sweep: str, analysis: TransferAnalysis, result: TransferResult) -> Ruling:
         made: dict[str, Any] = {}
         if (rows := analysis.table.stored) is not None:
-            compared = analysis.compares
-            if compared in rows and rows[compared].astype(str).eq(result.compared).any():
-                rows = rows[rows[compared].astype(str) == result.compared]
+            rows = rows_of(rows, analysis.compares, result.compared)
             for part, column in (("architecture", "architecture"), ("update_rule", "optimizer")):
                 if column in rows:
                     made[part] = ", ".join(sorted(map(str, rows[column].fillna(_BEFORE[column]).unique())))
@@ -121,20 +119,15 @@ class Comparison:
         rows = []
         for r in self.rulings:
             cost = (r.regret.value, r.regret.low, r.regret.high) if r.regret else (math.nan,) * 3
+            rule = "" if r.alone else f": {name_of(r.rule, r.columns.parametrization)}"
             rows.append(
                 {
-                    "name": r.sweep
-                    if r.alone
-                    else f"{r.sweep}: {name_of(r.rule, r.columns.parametrization)}",
-                    "alpha": r.drift.alpha,
-                    "low": r.drift.low,
-                    "high": r.drift.high,
+                    "name": r.sweep + rule, "alpha": r.drift.alpha, "low": r.drift.low, "high": r.drift.high,
                     **dict(zip(("regret", "regret_low", "regret_high"), cost, strict=True)),
                     "regret_status": r.regret.status if r.regret else "not known",
-                    "best_loss": r.result.optima[-1].loss,
-                    "verdict": r.decision,
+                    "best_loss": r.result.optima[-1].loss, "verdict": r.decision,
                 }
-            )
+            )  # fmt: skip
         return pd.DataFrame(rows).sort_values(
             ["regret", "name"], ascending=[False, True], ignore_index=True, na_position="first"
         )

@@ -107,14 +107,11 @@ class Sequenced:
 
     @property
     def spent(self) -> tuple[float, ...]:
-        return tuple(
-            float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in look.curves)) for look in self.looks
-        )
+        cost = self.costs.of
+        return tuple(float(sum(c.count_G.sum() * cost(c.scale) for c in of.curves)) for of in self.looks)
 
     def to_dict(self) -> dict[str, Any]:
-        looks = [
-            {**look.to_dict(), "spent": spent} for look, spent in zip(self.looks, self.spent, strict=True)
-        ]
+        looks = [look.to_dict() | {"spent": s} for look, s in zip(self.looks, self.spent, strict=True)]
         return {"looks": looks, "unit": self.costs.unit}
 
 

@@ -304,9 +304,8 @@ def _minimize(
         options={"maxiter": 300, "ftol": 1e-10},
     )
     fitted_T = np.clip(fit.x, lower_T, upper_T)
-    fitted_T[0], fitted_T[1::2] = (
-        np.log(np.maximum(c * unit, _LEAST)) for c in (fitted_T[0], fitted_T[1::2])
-    )
+    for plain in (slice(0, 1), slice(1, None, 2)):  # E, and the coefficients
+        fitted_T[plain] = np.log(np.maximum(fitted_T[plain] * unit, _LEAST))
     fitted_T[1::2] += fitted_T[2::2] * centre_A
     return fitted_T, float(fit.fun)
 

@@ -57,9 +57,7 @@ def analyze_together(
     regret = _as_regret(ends, surface.regret_R(0, len(surface.scales) - 1), gain)
     is_flat = [high < question.epsilon for _, high in surface.octave_cost]
     # Where a hyperparameter is flat, its optimum need not be known: the regret says the cost.
-    matter, flat = (
-        [part for part, one in zip(parts, is_flat, strict=True) if one is of] for of in (False, True)
-    )
+    matter, flat = ([p for p, one in zip(parts, is_flat, strict=True) if one is of] for of in (False, True))
     has_ends = len(surface.scales) > 1 and not question.columns.scales_beside
     verdict = decide(
         [o for part in matter for o in part.optima],
@@ -101,9 +99,7 @@ def _alone(compared: str, surface: Surface, h: int, question: Question) -> Trans
     along = () if question.columns.scales_beside else optima
     drift = fit_drift(along, question.columns.scale, question.delta, valleys)
     bracketed = [s for s, optimum in enumerate(along) if optimum.is_bracketed]
-    regrets = [
-        _regret(surface, optima, h, *ends, drift.trend) for ends in itertools.combinations(bracketed, 2)
-    ]
+    regrets = [_regret(surface, optima, h, *e, drift.trend) for e in itertools.combinations(bracketed, 2)]
     ends = (optima[bracketed[0]].scale, optima[-1].scale) if bracketed else None
     headline = next((r for r in regrets if (r.source, r.target) == ends), None)
     return TransferResult(
@@ -163,9 +159,8 @@ def design_around(centre: Sequence[float]) -> list[tuple[float, ...]]:
     reach = range(-REACH, REACH + 1)
     if len(centre) == 1:
         return [(centre[0] + k,) for k in reach]
-    points = design_points(
-        {str(h): [2.0 ** (x + k) for k in reach] for h, x in enumerate(centre)}, "composite"
-    )
+    values = {str(h): [2.0 ** (x + k) for k in reach] for h, x in enumerate(centre)}
+    points = design_points(values, "composite")
     return [tuple(float(np.log2(value)) for value in point.values()) for point in points]
 
 
@@ -178,9 +173,8 @@ def moved_centre(optima: Sequence[Optimum]) -> list[float]:
 def next_points(compared: str, surface: Surface, parts: Sequence[TransferResult], costs: Cost) -> Batch:
     """Return the next runs of a rule whose verdict is open."""
     points, scales, h = surface.points, len(surface.scales), len(parts)
-    spent = float(
-        sum(n * costs.of(surface.scales[s]) for n, s in zip(points.count_N, points.number_N, strict=True))
-    )
+    counts = zip(points.count_N, points.number_N, strict=True)
+    spent = float(sum(n * costs.of(surface.scales[s]) for n, s in counts))
     curvature_HH = np.median(surface.curvature_RHH, axis=0)
     inside = points.low_SH - _FAR, points.high_SH + _FAR
     optimum_RU = np.clip(surface.optimum_RSH, *inside).reshape(len(surface.loss_RS), scales * h)

@@ -132,30 +132,19 @@ def analyze(
         notes.append(Reason.of("rounded losses", step=rounding))
     results, costs = [], run_cost(table)
     for name in sorted(table.runs["compared"].unique()):
+        rows = table.runs[table.runs["compared"] == name]
         if table.columns.loss == "":
-            rows = table.runs[table.runs["compared"] == name].sort_values("scale")
-            numbers = rows[["scale", "x", "low", "high", "error"]].to_numpy(float).tolist()
-            optima = tuple(
-                Optimum(scale, Status.BRACKETED, x, low, high, best_x=x, se=error, mean=x)
-                for scale, x, low, high, error in numbers
-            )
-            drift, noise = fit_drift(optima, table.columns.scale, delta), Noise(math.nan, 0, "optima")
-            unknown: tuple[None, ...] = (None,) * len(optima)
-            results.append(TransferResult(name, noise, optima, unknown, drift, Verdict(Decision.OPEN)))
-            continue
-        if table.columns.scales_beside:
-            rows = table.runs[table.runs["compared"] == name]
+            results.append(_analyze_optima(name, rows, question))
+        elif table.columns.scales_beside:
             results.append(_analyze_sizes(name, rows, question))
-            continue
-        if table.columns.tuned_beside:
+        elif table.columns.tuned_beside:
             from mup_tpu.analysis.together import analyze_together  # most tables tune one hyperparameter
 
-            rows = table.runs[table.runs["compared"] == name]
             results.append(analyze_together(name, rows, question, costs, whole))
-            continue
-        results.append(_analyze_one(name, table, question, costs, whole))
-        if results[-1].noise.source == "lack of fit":
-            notes.append(Reason.of("no replicates", compared=name))
+        else:
+            results.append(_analyze_one(name, table, question, costs, whole))
+            if results[-1].noise.source == "lack of fit":
+                notes.append(Reason.of("no replicates", compared=name))
     return TransferAnalysis(table, tuple(notes), tuple(results), epsilon, delta)
 
 
@@ -201,6 +190,16 @@ def _analyze_one(
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
         guessing=table.guessing,
     )
+
+
+def _analyze_optima(compared: str, rows: pd.DataFrame, question: Question) -> TransferResult:
+    numbers = rows.sort_values("scale")[["scale", "x", "low", "high", "error"]].to_numpy(float).tolist()
+    optima = tuple(
+        Optimum(scale, Status.BRACKETED, x, low, high, best_x=x, se=error, mean=x)
+        for scale, x, low, high, error in numbers
+    )
+    drift, noise = fit_drift(optima, question.columns.scale, question.delta), Noise(math.nan, 0, "optima")
+    return TransferResult(compared, noise, optima, (None,) * len(optima), drift, Verdict(Decision.OPEN))
 
 
 def _analyze_sizes(compared: str, runs: pd.DataFrame, question: Question) -> TransferResult:

@@ -60,9 +60,8 @@ _DAY = r"\d{2}[-/]\d{2}[T ](?=\d{2}:\d{2}:)"
 _TIMES = re.compile(rf"(?<![\w.,])(?:{_DATE}|{_DAY}|(?=\d+:))(?:{_TIME})?")
 _WRAPPER = re.compile(r"(?:(?:torch|np|numpy|jnp|jax)\.)?(?:tensor|[Aa]rray|DeviceArray|b?float\d*)\(\s*$")
 _IN_BRACKETS = re.compile(r"[(\[]([^()\[\]]{0,40})[)\]]$")  # a unit, or the split: "loss (val)"
-_MEAN = re.compile(
-    rf"\s*\(\s*({NUMBER.pattern})\s*\)"
-)  # "Time 0.1 (0.2)  Loss 2.8 (2.7)": meters of torch's examples
+# "Time 0.1 (0.2)  Loss 2.8 (2.7)": meters of torch's examples
+_MEAN = re.compile(rf"\s*\(\s*({NUMBER.pattern})\s*\)")
 _BETWEEN = " \t:=~≈→\"'[>-–."  # between a name and its number
 _CUTS = re.compile(r"[|,;:={}\[\]()\t│┃•·<>\"'`!]+|\s+[-–—]+\s+|\s{2,}|\.\s|\.{3,}")  # between names
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")

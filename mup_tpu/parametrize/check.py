@@ -80,9 +80,8 @@ class LintReport:
 
     @property
     def sentence(self) -> str:
-        wrong = [f for f in self.findings if f.is_wrong and f.cause] or [
-            f for f in self.findings if f.is_wrong
-        ]
+        wrong = [f for f in self.findings if f.is_wrong]
+        wrong = [f for f in wrong if f.cause] or wrong
         if not wrong and self.unknown:
             return f"not known: {_line(self.unknown)}"
         if not wrong:
@@ -414,9 +413,8 @@ def check_sizes(
             raise ConfigError(
                 f"build({size}) returns the same module twice; it must make a new one each time"
             )
-        return TrainedModules(
-            modules, loss, batch(size), required, mends, size / sizes[0], by_block=scale == "depth"
-        )
+        growth, by_block = size / sizes[0], scale == "depth"
+        return TrainedModules(modules, loss, batch(size), required, mends, growth, by_block)
 
     def cells(doing: str, sizes: Sequence[Any], *more: Any) -> list[CheckedSize]:
         return [

@@ -307,10 +307,10 @@ class TrainedModules:
                 value, slope = jvp(added, (before,), (change,))[:2]
                 linear.append((value + slope).detach().double())
                 off.append(added(after).detach().double() - linear[-1])
-        norms = [
-            float(torch.stack([t.square().mean() for t in of]).mean().sqrt()) for of in (off, linear) if of
-        ]
-        return norms[0] / norms[1] if norms else None
+        if not linear:
+            return None
+        off_norm, norm = (torch.stack([t.square().mean() for t in of]).mean().sqrt() for of in (off, linear))
+        return float(off_norm) / float(norm)
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:

@@ -297,9 +297,7 @@ class ModuleParametrization:
             if factor.place == "scaling":
                 part.scaling = factor.scaling  # type: ignore[assignment]
                 continue
-            hooks: Mapping[int, Any] = (
-                part._forward_pre_hooks if factor.place == "input" else part._forward_hooks
-            )
+            hooks: Any = part._forward_pre_hooks if factor.place == "input" else part._forward_hooks
             if scales := [hook for hook in hooks.values() if isinstance(hook, _Scale)]:
                 scales[0].factor = factor.factor
             elif factor.factor == 1:

@@ -123,9 +123,8 @@ def call(build: Build, width: int, depth: int | None) -> nn.Module:
 
 def blocks_of(shallow: nn.Module, deep: nn.Module) -> tuple[str, ...]:
     """Return names of a module's blocks, each with its dot: members of lists that grow with depth."""
-    lengths = {
-        name: len(m) for name, m in deep.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)
-    }
+    lists = nn.ModuleList | nn.Sequential
+    lengths = {name: len(m) for name, m in deep.named_modules() if isinstance(m, lists)}
     blocks = [
         f"{name}.{i}.".removeprefix(".")
         for name, module in shallow.named_modules()

@@ -106,9 +106,8 @@ def loss_law_figure(laws: LossLaws) -> Figure:
         color, name = style.categorical(i), "" if len(laws.laws) == 1 else f"{style.plain(one.compared)}, "
         grid = np.geomspace(one.compute_P.min(), 2 * one.compute_P.max(), 40)
         expected = [one.frontier.predict(size) for size in grid]
-        handles += axes[0].plot(
-            one.compute_P, one.loss_P, style.marker(i), color=color, ms=4, alpha=0.6, label=f"{name}runs"
-        )
+        look: dict[str, Any] = {"color": color, "ms": 4, "alpha": 0.6, "label": f"{name}runs"}
+        handles += axes[0].plot(one.compute_P, one.loss_P, style.marker(i), **look)
         handles += axes[0].plot(grid, [e.loss for e in expected], "-", color=color, label=f"{name}law")
         bounds = [e.low for e in expected], [e.high for e in expected]
         band = axes[0].fill_between(grid, *bounds, color=color, alpha=0.2, lw=0)
@@ -116,19 +115,15 @@ def loss_law_figure(laws: LossLaws) -> Figure:
         handles.append(band)
         if isinstance(largest := one.held_out, LargestRun):
             at = one.compute_of(np.array([largest.sizes]))[0]
-            low, high = (
-                largest.expected.loss - largest.expected.low,
-                largest.expected.high - largest.expected.loss,
-            )
-            look: dict[str, Any] = {"color": INK, "mfc": color, "ms": 7, "capsize": 3, "zorder": 4}
-            axes[0].errorbar(at, largest.expected.loss, [[low], [high]], fmt="D", **look)
+            of = largest.expected
+            ends = [[of.loss - of.low], [of.high - of.loss]]
+            look = {"color": INK, "mfc": color, "ms": 7, "capsize": 3, "zorder": 4}
+            axes[0].errorbar(at, of.loss, ends, fmt="D", **look)
             axes[0].plot(at, largest.loss, "*", color=color, mec=INK, ms=13, zorder=5)
         if both:
-            best = [one.law.best_size(size).params for size in grid]
-            axes[1].plot(grid, [n for n, *_ in best], "-", color=color)
-            axes[1].fill_between(
-                grid, [b[1] for b in best], [b[2] for b in best], color=color, alpha=0.2, lw=0
-            )
+            best, low, high = np.transpose([one.law.best_size(size).params for size in grid])
+            axes[1].plot(grid, best, "-", color=color)
+            axes[1].fill_between(grid, low, high, color=color, alpha=0.2, lw=0)
             axes[1].plot(one.compute_P, one.size_PA[:, 0], style.marker(i), color=color, ms=3, alpha=0.4)
     for ax in axes:
         ax.set_xscale("log")

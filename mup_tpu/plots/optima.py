@@ -152,9 +152,8 @@ def _draw_valleys(
         of_scale = None if runs is None else runs[runs["scale"] == curve.scale]
         for x, mean, error in zip(curve.x_G, curve.mean_G, error_G, strict=True):
             of_point = of_scale if of_scale is None else of_scale[np.isclose(of_scale["x"], x)]
-            loss = (
-                style.loss_text(mean, error) if np.isfinite(mean) else "no loss: half of its runs were lost"
-            )
+            lost = "no loss: half of its runs were lost"
+            loss = style.loss_text(mean, error) if np.isfinite(mean) else lost
             tooltips.append("\n".join([f"{head} {bound(x)}", loss, *style.run_lines(of_point)]))
         tooltips_G = np.array(tooltips, object)
         shown_G = np.isfinite(curve.mean_G) & (curve.mean_G <= losses.top)
@@ -193,9 +192,8 @@ def _draw_optimum(
     drawn: list[Line2D] = []
     if optimum.is_bracketed:
         low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
-        ends = [
-            x for x in (optimum.low, optimum.high) if low <= x <= high
-        ]  # a bound at the end of the grid has no mark
+        # A bound at the end of the grid has no mark.
+        ends = [x for x in (optimum.low, optimum.high) if low <= x <= high]
         above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
         for x, marks in (([low, high], "-"), (ends, "|")):
             y = [optimum.loss] * len(x)

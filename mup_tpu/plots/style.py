@@ -144,9 +144,8 @@ def in_unit(quantity: str, columns: Columns) -> str:
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:
     position = list(scales).index(scale) / max(1, len(scales) - 1)
-    return matplotlib.colormaps["viridis"](
-        0.88 * (1 - position)
-    )  # the yellow end of viridis is too light on white
+    # The yellow end of viridis is too light on white.
+    return matplotlib.colormaps["viridis"](0.88 * (1 - position))
 
 
 def categorical(index: int) -> str:
@@ -404,9 +403,8 @@ def svg(figure: Figure, prefix: str) -> str:
             layout.execute(figure)
         figure.set_layout_engine(None)  # another layout would move the points away from the file's
         file = io.StringIO()
-        figure.savefig(
-            file, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
+        left_out = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", dpi=72, metadata=left_out)
     text = _rounded(file.getvalue())
     text = text[text.index("<svg") :].rstrip().removesuffix("</svg>")
     # Comments, ids of groups and indents take half of the bytes.

@@ -69,9 +69,8 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             i, j = scales.index(r.source), scales.index(r.target)
             grid[i, j] = r.value
             red, green, blue, _ = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
-            ink = (
-                "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-            )  # luma of the cell, between 0 and 1
+            luma = 0.299 * red + 0.587 * green + 0.114 * blue  # between 0 and 1
+            ink = "white" if luma < 0.5 else INK
             below = _interval(r) if has_room else ""
             look: dict[str, Any] = {"ha": "center", "color": ink}
             ax.text(j, i, _written(r), va="bottom" if below else "center", fontsize=8.5, **look)
@@ -204,9 +203,8 @@ def sweeps_figure(rulings: Sequence[Ruling]) -> Figure:
     axes[0].set_yticks(rows, written)
     for ax in axes:
         ax.tick_params(axis="y", labelsize=8.5)
-        for tick, entry in zip(
-            ax.get_yticklabels(), entries, strict=False
-        ):  # the second panel has no tick labels
+        # The second panel has no labels of ticks.
+        for tick, entry in zip(ax.get_yticklabels(), entries, strict=False):
             tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
     axes[0].set_ylim(-0.7, sum(lines) - 0.3)
     axes[0].set_xlim(-1.05 * _REACH, 1.05 * _REACH)

@@ -79,9 +79,8 @@ class Picture:
     @classmethod
     def of(cls, name: str, draw: Callable[[], Figure], number: int = 0) -> Picture:
         """Make the block of a figure; `number` tells figures of one name apart."""
-        return cls(
-            plots.FIGURES[name].title, plots.FIGURES[name].caption, draw, name + f"-{number}" * bool(number)
-        )
+        kind = plots.FIGURES[name]
+        return cls(kind.title, kind.caption, draw, name + f"-{number}" * bool(number))
 
 
 Block = Box | Text | Table | Picture
@@ -117,9 +116,8 @@ def render(page: Page, template: str = "html") -> str:
     environment.filters["anchor"] = lambda title: re.sub(r"\W+", "-", title.lower()).strip("-")
     environment.filters["powers"] = _in_html if template == "html" else _in_markdown
     environment.filters["svg"] = lambda picture: Markup(plots.svg(picture.draw(), picture.file))
-    return visible(
-        environment.get_template(f"page.{template}.j2").render(page=page, version=version("mup_tpu"))
-    )
+    written = environment.get_template(f"page.{template}.j2")
+    return visible(written.render(page=page, version=version("mup_tpu")))
 
 
 class Link(str):

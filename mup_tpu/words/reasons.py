@@ -20,9 +20,8 @@ _ORDINALS = {4: "a fourth", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an e
 
 def because(reason: Reason, columns: Columns = Columns()) -> str:
     """Return the sentence of a reason or note, by the names of the table's columns."""
-    values: dict[str, Any] = {
-        name: because(v, columns) if isinstance(v, Reason) else v for name, v in reason.values.items()
-    }
+    values: dict[str, Any] = {**reason.values}
+    values |= {n: because(v, columns) for n, v in values.items() if isinstance(v, Reason)}
     values |= {"scale": label(columns.scale), "tuned": label(columns.hyperparameter)}
     values["several"] = plural(columns.scale)
     for name in ("column", "tuned_column"):

@@ -213,9 +213,7 @@ class TargetRun:
     rule: str  # key of `PARAMETRIZATIONS`; "" where the runs name none
     comments: list[str] = field(default_factory=list)
     growth: float = 1.0  # width over the base width, under a rule with factors
-    hidden_rate: float | None = (
-        None  # learning rate of hidden matrices, where growth is not 1 and it is known
-    )
+    hidden_rate: float | None = None  # learning rate of hidden matrices, where growth is not 1
 
     def take(self, name: str) -> Any:
         return self.values.pop(name, None)
@@ -263,9 +261,8 @@ def _transformers(run: TargetRun) -> list[str]:
     if kind in form:
         run.take("schedule"), run.take("final_lr_fraction")
         chosen, arguments = form[kind]
-        options += [("lr_scheduler_type", chosen)] + (
-            [("lr_scheduler_kwargs", arguments)] if arguments else []
-        )
+        options.append(("lr_scheduler_type", chosen))
+        options += [("lr_scheduler_kwargs", arguments)] if arguments else []
     if (batch := run.take("batch")) is not None:
         size, length = run.take("batch_size"), run.values.get("sequence_length")
         sequences = size or (round(batch / length) if length else None)
@@ -478,9 +475,8 @@ def _megatron(run: TargetRun) -> list[str]:
     if kind != "constant" and "final_lr_fraction" in run.values and "lr" in dict(options):
         options.append(("min-lr", digits(run.take("final_lr_fraction") * dict(options)["lr"])))
     batch, length = run.values.get("batch"), dict(options).get("seq-length")
-    if (
-        size := run.values.get("batch_size") or (round(batch / length) if batch and length else None)
-    ) is not None:
+    size = run.values.get("batch_size") or (round(batch / length) if batch and length else None)
+    if size is not None:
         run.take("batch"), run.take("batch_size")
         options.append(("global-batch-size", size))
     options += run.options({"steps": "train-iters"})

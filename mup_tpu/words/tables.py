@@ -99,9 +99,7 @@ def slopes_table(
     }
     measured = [q for q in dict.fromkeys(part["quantity"]) if quantities is None or q in quantities]
     keys = [(rule, q) for rule in rules for q in measured if any(key[:2] == (rule, q) for key in fitted)]
-    rows = [
-        [layer, *(fitted.get((*key, layer), "-") for key in keys)] for layer in dict.fromkeys(part["layer"])
-    ]
+    rows = [[of, *(fitted.get((*key, of), "-") for key in keys)] for of in dict.fromkeys(part["layer"])]
     headings = ["layer", *(f"{rule_name(rule)} {quantity}" for rule, quantity in keys)]
     return Table(headings, rows, title, left=("layer",))
 
@@ -109,9 +107,7 @@ def slopes_table(
 def conclusions(kept: dict[Any, Any], setting: str) -> dict[str, tuple[Any, ...]]:
     """Return of each rule of a setting whether it passed its coordinate check, and what the check said."""
     rules = kept.get(setting, {}).get("rules", {})
-    return {
-        rule: (of["passes"], *filter(None, (of["sentence"], of["laziness"]))) for rule, of in rules.items()
-    }
+    return {n: (of["passes"], *filter(None, (of["sentence"], of["laziness"]))) for n, of in rules.items()}
 
 
 def how_made(source: pd.DataFrame) -> Table:

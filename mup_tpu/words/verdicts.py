@@ -60,9 +60,8 @@ def verdict(
             loss = names.measured(columns.loss_name, columns.unit, columns.metric(run.loss), ".4g")
             tuned = f"{label(columns.hyperparameter)} {power(run.best_x)}"
             return f"{name}: {loss} at {point(columns.scale, run.scale)}, with {tuned}."
-    return _verdict(
-        name, result.verdict, len(result.optima), result.drift, result.headline_regret, analysis.columns
-    )
+    regret = result.headline_regret
+    return _verdict(name, result.verdict, len(result.optima), result.drift, regret, analysis.columns)
 
 
 def is_target(result: TransferResult) -> bool:
@@ -153,9 +152,8 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
         lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
-    elif (
-        result.next_batch is not None and not result.parts and not is_target(result)
-    ):  # of several, `analyze --next` lists the points
+    # With several hyperparameters `analyze --next` lists the points.
+    elif result.next_batch is not None and not result.parts and not is_target(result):
         lines.append(f"to settle it: {remedy(result, analysis).text}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
     if result.drift.is_known and result.drift.rests_on_prior:

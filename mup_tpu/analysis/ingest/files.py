@@ -310,9 +310,8 @@ def _cells(line: bytes, delimiter: str = "") -> tuple[str, list[str]]:
         if counts[delimiter] == 1 and len(line.split()) > 1:
             delimiter = r"\s+"
     text = line.decode()
-    return delimiter, text.split() if delimiter == r"\s+" else next(
-        csv.reader([text], delimiter=delimiter), []
-    )
+    rows = iter([text.split()]) if delimiter == r"\s+" else csv.reader([text], delimiter=delimiter)
+    return delimiter, next(rows, [])
 
 
 def _json(content: Any) -> pd.DataFrame:

@@ -124,9 +124,8 @@ def _by_step(content: bytes) -> tuple[pd.DataFrame, TrainingLog]:
 def _with_rates(table: pd.DataFrame, log: TrainingLog) -> pd.DataFrame:
     if log.learning_rate and len(table):
         rates = pd.Series(log.rates, dtype=float) if log.rates else log.learning_rate
-        table = pd.concat(
-            [table, pd.Series(rates, name="learning_rate", index=None if log.rates else table.index)], axis=1
-        )
+        rate = pd.Series(rates, name="learning_rate", index=None if log.rates else table.index)
+        table = pd.concat([table, rate], axis=1)
     return table.rename_axis("step").reset_index()
 
 
@@ -167,9 +166,8 @@ def is_log(head: bytes) -> bool:
     log = TrainingLog()
     log.read(head)
     log.close()
-    lines = [
-        line for line in head.decode(errors="replace").splitlines()[:50] if not re.search("[:=0-9]", line)
-    ]
+    first = head.decode(errors="replace").splitlines()[:50]
+    lines = [line for line in first if not re.search("[:=0-9]", line)]
     heads = [{means(cell) for cell in re.split(r"[,;|\s]+", line)} for line in lines]
     return bool(log.curves()) and not any("loss" in known and known & {*AXES} for known in heads)
 

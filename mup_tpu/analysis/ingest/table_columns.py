@@ -164,9 +164,7 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
             scores = [str(name) for name in table if SCORE.search(plain_name(name))]
             if {"number", "value", "state"} <= set(table):  # Optuna's trials
                 scores = ["value"]
-            paths = [
-                str(name) for name in table if _qualified("loss", plain_name(str(name).rpartition("/")[2]))
-            ]
+            paths = [c for c in map(str, table) if _qualified("loss", plain_name(c.rpartition("/")[2]))]
             column = next((alike[0] for alike in (paths, scores) if len(alike) == 1), None)
         names |= {} if column is None else {part: column}
     if (
@@ -182,9 +180,7 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         names |= {"params": str(sizes[0])} if len(sizes) == 1 else {}
     if "scale" not in names and columns.scale not in table and "hyperparameter" in names:
         used = {*names.values(), *columns.along}
-        varying = [
-            name for name in table if distinct(table[name]) > 1 and name not in used and not means(name)
-        ]
+        varying = [c for c in table if distinct(table[c]) > 1 and c not in used and not means(c)]
         with_digits = (c for c in varying if table[c].astype(str).str.contains("[0-9]").all())
         if all(distinct(table[name]) == len(table) for name in with_digits):  # no other column may be a size
             table, columns = table.assign(size=1.0), replace(columns, scale="size")
@@ -218,10 +214,8 @@ def find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
             if {"N", "D"} & set(table):  # as papers on scaling laws write parameters and tokens
                 named = [name for name in ("N", "D") if name in table]
                 return next((name for name in named if distinct(table[name]) > 1), named[0])
-            others = [
-                c for c in table if not means(c) and table[c].dtype.kind in "iu" and distinct(table[c]) > 1
-            ]
-            if others:
+            whole = (c for c in table if not means(c) and table[c].dtype.kind in "iu")
+            if any(distinct(table[c]) > 1 for c in whole):
                 break
         column = _find(table, "scale", what, notes)
         if column is not None and distinct(table[column]) > 1:
@@ -266,9 +260,7 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
 def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     # Trackers also log the schedule's value, which at the end of a run may be a tenth of what was set. A
     # configured column beats others, a peak beats a value of its schedule, and copies of one do not matter.
-    ranks = {
-        str(name): rank for name in table if (rank := _rank(name, "lr")) and not table[name].isna().all()
-    }
+    ranks = {str(c): rank for c in table if (rank := _rank(c, "lr")) and not table[c].isna().all()}
     names = [name for name in ranks if distinct(table[name]) > 1] or [*ranks]
     if len(names) > 1:
         # A column with a different value in every run was logged, not set.

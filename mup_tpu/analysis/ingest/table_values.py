@@ -224,9 +224,8 @@ def without_summaries(table: pd.DataFrame, names: Iterable[str]) -> tuple[pd.Dat
             numeric = pd.to_numeric(left[name], errors="coerce")
             left = left.assign(**{name: numeric}) if numeric.notna().all() else left
             words = sorted(set(texts[is_summary]))
-            return left, [
-                Reason.of("summaries left out", name=name, words=words, count=int(is_summary.sum()))
-            ]
+            note = Reason.of("summaries left out", name=name, words=words, count=int(is_summary.sum()))
+            return left, [note]
     return table, []
 
 
@@ -380,12 +379,8 @@ class LossUnit:
                 raise TableError(
                     f"{column} is a loss, of which less is better: leave out {given('maximize')}"
                 )
-            negative = rows.assign(loss=-rows["loss"])
-            return (
-                negative,
-                replace(columns, unit=column, loss_name=column, maximized=True),
-                Reason.of("maximized", name=column),
-            )
+            columns = replace(columns, unit=column, loss_name=column, maximized=True)
+            return rows.assign(loss=-rows["loss"]), columns, Reason.of("maximized", name=column)
         if unit == "nat":
             if self.name == "nat" or is_cross_entropy(column):
                 is_named = columns.loss_name != Columns.loss_name
@@ -473,17 +468,11 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
     if parts:
         errors = pd.Series({row: m[2] for row, m in parts.items()}, dtype=object).reindex(table.index)
         means = pd.Series({row: m[1] for row, m in parts.items()}, dtype=object)
-        return (
-            table.assign(**{loss: means.reindex(table.index).fillna(cells), error: errors}),
-            columns,
-            [Reason.of("errors behind ±", name=loss)],
-        )
+        table = table.assign(**{loss: means.reindex(table.index).fillna(cells), error: errors})
+        return table, columns, [Reason.of("errors behind ±", name=loss)]
     if named := _column(table, loss, _ERROR):
-        return (
-            table,
-            replace(columns, loss_error=named),
-            [Reason.of("errors in a column", name=named, loss=loss)],
-        )
+        note = Reason.of("errors in a column", name=named, loss=loss)
+        return table, replace(columns, loss_error=named), [note]
     if (deviation := _column(table, loss, _DEVIATION)) is None:
         return table, columns, []
     if (count := _column(table, loss, _COUNT)) is None:
@@ -495,7 +484,6 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
 
 def _column(table: pd.DataFrame, loss: str, endings: str) -> str | None:
     names = {plain_name(name): str(name) for name in table}
-    stems = ("", f"{plain_name(loss)}_", "loss_", "val_loss_")
-    return next(
-        (names[s + e] for s in stems[1:] + stems[:1] for e in endings.split() if s + e in names), None
-    )
+    stems = (f"{plain_name(loss)}_", "loss_", "val_loss_", "")
+    likely = (s + e for s in stems for e in endings.split())
+    return next((names[name] for name in likely if name in names), None)

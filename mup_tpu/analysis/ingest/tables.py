@@ -129,9 +129,7 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
     if len(metrics) > 1:
         raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export the curves of one loss")
     by_column = {name: settings(match["run"]) for name, match in losses.items()}
-    if nameless := [
-        name for name, in_name in by_column.items() if {*AXES.values()} - {*map(AXES.get, in_name)}
-    ]:
+    if nameless := [c for c, in_name in by_column.items() if {*AXES.values()} - {*map(AXES.get, in_name)}]:
         raise TableError(
             f"table holds curves of {len(losses)} runs whose names do not say width and learning rate "
             f"({list_of(nameless, 2)}): export the table of runs in their place, or read the project itself "
