@@ -44,6 +44,7 @@ from mup_tpu.analysis.run_table import (
     selected_scales,
 )
 from mup_tpu.analysis.standard_form import standard_form
+from mup_tpu.analysis.trend import NORMAL_95
 from mup_tpu.config import Axes
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
@@ -55,7 +56,6 @@ _BEST = re.compile(
 )
 _LOW, _HIGH = r"(95_|ci_|ci95_)?(lo|low|lower|min|left)", r"(95_|ci_|ci95_)?(hi|high|upper|max|right)"
 _SPACING = r"(grid_)?(spacing|factor|ratio)"
-_NORMAL_95 = 3.92  # width of a 95 % interval, in standard deviations
 
 
 def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | None:
@@ -64,8 +64,8 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
         return None
     plain = {plain_name(column): str(column) for column in table}
     named = [(c, m["of"] or m["before"]) for key, c in plain.items() if (m := _BEST.fullmatch(key))]
-    usual = columns.hyperparameter, columns.hyperparameter
-    best, tuned = next((pair for pair in named if means(pair[1]) == "lr"), usual)
+    default = columns.hyperparameter, columns.hyperparameter
+    best, tuned = next((pair for pair in named if means(pair[1]) == "lr"), default)
     scale = columns.scale if columns.scale in table else find_scale(table, [])
     compared = columns.parametrization if columns.parametrization in table else ""
     if best not in table or scale is None or table.duplicated([scale, *filter(None, [compared])]).any():
@@ -94,7 +94,7 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
         {
             "compared": table[compared].astype(str) if compared else "all",
             "scale": sizes, "x": x, "low": low, "high": high,
-            "error": np.maximum((high - low) / _NORMAL_95, 0.01),
+            "error": np.maximum((high - low) / (2 * NORMAL_95), 0.01),
             "params": sizes if means(scale) == "size" else math.nan,
             "loss": math.nan, "tokens": math.nan, "cost": math.nan, "seed": 0, "purchase": 0,
         }

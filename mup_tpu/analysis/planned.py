@@ -30,14 +30,7 @@ from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.store import holds_store, load_runs, results_folder
-from mup_tpu.store.header import (
-    KeptPrediction,
-    fingerprint,
-    read_file,
-    require_seal,
-    sealed,
-    write_file,
-)
+from mup_tpu.store.header import KeptPrediction, fingerprint, read_file, require_seal, sealed, write_file
 
 _PER_RUN = 0.1  # Squared standard error of an optimum times runs within reach, octaves²: median of 162 sweeps
 _FLOOR = 0.04**2  # Squared standard error that no seed takes away, octaves²: the valley's unknown shape
@@ -347,11 +340,8 @@ def predict_planned(folder: str, at: Mapping[str, float] | None = None) -> Recip
         for name, prior in zip(planned.follows, planned.priors(tuned), strict=True):
             octaves = math.log2(target[name] / min(planned.cells[cell][1][name] for cell in known))
             mean, square = prior.moves(octaves)
-            if (
-                name not in planned.fix
-                and octaves * exponents[name][1] > _PRIOR_SHARE * (square - mean**2) ** 0.5
-            ):
-                by_prior.append(name)
+            is_prior = octaves * exponents[name][1] > _PRIOR_SHARE * (square - mean**2) ** 0.5
+            by_prior += [name] if is_prior and name not in planned.fix else []
         made.append(
             PlannedOptimum(
                 planned.rule,

@@ -89,9 +89,7 @@ class RunTable:
             return frame[keep(frame)] if len(frame) else frame
 
         return replace(
-            self,
-            runs=kept(self.runs),
-            history=None if self.history is None else kept(self.history),
+            self, runs=kept(self.runs), history=None if self.history is None else kept(self.history)
         )
 
 

@@ -310,21 +310,9 @@ def _minimize(
     return fitted_T, float(fit.fun)
 
 
-def _log_terms(theta_T: np.ndarray, log_x_PA: np.ndarray) -> np.ndarray:
-    """Return the logarithms of a law's terms, P × (1 + A)."""
-    log_terms = np.empty((len(log_x_PA), 1 + log_x_PA.shape[1]))
-    log_terms[:, 0] = theta_T[0]
-    log_terms[:, 1:] = theta_T[1::2] - theta_T[2::2] * log_x_PA
-    return log_terms
-
-
-def _log_sum(log_terms_PC: np.ndarray) -> np.ndarray:
-    most_P = log_terms_PC.max(axis=1)
-    return np.asarray(most_P + np.log(np.exp(log_terms_PC - most_P[:, None]).sum(axis=1)))
-
-
 def _log_loss(theta_T: np.ndarray, log_x_PA: np.ndarray) -> np.ndarray:
-    return _log_sum(_log_terms(theta_T, log_x_PA))
+    log_term_PA = theta_T[1::2] - theta_T[2::2] * log_x_PA
+    return np.logaddexp(theta_T[0], np.logaddexp.reduce(log_term_PA, axis=1))
 
 
 def _huber(residual_P: np.ndarray) -> float:

@@ -24,14 +24,7 @@ from mup_tpu.analysis.ingest.table_columns import (
     rough_numbers,
     short_name,
 )
-from mup_tpu.analysis.ingest.table_values import (
-    Reading,
-    States,
-    meanings,
-    numbers,
-    plain_sizes,
-    state_of,
-)
+from mup_tpu.analysis.ingest.table_values import Reading, States, meanings, numbers, plain_sizes, state_of
 from mup_tpu.analysis.ingest.tables import (
     at_logged_steps,
     history_of,
@@ -70,11 +63,7 @@ _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 
 
 def standard_form(
-    table: pd.DataFrame,
-    columns: Columns,
-    reading: Reading,
-    fixed: Iterable[str],
-    notes: list[Reason],
+    table: pd.DataFrame, columns: Columns, reading: Reading, fixed: Iterable[str], notes: list[Reason]
 ) -> RunTable:
     """Check rows of runs, or of steps of runs, and bring them into standard form; notes are added to a list.
 

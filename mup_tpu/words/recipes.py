@@ -155,15 +155,12 @@ def write_recipe(
     body_lines = PROGRAMS[program](run)
     for name in ("base_width", *([] if "batch" in known else ["batch_size"])):
         known.pop(name, None)
-    if left := [f"{names.get(of, of)} {_short(value)}" for of, value in known.items()]:
+    texts = {of: f"{x:.6g}" if isinstance(x, float) else str(x) for of, x in known.items()}
+    if left := [f"{names.get(of, of)} {value}" for of, value in texts.items()]:
         run.comments.append(f"no option here, so set by hand: {', '.join(left)}")
     if unknown:
         run.comments.append(f"not known from these runs, so its defaults hold: {', '.join(unknown)}")
     return "\n".join([*(f"# {one}" for one in (*intervals, *run.comments)), *body_lines]) + "\n"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _find_growth(run: TargetRun, named: str) -> None:

@@ -85,10 +85,7 @@ def trials_table(runs: pd.DataFrame) -> Table:
 
 
 def slopes_table(
-    part: pd.DataFrame,
-    rules: Sequence[str],
-    quantities: Collection[str] | None = None,
-    title: str = "Slopes",
+    part: pd.DataFrame, rules: Sequence[str], quantities: Collection[str] | None = None, title: str = "Slopes"
 ) -> Table:
     """Return exponents of layers' sizes, a row per layer, a column per rule and quantity."""
     from mup_tpu.analysis.diagnosis import layer_exponents  # most tables are of sweeps

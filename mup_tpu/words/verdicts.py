@@ -235,11 +235,7 @@ def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, 
     for cell in sorted(batch.cells, key=lambda c: (c.scale, c.seeds, c.values)):
         values = ", ".join(f"2^{x:.4g}" for x in cell.values)
         groups.setdefault((cell.scale, cell.seeds), []).append(f"({values})" if cell.beside else values)
-    axes = {
-        "compare": columns.parametrization,
-        "scale": columns.scale,
-        "tune": columns.hyperparameter,
-    }
+    axes = {"compare": columns.parametrization, "scale": columns.scale, "tune": columns.hyperparameter}
     lines = []
     for (scale, seeds), grid in groups.items():
         values = " ".join(grid)

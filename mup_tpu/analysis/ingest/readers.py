@@ -278,12 +278,11 @@ def tensorboard(folder: Path) -> pd.DataFrame:
     `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
     """
     path = str(folder)
-    accumulators = package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
     hparams = package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
     runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
     with errors_in_a_sentence(path):
         for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
-            events = _events(accumulators, inside)
+            events = _events(inside)
             hyperparameters = _settings(events, hparams)
             scalars = []
             for tag in events.Tags()["scalars"]:
@@ -315,8 +314,9 @@ def tensorboard(folder: Path) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _events(accumulators: Any, folder: Path) -> Any:
-    events = accumulators.EventAccumulator(os.fspath(folder), size_guidance={"scalars": 0})
+def _events(folder: Path) -> Any:
+    module = package(str(folder), "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
+    events = module.EventAccumulator(os.fspath(folder), size_guidance={"scalars": 0})
     events.Reload()
     return events
 
@@ -359,7 +359,7 @@ def database(file: Path) -> pd.DataFrame:
     finally:
         mlflow.set_tracking_uri(before)
     if len(runs) and runs["experiment_id"].nunique() > 1:
-        known = _some(names[number] for number in runs["experiment_id"].unique())
+        known = _some(map(names.get, runs["experiment_id"].unique()))
         raise TableError(
             f"{file} holds several experiments ({known}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
         )
@@ -368,8 +368,8 @@ def database(file: Path) -> pd.DataFrame:
 
 def optuna_journal(file: Path) -> pd.DataFrame:
     storages = package(str(file), "optuna", "optuna.storages")
-    backend = package(str(file), "optuna", "optuna.storages.journal")
-    return _optuna(file, storages.JournalStorage(backend.JournalFileBackend(str(file))))
+    journal = storages.journal.JournalFileBackend(str(file))
+    return _optuna(file, storages.JournalStorage(journal))
 
 
 def _optuna(file: Path, storage: Any) -> pd.DataFrame:
@@ -544,8 +544,7 @@ def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _scalars(file: Path) -> bytes:
-    module = "tensorboard.backend.event_processing.event_accumulator"
-    events = _events(package(str(file.parent), "tensorboard", module), file.parent)
+    events = _events(file.parent)
     scalars = [(event, tag) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
     scalars.sort(key=lambda scalar: (scalar[0].wall_time, scalar[0].step))
     return _lines({"step": event.step, tag: event.value} for event, tag in scalars)
