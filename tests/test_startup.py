@@ -5,30 +5,26 @@ import subprocess
 import sys
 
 SLOW = ["scipy.stats", "scipy.optimize", "matplotlib", "mup_tpu.analysis.surface"]
+FIGURES = ["matplotlib", "mup_tpu.plots", "jinja2"]
 CODE = f"""
-import sys
+import json, sys
 from mup_tpu.cli import main
 try:
     main(["analyze", "results/decay_transfer"])
 except SystemExit:
     pass
-imported = [name for name in {SLOW} if name in sys.modules]
-import json
-print(json.dumps(imported))
+slow = [name for name in {SLOW} if name in sys.modules]
+main(["analyze", sys.argv[1]])
+print(json.dumps([slow, [name for name in {FIGURES} if name in sys.modules]]))
 """
 
 
-def test_an_analysis_imports_no_slow_package():
-    printed = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    assert json.loads(printed.stdout.splitlines()[-1]) == []
-
-
-def test_collections_are_off_while_a_server_imports_torch():
-    code = (
-        "import gc, sys, mup_tpu.jobs.preload; print('torch' in sys.modules, gc.get_freeze_count() > 10_000)"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert printed.stdout == "True True\n"
+def test_an_analysis_imports_no_slow_package_and_one_of_a_table_nothing_that_draws(tmp_path):
+    rows = [f"{w},{2.0**x},{2 + 8 / w + (x + 7) ** 2 / 50}" for w in (64, 128) for x in range(-9, -4)]
+    (tmp_path / "runs.csv").write_text("\n".join(["width,lr,loss", *rows]))
+    command = [sys.executable, "-c", CODE, str(tmp_path / "runs.csv")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(printed.stdout.splitlines()[-1]) == [[], []]
 
 
 def test_data_of_a_corpus_needs_no_file_system_of_shards():

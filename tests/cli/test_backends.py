@@ -34,9 +34,12 @@ def run(tmp_path):
 
 @pytest.mark.slow
 def test_our_processes_load_no_plug_in_and_their_children_may(run):
-    inherited = "import sys, os; print('torch' in sys.modules, 'TORCH_DEVICE_BACKEND_AUTOLOAD' in os.environ)"
-    ended, loaded = run("-c", "import mup_tpu.jobs.preload; " + inherited)
-    assert ended.stdout.split() == ["True", "False"] and not loaded, ended.stderr
+    code = (
+        "import gc, os, sys, mup_tpu.jobs.preload; is_frozen = gc.get_freeze_count() > 10_000\n"
+        "print('torch' in sys.modules, is_frozen, 'TORCH_DEVICE_BACKEND_AUTOLOAD' in os.environ)"
+    )
+    ended, loaded = run("-c", code)
+    assert ended.stdout.split() == ["True", "True", "False"] and not loaded, ended.stderr
     ended, loaded = run("-m", "mup_tpu", "doctor")
     assert not loaded and "torch" in ended.stdout
     assert "nanobind" not in ended.stderr

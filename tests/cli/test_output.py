@@ -81,7 +81,7 @@ HOSTILE = ["[/b]", "[red]", "$x$_{", ":smile:", "<b>&amp;"]
 
 
 @pytest.mark.nightly
-def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(valleys, tmp_path, outcome):
+def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(valleys, tmp_path, outcome, painted):
     """Rich's markup, matplotlib's formulas, emoji codes and HTML in names of columns, groups and files."""
     folder = tmp_path / "[" / "b]"  # so that the path holds [/b]
     folder.mkdir(parents=True)

@@ -161,7 +161,7 @@ def test_while_a_driver_that_trains_itself_imports_torch_nothing_else_is_importe
     assert ended.stderr == "threads that import: 1\n"
 
 
-def test_sweep_from_toml_then_a_table(tmp_path, outcome, sweep_toml):
+def test_sweep_from_toml_then_a_table(tmp_path, outcome, sweep_toml, painted):
     file, results = tmp_path / "sweep.toml", tmp_path / "results"
     file.write_text(sweep_toml)
     code, out, err = outcome("sweep", file, "--results", results)

@@ -20,7 +20,7 @@ ALONE = ["--threads", os.cpu_count() or 1]
 
 
 @pytest.mark.slow
-def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, sweep_toml):
+def test_search_then_transfer_to_a_wider_model(tmp_path, outcome, sweep_toml):
     file, results = tmp_path / "search.toml", tmp_path / "found"
     shared = sweep_toml.split("0.02]}")[1].replace("[base.model]", "[base.model]\nwidth = 32")
     file.write_text(

@@ -345,8 +345,11 @@ def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog, gcs
 
 @pytest.mark.parametrize(
     "ask",
-    [Folder.names, lambda folder: folder.write("a", b"1"), lambda folder: folder.remove("a")],
-    ids=["read", "write", "remove"],
+    [
+        pytest.param(Folder.names, id="read", marks=pytest.mark.nightly),
+        pytest.param(lambda folder: folder.write("a", b"1"), id="write"),
+        pytest.param(lambda folder: folder.remove("a"), id="remove", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, caplog, patience):
     """It takes connections and never answers; by themselves s3fs waits so for 7 minutes, or without end."""

@@ -21,9 +21,12 @@ from mup_tpu.jobs.driver import Finished, Started, run_jobs
 from mup_tpu.jobs.pools import Pools
 
 ALONE = """
+import atexit, os
 import ray
 from mup_tpu.cli.console import guard
 from mup_tpu.jobs.cluster import ray_cluster
+
+atexit.register(lambda: print([name for name in os.environ if name.startswith("RAY_AUTH")]))
 
 def look():
     with ray_cluster("local"):
@@ -37,9 +40,14 @@ guard(look)
 
 @pytest.mark.slow
 def test_a_local_ray_is_this_user_s_and_ends_at_sigterm_with_a_sentence(tmp_path):
-    """Other users cannot enter the folder of its logs and sockets, and it writes nothing into the home."""
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    environment.pop("RAY_AUTH_MODE", None)
+    """Other users cannot enter the folder of its logs and sockets.
+
+    It writes nothing into the home, whose token is of another cluster, and leaves none of its own behind.
+    """
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("b" * 40)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    environment["HOME"] = str(tmp_path)
     alone = subprocess.Popen(
         [sys.executable, "-c", ALONE], env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -47,11 +55,13 @@ def test_a_local_ray_is_this_user_s_and_ends_at_sigterm_with_a_sentence(tmp_path
     session = Path(alone.stdout.readline().strip())
     closed = [folder for folder in session.parents if not stat.S_IMODE(folder.stat().st_mode) & 0o077]
     alone.send_signal(signal.SIGTERM)
-    _, errors = alone.communicate()
+    said, errors = alone.communicate()
     assert alone.returncode == 143, errors
     assert errors.startswith("error: ended by SIGTERM; checkpoints") and len(errors.splitlines()) <= 2
     assert closed and closed[0].name.startswith("mup_tpu_") and not closed[0].exists()
-    assert not list(tmp_path.iterdir())
+    assert said == "[]\n", "words about tokens"
+    assert [path.name for path in tmp_path.rglob("*")] == [".ray", "auth_token"]
+    assert (tmp_path / ".ray" / "auth_token").read_text() == "b" * 40
 
 
 @pytest.mark.slow

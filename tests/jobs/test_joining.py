@@ -143,18 +143,6 @@ def test_a_driver_needs_the_token_of_the_cluster(heads, home, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_ray_of_our_own_leaves_no_token_behind(home, tmp_path):
-    """Its token is of the run alone, also where the home has another's."""
-    write_token(home, OTHER)
-    study = Study(tmp_path / "out", name="joined", scale={"width": [64]}, tune={"lr": [0.5]})
-    study.run(lambda trial, report: 1 + trial.lr, address="local", console=QUIET)
-    assert load_runs(tmp_path / "out")["loss"].tolist() == [1.5]
-    assert not words_about_tokens()
-    assert [path.name for path in home.rglob("*")] == [".ray", "auth_token"]
-    assert (home / ".ray" / "auth_token").read_text() == OTHER
-
-
-@pytest.mark.slow
 def test_a_search_goes_on_when_one_of_two_nodes_is_killed(home, tmp_path):
     """In the midst of a trial there, which goes on from its checkpoint on the other node."""
 

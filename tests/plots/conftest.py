@@ -15,6 +15,11 @@ RESULTS = Path(__file__).parents[2] / "results"
 REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
 
 
+@pytest.fixture(autouse=True)
+def _painted(painted):
+    """Tests of figures paint them."""
+
+
 @pytest.fixture(scope="session")
 def analysis():
     """A published sweep in SP and in μP."""

@@ -311,8 +311,9 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("printed", ["", "step 10: loss 3.0"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "printed"), [*((name, "") for name in FILES), ("metrics.csv", "step 10: loss 3.0")]
+)
 def test_a_loss_is_read_from_a_file_of_the_trials_folder(name, printed, tmp_path):
     code = (
         f"import sys, pathlib\nprint({printed!r})\npath = pathlib.Path(sys.argv[3], {name!r})\n"

@@ -45,7 +45,14 @@ def study_in(folder, told=20, **search):
 
 @pytest.mark.parametrize(
     ("algorithm", "scheduler", "told"),
-    [("hyperopt", "asha", 20), ("optuna", "asha", 0), ("random", "median", 20), ("bohb", "asha", 20)],
+    [
+        ("hyperopt", "asha", 20),
+        ("optuna", "asha", 0),
+        *(
+            pytest.param(*case, 20, marks=pytest.mark.nightly)
+            for case in (("random", "median"), ("bohb", "asha"))
+        ),
+    ],
 )
 def test_a_function_is_searched_and_hopeless_trials_are_stopped(algorithm, scheduler, told, tmp_path):
     """Also where only finished trials tell how long a trial is."""

@@ -44,8 +44,8 @@ TOO_LARGE = "cannot be read: it has more than 134,217,728 bytes unpacked, the mo
     ("name", "content", "sentence"),
     [
         ("runs.csv.gz", lambda: gzip.compress(bytes(2**27 + 1), 1), TOO_LARGE),
-        ("runs.parquet", pd.DataFrame({"lr": np.zeros(2**24 + 1, np.int8)}).to_parquet(), TOO_LARGE),
-        ("runs.yaml", b"- 1\n" * 2**19, "it has more than 1,048,576 bytes unpacked"),
+        ("runs.parquet", lambda: pd.DataFrame({"lr": np.zeros(2**24 + 1, np.int8)}).to_parquet(), TOO_LARGE),
+        ("runs.yaml", lambda: b"- 1\n" * 2**19, "it has more than 1,048,576 bytes unpacked"),
         # Rows that reach to a column far away
         ("runs.xlsx", lambda: workbook({f"XFD{i}": 1 for i in range(1, 1100)}), TOO_LARGE),
         ("runs.xlsx", lambda: workbook({"XFD1048576": 1}), "column lr is empty in row 6|states that are not"),
@@ -55,7 +55,7 @@ TOO_LARGE = "cannot be read: it has more than 134,217,728 bytes unpacked, the mo
             TABLE.assign(width=[[64]] * 6).to_json(orient="records").encode(),
             r"row 0 has '\[64\]'",
         ),
-        ("runs.json", b"[" * 10**5, "maximum recursion depth exceeded"),
+        ("runs.json", lambda: b"[" * 10**5, "maximum recursion depth exceeded"),
         (
             "runs.docx",
             b"PK",
@@ -63,7 +63,7 @@ TOO_LARGE = "cannot be read: it has more than 134,217,728 bytes unpacked, the mo
         ),
         ("runs.xlsx", b"PK", "cannot be read: File is not a zip file"),
         ("runs", b"width,lr", "is not of a kind that is read"),
-        ("runs.csv", TABLE.to_parquet(), "it holds bytes that are no text"),
+        ("runs.csv", TABLE.to_parquet, "it holds bytes that are no text"),
         ("runs.csv", b"64,0.1,2\n", "its first line holds numbers, not names of columns"),
         ("runs.csv", b"lr,width,loss,lr\n0.1,64,2,0.2\n", "table has two columns 'lr'"),
         ("runs.csv", b"lr,width,loss, lr\n0.1,64,2,0.2\n", "table has two columns 'lr'"),
