@@ -32,8 +32,8 @@ GROWS, DIES = 0.25, -0.36
 SIZES = ("activation", "update")  # quantities of layers that are sizes
 LINEARIZATION = "linearization"  # quantity of the distance of blocks from their linearization
 
-# Exponent of depth below which blocks turn lazy: half the −1/2 that branches scaled by 1/√depth have (Dey et
-# al. 2025, arXiv:2505.01618, figure 6)
+# Below this exponent of depth blocks turn lazy. Branches scaled by 1/√depth have twice it, −1/2 (Dey et al.
+# 2025, arXiv:2505.01618, figure 6).
 LAZY = -0.25
 
 
@@ -176,7 +176,7 @@ def exponents(table: pd.DataFrame, scale: str) -> dict[tuple[str, str, int], Exp
     spread = weights @ dx**2
     slopes = (y * weights * dx).sum(1) / spread
     rest = y - (y @ weights)[:, None] - slopes[:, None] * dx
-    # Two standard errors; with few points the threshold on the value is what decides.
+    # Two standard errors; with few points the verdict rests on the value.
     reach = 2.0 * np.sqrt((weights * rest**2).sum(1) / max(1, len(x) - 2) / spread)
     ends = zip(slopes.tolist(), (slopes - reach).tolist(), (slopes + reach).tolist(), strict=True)
     return {key: Exponent(*fit) for key, fit in zip(wide.index[usable], ends, strict=True)}
@@ -265,15 +265,15 @@ class Diagnosis:
         owned = {module: p for p in parameters for module in p.modules} | self._matrices
         called = [owned[of] for of in self._layers if of in owned and of not in holders]
         grown = [i for i, p in enumerate(called) if p.outputs_grow and not p.is_tied]
-        # With finite outputs in front of growing ones, a norm's too, it is no readout: keys of few heads, a
-        # router, an MLP whose inner size stays.
+        # A matrix with finite outputs is no readout if growing outputs follow, be they a norm's: it holds
+        # keys of few heads, or is a router, or belongs to an MLP whose inner size stays.
         last = grown[-1] if grown else 0
         self._inner = {p.name for p in called[:last] if p.inputs_grow and not p.outputs_grow}
         self._inner |= {p.name for p in parameters if p.role == "router"}
         read_out = (p for p in parameters if p.is_tied or p.role == "readout")
         self._readouts = [p for p in read_out if p.name not in self._inner]
-        # Parameters in front of finite outputs that others read, such as a code's: what they do shows only
-        # when the weights behind have aligned.
+        # Parameters in front of finite outputs that other layers read, as in an autoencoder. Their effect
+        # shows only after the weights behind them have aligned.
         narrow = [i for i, p in enumerate(called) if p.name in self._inner and p.role != "router"]
         self._before_narrow = {p.name for p in called[: max(narrow, default=-1) + 1]}
         self._before_narrow |= {
@@ -310,7 +310,7 @@ class Diagnosis:
         wrong.sort(key=lambda f: (f.cause in _FORWARD, not f.cause.startswith("readout's")))
         if not structural and not forward and not wrong:
             finite = (p for p in self.parameters if p in self._readouts or p.name in self._inner)
-            readouts = {module for p in finite for module in p.modules}  # 1/m may come behind them
+            readouts = {module for p in finite for module in p.modules}  # a factor 1/m may follow them
             for layer, quantity in itertools.product(self._layers, ("activation", "update")):
                 fit = self.fits.get((layer, quantity, self._last))
                 if layer not in readouts and fit and fit.value > GROWS and fit.low > 0.1:
@@ -354,7 +354,8 @@ class Diagnosis:
         drawn = {(f.name, f.cause): f.mends for f in suspects}
         wrong = [replace(f, mends=f.mends + drawn.pop((f.name, f.cause), ())) for f in wrong if f.mends]
         suspects = [f for f in suspects if (f.name, f.cause) in drawn] + wrong
-        if not self._readouts:  # matrices with finite outputs whose role shapes do not show may read out
+        # Shapes do not show the role of matrices with finite outputs: they may read out.
+        if not self._readouts:
             unknown = {p.name for p in self.parameters if p.inputs_grow and not p.outputs_grow} - self._inner
             cause = "readout's 1/m missing"
             suspects += [
@@ -406,7 +407,7 @@ class Diagnosis:
                 last = p or (self._matrices[inside[-1]] if inside else None)
                 may_read_out = last is not None and (last in self._readouts or last.name in self._inner)
                 if not is_input and (is_readout or may_read_out):
-                    continue  # 1/m may come behind it: what follows counts
+                    continue  # a factor 1/m may follow
                 is_embedding = not is_input and p is not None and p.role == "token_embedding"
                 if is_embedding and fit.verdict == "dies" and self._is_restored(layer):
                     continue
@@ -672,7 +673,7 @@ def tried(
     leaves the least is first.
     """
     base = _wrongness(findings)
-    flat = max(0.15 * base, 0.2)  # one exponent may scatter a little beyond the limit in a quick check
+    flat = max(0.15 * base, 0.2)  # in a quick check, one exponent may scatter a little beyond its limit
     left: dict[int, float] = {}
     for i, of_cause in enumerate(suspects[:_MOST_TRIED]):
         result = measured(_joined(of_cause))

@@ -28,7 +28,7 @@ from mup_tpu.config.values import as_number
 from mup_tpu.errors import TableError, given
 
 PARAMS, TOKENS, COMPUTE = "params", "tokens", "compute"
-_CONTRADICTS = 4.0  # factor between compute and 6·N·D that attention and embeddings do not explain
+_CONTRADICTS = 4.0  # a larger factor between compute and 6·N·D is a contradiction
 # Standard deviation of log(D) about its line in log(N), above which parameters and tokens are told apart
 _TOGETHER = 0.05
 _LARGEST = 0.9  # runs of at least this share of the largest compute are held out together

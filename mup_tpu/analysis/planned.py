@@ -431,7 +431,7 @@ def _values(planned: Planned, at: Mapping[str, float]) -> dict[str, Any]:
         if name in values:
             values[name] = type(values[name])(size)
     if {"tokens", "batch"} & {*at} and "steps" in values:
-        # Our networks have a batch in sequences, whose tokens are known by the plan alone.
+        # Our networks count a batch in sequences; only the plan knows its tokens.
         sizes = planned.target | dict(at)
         batch = sizes.get("batch") or values.get("batch") or planned.target["tokens"] / values["steps"]
         values["steps"] = round(sizes["tokens"] / batch)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.surface import Interaction, Surface
 
 
-_SCATTER = 0.2  # scale of τ, octaves
+_SCATTER = 0.2  # prior scale of τ, octaves
 _SHARED = (0.03, 0.1, 0.2, 0.45)  # scatters that cells of one value may share, octaves
-_LEAST_VALUES = 4  # values of a scale from which what they share is separate from its exponent
+_LEAST_VALUES = 4  # With fewer values of a scale, what cells share is not told from its exponent.
 
 
 class Shown(ABC):
@@ -148,7 +148,7 @@ class PowerLaw:
     """
 
     scales: tuple[str, ...]
-    estimates: tuple[Estimate, ...]  # Known cells' optima
+    estimates: tuple[Estimate, ...]  # of the cells with a known optimum
 
     @cached_property
     def sizes_SA(self) -> np.ndarray:

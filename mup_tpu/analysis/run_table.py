@@ -23,7 +23,7 @@ from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import TableError
 from mup_tpu.store import STUDY_COLUMNS, Condition
 
-# Ends of runs; unfinished ones say nothing of their trial
+# How a run ended; an unfinished one says nothing of its trial
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
 REFUSED = "refused"  # by a condition that an optimum has to meet
 ENDS = pd.CategoricalDtype([FINISHED, DIVERGED, STOPPED, UNFINISHED, REFUSED])

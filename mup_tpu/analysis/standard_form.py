@@ -326,7 +326,7 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
     """Drop identical repeats; a run with two losses is an error."""
     names = run_key(runs)
     key = [*names, "step"]
-    if runs["seed"].is_unique:  # which is soon known
+    if runs["seed"].is_unique:
         return runs
     doubled = runs[runs.duplicated([name for name in key if distinct(runs[name]) != 1] or key, keep=False)]
     if doubled.empty:

@@ -47,7 +47,7 @@ def analyze_together(
     tuned = question.columns.tuned
     if len(tuned) > MOST_TUNED:
         raise TableError(f"tune {','.join(tuned)}: give at most {MOST_TUNED} columns")
-    # Without other columns of run tables, as a hyperparameter may have the name of one, such as cost.
+    # Other columns are dropped, as a hyperparameter may be called like one of them, such as cost.
     x = each_of("x", runs)
     values = runs[[*each_of("scale", runs), *x, "loss"]].rename(columns=dict(zip(x, tuned, strict=True)))
     surface = fit_surface(values, tuned, np.random.default_rng(question.seed))

@@ -249,7 +249,7 @@ def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> 
             continue
         nearest = runs["x"].iloc[(runs["x"] - optimum.x).abs().argmin()]
         means = runs[runs["x"] == nearest].groupby("step")["loss"].mean()
-        if len(means):  # a run may have no step
+        if len(means):  # a run may have reported no step
             steps, losses = tuple(means.index.tolist()), tuple(means.tolist())
             curves.append(LearningCurve(optimum.scale, float(nearest), steps, losses))
     return tuple(curves)

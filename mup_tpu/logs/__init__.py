@@ -46,7 +46,7 @@ _MOST_POINTS, _MOST_SERIES = 1000, 500
 _DIVERGED_AFTER = 3  # readings in a row that are not finite
 _VAL, _TRAIN = [*SPLITS].index("val"), [*SPLITS].index("train")
 _NAMED, _UNSURE = -1, 2  # ranks of the loss that the option names, and of a split alone: "val 0.91"
-_OF_BATCHES, _BARE = 2, 3  # ranks of "10/200", and of a number that begins a line; STEPS has the others
+_OF_BATCHES, _BARE = 2, 3  # ranks of "10/200" and of a number that begins a line, after those of STEPS
 _COLOURS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0e-\x1f\x7f]"
 )
@@ -80,7 +80,7 @@ class _Series:
     not_finite: int = 0  # readings in a row
     points: list[tuple[int, float]] = field(default_factory=list)
     readings: int = 0
-    every: int = 1  # readings between two points
+    every: int = 1  # one reading in so many becomes a point
 
     def add(self, logged: Logged, number: str) -> None:
         self.last, self.digits = logged, len(re.split("[.,]", re.split("[eE]", number)[0])[-1])
@@ -124,7 +124,8 @@ class TrainingLog:
         self._offset = 0  # steps of earlier epochs, where they are counted within one
         self.steps_done: int | None = None
         self.steps: int | None = None
-        self.learning_rate: float | None = None  # the highest of a step; before the first step, the last
+        # The highest at any step; before the first step, the last that was printed
+        self.learning_rate: float | None = None
         self._has_trained_rate = False
         self.rates: dict[int, float] = {}  # learning rates by step
 

@@ -39,7 +39,7 @@ Loss = Callable[[nn.Module, Any], Tensor]  # Function of a module and the batch;
 # cancel. The gradient of a key bias is an example, since a softmax does not change with it.
 _ROUNDING = 8
 
-# A check has so many sizes however long they take: two give no interval of an exponent.
+# Least number of sizes, however long they take: two give no interval of an exponent.
 _FEWEST = 3
 
 Trained = tuple[nn.Module, Sequence[Any]]  # A module as it is trained, and its optimizers
@@ -373,7 +373,7 @@ class Products(TorchDispatchMode):
             self.read_out |= {self._tables.get(_address(args[-1]), "")} - {""}
         if name in ("bmm", "baddbmm"):
             self._product = (result.numel(), args[-2].shape[-1])
-            # What is added to the product, as ALiBi's slopes or a mask, is no logit of queries and keys.
+            # ALiBi's slopes or a mask are added to the product, and are no logits of queries and keys.
             added = (
                 args[0].detach() * (kwargs or {}).get("beta", 1)
                 if name == "baddbmm"
@@ -400,7 +400,7 @@ class Products(TorchDispatchMode):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    # All processes have the whole of what FSDP2 or tensor parallelism split.
+    # FSDP2 and tensor parallelism split a tensor over processes; each measures the whole.
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
 

@@ -59,7 +59,7 @@ INK = "#333333"
 BAR = 1.0  # inches of a colour bar with its numbers
 _ACROSS = 3  # largest number of panels in a row
 _LETTERS = 11  # letters per inch of text
-# Longest half of an optimum's interval that is drawn, octaves; an arrow marks a longer one
+# An interval that reaches further from its optimum (octaves) ends in an arrow.
 _LONGEST = 1.5
 
 
@@ -401,7 +401,7 @@ def svg(figure: Figure, prefix: str) -> str:
     with matplotlib.rc_context(STYLE):
         if (layout := figure.get_layout_engine()) is not None:
             layout.execute(figure)
-        figure.set_layout_engine(None)  # another layout would move the points away from the file's
+        figure.set_layout_engine(None)  # a second layout would move the points away from those in the file
         file = io.StringIO()
         left_out = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", dpi=72, metadata=left_out)

@@ -53,7 +53,7 @@ class Box:
     kind: ClassVar[str] = "box"
     sentence: str
     details: Sequence[str] = ()
-    commands: Sequence[str] = ()  # command lines at the ends of details, shown as code
+    commands: Sequence[str] = ()  # commands that end a detail; they are shown as code
     decision: str = ""  # verdict, which sets the colour of the box; "" for none
 
 

@@ -27,7 +27,8 @@ from mup_tpu.words.verdicts import interaction
 # Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP.
 WORTH = 0.1
 CHECKPOINT_S = 300.0  # longest training without a checkpoint
-VOCABULARY = 50_304  # tokens of a transformer's, where it is not given: GPT-2's, to a multiple of 64
+# A transformer's vocabulary, if it is not given: GPT-2's, rounded up to a multiple of 64
+VOCABULARY = 50_304
 
 
 def label(name: str) -> str:
@@ -152,7 +153,7 @@ def plan_table(plan: Any) -> Table:
 
 
 def _whole(words: str) -> str:
-    return words.replace(" ", "\N{NO-BREAK SPACE}")  # a cell of a table breaks elsewhere
+    return words.replace(" ", "\N{NO-BREAK SPACE}")  # so that no cell breaks inside
 
 
 def _within(tuned: Sequence[str]) -> list[str]:

@@ -46,7 +46,7 @@ _NAMES = {
     **dict.fromkeys(("alpha_in", "alpha_out", "alpha_attn"), ""),
 }
 _MEANINGS = {known: name for name, others in _NAMES.items() for known in (name, *others.split())}
-# Values of our networks that change nothing
+# Values that change nothing in our networks
 _NEUTRAL = {"alpha_in": 1, "alpha_out": 1, "alpha_attn": 1, "batch_rule": "none", "token_rule": "none"}
 _ADAMW = ("adamw", "adam", "adamw_torch", "adamw_torch_fused")
 _COUNTS = ("steps", "batch", "batch_size", "sequence_length", "seed", "head_size", "width", "depth",

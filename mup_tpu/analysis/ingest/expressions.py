@@ -57,9 +57,9 @@ def with_derived(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
                 f"{text} is no whole expression: an operator or a parenthesis lacks its other side"
             )
         if tree is None or not any(_column(table, name) for name in _names(tree)):
-            return text  # a name such as optim/lr, of which the table knows nothing: its absence is the error
+            return text  # a name such as optim/lr; the caller reports that the table lacks it
         name = ast.unparse(tree)
-        with np.errstate(all="ignore"):  # what is not finite is reported with its row
+        with np.errstate(all="ignore"):  # a result that is not finite is reported later, with its row
             table = table.assign(**{name: _value(tree, table, text, used)})
         return name
 

@@ -146,7 +146,7 @@ def read_yaml(text: str) -> Any:
 
 
 def _bytes(path: str | Path) -> bytes:
-    import fsspec  # a tenth of a second, which results folders do without
+    import fsspec  # results folders do not need it, and it takes 0.1 s
 
     if str(path).lower().endswith(".zip"):
         with fsspec.open(str(path), "rb", compression=None) as file, zipfile.ZipFile(file) as archive:
@@ -159,7 +159,7 @@ def _bytes(path: str | Path) -> bytes:
 
 
 def _parquet(content: bytes) -> pd.DataFrame:
-    import pyarrow.parquet  # a tenth of a second, which other tables do without
+    import pyarrow.parquet  # other tables do not need it, and it takes 0.1 s
 
     file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
     # A number takes eight bytes in memory; equal numbers take none in a file.
@@ -186,7 +186,7 @@ def _utf8(content: bytes) -> bytes:
     try:
         if not content.isascii():
             content.decode()
-    except UnicodeDecodeError:  # spreadsheets on Windows
+    except UnicodeDecodeError:  # a spreadsheet on Windows wrote it
         content = content.decode("cp1252", errors="replace").encode()
     return content if b"\n" in content else content.replace(b"\r", b"\n")
 

@@ -46,7 +46,7 @@ class Columns:
     unit: str = "nat"  # Unit of losses and regrets: nat, or the name of a metric that is in none
     is_per_token: bool = True  # Whether nat are those of a token; a study may be of images
     maximized: bool = False  # Whether the loss is the negative of a metric that is maximized
-    loss_name: str = "loss"  # Name that whoever trains gave to what a run is judged by
+    loss_name: str = "loss"  # Name of the loss in the words of whoever trained
 
     def metric(self, loss: float) -> float:
         return -loss if self.maximized else loss
@@ -258,8 +258,8 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str
 
 
 def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
-    # Trackers also log the schedule's value, which at the end of a run may be a tenth of what was set. A
-    # configured column beats others, a peak beats a value of its schedule, and copies of one do not matter.
+    # Trackers also log the schedule's value, which may end at a tenth of the rate that was set. A configured
+    # column is preferred to others, and a peak to its schedule; copies of one column do not matter.
     ranks = {str(c): rank for c in table if (rank := _rank(c, "lr")) and not table[c].isna().all()}
     names = [name for name in ranks if distinct(table[name]) > 1] or [*ranks]
     if len(names) > 1:

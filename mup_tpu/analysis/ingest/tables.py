@@ -31,10 +31,10 @@ from mup_tpu.errors import ConfigError, TableError, given
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
-# Meanings of a setting that are an axis of a table
+# Meaning of a setting -> axis of a table
 AXES = {"width": "scale", "depth": "scale", "size": "scale", "lr": "hyperparameter"}
 
-# Meaning of a letter before a number in the name of a run or column
+# Meaning of a letter before a number, as in w64-l2-s0
 _SHORT = {"w": "width", "d": "width", "l": "depth", "s": "seed", "h": "width"}
 _SETTING = re.compile(rf"(?P<name>[a-z][a-z_/.]*?)\s*[-_=: ]?\s*(?P<number>{NUMBER})(?![0-9])", re.IGNORECASE)
 # Width and depth, as in 3072x12
@@ -195,8 +195,8 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
 def _with_set_rates(
     table: pd.DataFrame, names: list[str], columns: Columns
 ) -> tuple[pd.DataFrame, list[Reason]]:
-    # In place of a schedule's values, in the table's only column, come the rates that were set: those in the
-    # names of the runs, or the largest value of each run's steps.
+    # A table's only column of rates may log a schedule. The rates that were set replace its values: those in
+    # the names of the runs, or the peak of each run's schedule.
     logged = [str(name) for name in table if means(name) == "lr"]
     is_chosen = columns.hyperparameter in table and not isinstance(columns.hyperparameter, Usual)
     is_set = len(logged) == 1 and is_configured(logged[0])  # names round it
@@ -256,7 +256,7 @@ def set_rate(steps: np.ndarray, rates: np.ndarray, length: float | None) -> floa
     length = max(float(steps[-1]), length or 0.0)
     if len(rates) < 2 or is_flat or highest <= 0:
         return highest if highest > 0 else None
-    # Of a warm-up that ends before the first step of the log only a round peak tells that there was none.
+    # A warm-up may end before the first step of the log; only a round peak shows that there was none.
     begins = np.linspace(steps[top - 1] if top else 0.0, steps[top], 101).tolist()
     peaks = []
     for begin, decay, end in itertools.product(begins, _DECAYS, (0.0, 0.01, 0.1, None)):
