@@ -34,7 +34,7 @@ from mup_tpu.analysis.diagnosis import (
     tried,
 )
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.parametrize.measure import CheckedSize, Loss, Progress, Trained, TrainedModules, measure_sizes
+from mup_tpu.parametrize.measure import CheckedSize, Loss, Progress, Trained, TrainedModule, measure_sizes
 from mup_tpu.parametrize.module import FactorTable
 from mup_tpu.parametrize.roles import (
     Build,
@@ -407,14 +407,15 @@ def check_sizes(
         raise ConfigError("loss must be a function of a module and the batch: loss(module, batch)")
     sizes = sorted(set(sizes))
 
-    def start(size: int, seeds: int = seeds, mends: Sequence[Mend] = ()) -> TrainedModules:
+    def start(size: int, seeds: int = seeds, mends: Sequence[Mend] = ()) -> list[TrainedModule]:
         modules = [trained(size, seed) for seed in range(seeds)]
         if len({id(module) for module, _ in modules}) < len(modules):
             raise ConfigError(
                 f"build({size}) returns the same module twice; it must make a new one each time"
             )
         growth, by_block = size / sizes[0], scale == "depth"
-        return TrainedModules(modules, loss, batch(size), required, mends, growth, by_block)
+        data = batch(size)
+        return [TrainedModule(of, loss, data, required, mends, growth, by_block) for of in modules]
 
     def cells(doing: str, sizes: Sequence[Any], *more: Any) -> list[CheckedSize]:
         return [

@@ -54,7 +54,7 @@ class CheckedSize:
     name: str  # Name for people
     scale: str
     size: int
-    start: Callable[[], TrainedModules]
+    start: Callable[[], list[TrainedModule]]  # Makes a module for each seed
 
 
 def measure_sizes(
@@ -82,28 +82,27 @@ def measure_sizes(
 
 
 def _measurements(
-    modules: TrainedModules, steps: int, on_progress: Callable[[float], None]
+    modules: Sequence[TrainedModule], steps: int, on_progress: Callable[[float], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield sizes before each step and after the last; `on_progress` receives the share of steps done."""
-    start = modules.outputs()
+    start = [module.outputs() for module in modules]
     for step in range(steps + 1):
         on_progress(step / (steps + 1))
-        if step:
-            modules.step(step - 1)
-        now = modules.outputs() if step else start
-        for seed in modules.seeds:
+        for seed, module in enumerate(modules):
+            if step:
+                module.step(step - 1)
             sizes: dict[tuple[str, str], float] = {}
-            for layer, output in now[seed].items():
+            for layer, output in (module.outputs() if step else start[seed]).items():
                 sizes[layer, "activation"] = _rms(output)
                 if step:
                     sizes[layer, "update"] = _rms(output - start[seed][layer])
-            sizes |= modules.others(seed, step, step == steps)
+            sizes |= module.others(step, step == steps)
             for (layer, quantity), rms in sizes.items():
                 yield {"seed": seed, "step": step, "layer": layer, "quantity": quantity, "rms": rms}
 
 
-class TrainedModules:
-    """Modules of one size that train on one batch, one per seed.
+class TrainedModule:
+    """A module of one size and seed that trains on one batch.
 
     `required` has submodules that the forward pass must call, with the sentence for one that it does not.
     `mends` are applied with the growth m. `by_block` measures what blocks add to the residual stream, and
@@ -112,7 +111,7 @@ class TrainedModules:
 
     def __init__(
         self,
-        trained: Sequence[Trained],
+        trained: Trained,
         loss: Loss,
         batch: Any,
         required: Mapping[str, str] = {},
@@ -120,50 +119,45 @@ class TrainedModules:
         m: float = 1.0,
         by_block: bool = False,
     ) -> None:
-        self.seeds = range(len(trained))
-        self._by_block = by_block
-        self._blocks: list[dict[str, tuple[nn.Module, Any, Any, dict[str, Tensor]]]] = [{} for _ in trained]
+        (self._module, self._optimizers), self._loss, self._batch = trained, loss, batch
+        self._required, self._by_block = dict(required), by_block
+        self._blocks: dict[str, tuple[nn.Module, Any, Any, dict[str, Tensor]]] = {}
         """Of each block: module, arguments and weights at init, around which it is expanded."""
-        self._trained, self._loss, self._batch, self._required = trained, loss, batch, dict(required)
-        self._losses: list[Tensor] = []
-        self._kept: list[dict[str, Tensor]] = [{} for _ in trained]
-        self._inputs: list[dict[str, float]] = [{} for _ in trained]
-        self._order: list[dict[str, int]] = [{} for _ in trained]
-        self._attention = [Products(module) for module, _ in trained]
-        self._rows: list[dict[tuple[str, str], float]] = [{} for _ in trained]
+        self._outputs: dict[str, Tensor] = {}
+        self._inputs: dict[str, float] = {}
+        self._order: dict[str, int] = {}
+        self._attention = Products(self._module)
+        self._rows: dict[tuple[str, str], float] = {}
         self._step_factors: dict[str, float] = {}
-        for k, (module, optimizers) in enumerate(trained):
-            lists = {unwrapped(n) for n, part in module.named_modules() if isinstance(part, nn.ModuleList)}
-            for mend in mends:
-                self._apply(mend, m, module, optimizers)
-            for path, part in module.named_modules():
-                if isinstance(part, nn.ModuleList):
-                    continue
-                name = unwrapped(path)
-                is_block = name.rpartition(".")[0] in lists and name.rpartition(".")[2].isdecimal()
-                has_matrix = any(p.dim() >= 2 for p in part.parameters(False))
-                is_measured = not name or is_block or has_matrix
-                hook = functools.partial(self._keep, k, name, is_measured, is_block)
-                part.register_forward_hook(hook, with_kwargs=True)
+        for mend in mends:
+            self._apply(mend, m)
+        parts = [(unwrapped(path), part) for path, part in self._module.named_modules()]
+        lists = {name for name, part in parts if isinstance(part, nn.ModuleList)}
+        for name, part in parts:
+            if isinstance(part, nn.ModuleList):
+                continue
+            parent, _, number = name.rpartition(".")
+            is_block = parent in lists and number.isdecimal()
+            is_measured = not name or is_block or any(p.dim() >= 2 for p in part.parameters(False))
+            hook = functools.partial(self._keep, name, is_measured, is_block)
+            part.register_forward_hook(hook, with_kwargs=True)
 
-    def _apply(
-        self, mend: Mend, m: float, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> None:
-        """Change a copy of the module as it would be without a suspected cause."""
+    def _apply(self, mend: Mend, m: float) -> None:
+        """Change the module as it would be without a suspected cause."""
         factors = {name: m**power for name, power in mend.powers.items()}
         if mend.kind == "step":
             for name, factor in factors.items():
                 self._step_factors[name] = self._step_factors.get(name, 1.0) * factor
         elif mend.kind == "float32":
-            module.float()
+            self._module.float()
         elif mend.kind == "epsilon":
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
                 group["eps"] = 1e-9 * group.get("eps", 1.0)
         elif mend.kind == "init":
-            for name, p in module.named_parameters():
+            for name, p in self._module.named_parameters():
                 p.data.mul_(factors.get(unwrapped(name), 1.0))
         else:
-            for name, part in module.named_modules():
+            for name, part in self._module.named_modules():
                 if (factor := factors.get(unwrapped(name), 1.0)) != 1:
                     hook: Callable[..., Any] = functools.partial(_scaled, factor)
                     if mend.kind == "output":
@@ -172,76 +166,74 @@ class TrainedModules:
                         part.register_forward_pre_hook(lambda module, inputs, hook=hook: hook(inputs))
 
     def _keep(
-        self, k: int, name: str, is_measured: bool, is_block: bool, module: nn.Module, inputs: Any,
-        named_inputs: Any, out: Any,
+        self, name: str, is_measured: bool, is_block: bool, module: nn.Module, inputs: Any, named_inputs: Any,
+        out: Any,
     ) -> None:  # fmt: skip
-        self._attention[k].layer = name
+        self._attention.layer = name
         self._required.pop(name, None)
-        self._order[k].setdefault(name, len(self._order[k]))
+        self._order.setdefault(name, len(self._order))
         given = _first_tensor(inputs) if any(True for _ in module.parameters(False)) else None
         if given is not None and given.is_floating_point():  # norms' inputs show factors behind embeddings
-            self._inputs[k][name] = _rms(given)
+            self._inputs[name] = _rms(given)
         if is_measured and (output := _first_tensor(out)) is not None:
-            self._kept[k].pop(name, None)  # keeps the order of the last calls
-            self._kept[k][name] = _whole(output.detach()).clone()
+            self._outputs.pop(name, None)  # keeps the order of the last calls
+            self._outputs[name] = _whole(output.detach()).clone()
             stream = _first_tensor(inputs)
             if is_block and self._by_block and stream is not None and stream.shape == output.shape:
-                self._kept[k][f"{name}.added"] = _whole(output.detach() - stream.detach())
-                if name not in self._blocks[k]:
+                self._outputs[f"{name}.added"] = _whole(output.detach() - stream.detach())
+                if name not in self._blocks:
                     weights = {n: p.detach().clone() for n, p in module.named_parameters()}
-                    self._blocks[k][name] = (module, _detached(inputs), _detached(named_inputs), weights)
+                    self._blocks[name] = (module, _detached(inputs), _detached(named_inputs), weights)
 
-    def outputs(self) -> list[dict[str, Tensor]]:
-        """Return each module's outputs by layer, in the order of the forward pass."""
-        self._losses = []
-        for k, (module, _) in enumerate(self._trained):
-            # A compiled module runs as it is written, so that hooks are called and each operation is seen.
-            with _uncompiled(), self._attention[k]:
-                try:
-                    loss = self._loss(module, self._batch)
-                except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
-                    raise ConfigError(
-                        f"loss(module, batch) fails ({first_line(error)}); it must "
-                        "return the loss of a module that build made on the batch"
-                    ) from error
-            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-                raise ConfigError("loss(module, batch) must return one number with a gradient, as a tensor")
-            self._losses.append(loss)
+    def outputs(self) -> dict[str, Tensor]:
+        """Evaluate the loss; return outputs by layer, in the order of the forward pass."""
+        # A compiled module runs as it is written, so that hooks are called and each operation is seen.
+        with _uncompiled(), self._attention:
+            try:
+                self._value = self._loss(self._module, self._batch)
+            except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+                raise ConfigError(
+                    f"loss(module, batch) fails ({first_line(error)}); it must "
+                    "return the loss of a module that build made on the batch"
+                ) from error
+        value = self._value
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise ConfigError("loss(module, batch) must return one number with a gradient, as a tensor")
         for sentence in self._required.values():
             raise ConfigError(sentence)
-        return [dict(kept) for kept in self._kept]
+        return dict(self._outputs)
 
     def step(self, number: int) -> None:
-        for k, (module, optimizers) in enumerate(self._trained):
-            module.zero_grad()
-            self._losses[k].backward()
-            named = {unwrapped(name): p for name, p in module.named_parameters()}
-            before = {name: _whole(p.detach()).clone() for name, p in named.items()}
-            gradients = {n: _whole(p.grad).clone() for n, p in named.items() if p.grad is not None}
-            for optimizer in optimizers:
-                try:
-                    with _uncompiled(), _Float32Products():
-                        optimizer.step()
-                except (TypeError, RuntimeError, AttributeError) as error:
-                    raise ConfigError(
-                        f"step() of {type(optimizer).__name__} fails ({first_line(error)}); a check needs an "
-                        "optimizer that steps by the gradients, without evaluating the loss again"
-                    ) from error
-            for name, factor in self._step_factors.items():
-                whole = before[name]
-                named[name].data.sub_(whole).mul_(factor).add_(whole)
-            self._rows[k] = self._measured(named, before, gradients, optimizers, number)
+        self._module.zero_grad()
+        self._value.backward()
+        named = {unwrapped(name): p for name, p in self._module.named_parameters()}
+        before = {name: _whole(p.detach()).clone() for name, p in named.items()}
+        gradients = {n: _whole(p.grad).clone() for n, p in named.items() if p.grad is not None}
+        for optimizer in self._optimizers:
+            try:
+                with _uncompiled(), _Float32Products():
+                    optimizer.step()
+            except (TypeError, RuntimeError, AttributeError) as error:
+                raise ConfigError(
+                    f"step() of {type(optimizer).__name__} fails ({first_line(error)}); a check needs an "
+                    "optimizer that steps by the gradients, without evaluating the loss again"
+                ) from error
+        for name, factor in self._step_factors.items():
+            whole = before[name]
+            named[name].data.sub_(whole).mul_(factor).add_(whole)
+        self._rows = self._measured(named, before, gradients, number)
 
     def _measured(
         self,
         named: Mapping[str, nn.Parameter],
         before: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
-        optimizers: Sequence[torch.optim.Optimizer],
         number: int,
     ) -> dict[tuple[str, str], float]:
         """Return what one step shows of each parameter."""
-        groups = {id(p): g for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+        groups = {
+            id(p): g for optimizer in self._optimizers for g in optimizer.param_groups for p in g["params"]
+        }
         rows: dict[tuple[str, str], float] = {}
         largest: dict[str, float] = {}  # module -> largest gradient of its parameters; "" -> of all
         for name, parameter in named.items():
@@ -271,20 +263,20 @@ class TrainedModules:
             rows["", "clipping"] = float(whole[1] / whole[0]) if whole[0] else 1.0
         return rows
 
-    def others(self, model: int, step: int, is_last: bool) -> dict[tuple[str, str], float]:
-        """Return further measurements of a module after so many updates, by (layer, quantity)."""
-        rows = dict(self._rows[model])
-        if step and is_last and (distance := self._distance(model)) is not None:
+    def others(self, step: int, is_last: bool) -> dict[tuple[str, str], float]:
+        """Return further measurements after so many updates, by (layer, quantity)."""
+        rows = dict(self._rows)
+        if step and is_last and (distance := self._distance()) is not None:
             rows["blocks", "linearization"] = distance
-        rows |= {(layer, "attention"): rms for layer, rms in self._attention[model].sizes.items()}
+        rows |= {(layer, "attention"): rms for layer, rms in self._attention.sizes.items()}
         if not step:
-            rows |= {(layer, "head size"): d for layer, d in self._attention[model].head_sizes.items()}
-            rows |= {(name, "read out"): 1.0 for name in self._attention[model].read_out}
-            rows |= {(name, "input"): rms for name, rms in self._inputs[model].items()}
-            rows |= {(name, "order"): i for name, i in self._order[model].items()}
+            rows |= {(layer, "head size"): d for layer, d in self._attention.head_sizes.items()}
+            rows |= {(name, "read out"): 1.0 for name in self._attention.read_out}
+            rows |= {(name, "input"): rms for name, rms in self._inputs.items()}
+            rows |= {(name, "order"): i for name, i in self._order.items()}
         return rows
 
-    def _distance(self, model: int) -> float | None:
+    def _distance(self) -> float | None:
         """Return the distance of blocks from their linearization in parameters, |f - g| / |g|.
 
         f is a block's addition to a fixed stream, as a function of its parameters, and g the first-order
@@ -292,7 +284,7 @@ class TrainedModules:
         no derivative in forward mode.
         """
         off, linear = [], []
-        for block, inputs, named_inputs, before in self._blocks[model].values():
+        for block, inputs, named_inputs, before in self._blocks.values():
             after = {name: p.detach() for name, p in block.named_parameters()}
             change = {name: after[name] - p for name, p in before.items()}
 
