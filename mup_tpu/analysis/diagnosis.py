@@ -75,6 +75,8 @@ _REMEDIES = {
     "readout's 1/m missing": "multiply the logits by 1/m (base width / width)",
     "readout's 1/m applied twice": "multiply the logits by 1/m once: the forward pass, MuReadout or the rule "
     "already does (role 'by hand')",
+    "inner matrix treated as readout": "layers follow its outputs, which stay: give it σ/√m and η/m, in "
+    "parametrize by roles={'its name': 'hidden'}",
     "readout's init not scaled": "keep σ with logits × 1/m, or have σ ∝ 1/m without",
     "init not scaled": "draw hidden matrices with σ ∝ 1/√fan-in",
     "init grows with width": "keep the embedding's σ at the base's",
@@ -422,6 +424,15 @@ class Diagnosis:
                 elif is_input:
                     evidence += f", behind {before or 'the embedding'}"
                     cause = _factor_cause(fit.verdict)
+                    source = self._matrices.get(before)
+                    if (
+                        fit.verdict == "dies"
+                        and source
+                        and source.name in self._inner
+                        and source.role == "readout"
+                    ):
+                        p, cause = source, "inner matrix treated as readout"
+                        evidence = f"the input of {layer} behind it at init ∝ {self.scale}^{fit.value:.2f}"
                 elif is_last and layer not in self._matrices:
                     unscaled = any(self._gradient(readout) > -0.5 for readout in self._readouts)
                     cause = "readout's 1/m missing" if unscaled else "forward factor grows with width"
@@ -494,8 +505,12 @@ class Diagnosis:
 
     def _step(self, p: GrownParameter) -> int:
         # Behind a matrix that starts at 0, effects are ∝ 1/√width at first and flat some steps later, as
-        # that matrix aligns: nanochat's are (benchmarks/lint_models.md).
-        return 1 if (p.name, "effect", 1) in self.fits else self._last
+        # that matrix aligns (nanochat's), or flat at first and scattered when the training has gone on.
+        if (p.name, "effect", 1) in self.fits:
+            return 1
+        effects = {step: self.fits.get((p.name, "effect", step)) for step in range(1, self._last + 1)}
+        sizes = {step: abs(effect.value) for step, effect in effects.items() if effect}
+        return min(sizes, key=sizes.__getitem__, default=self._last)
 
     @property
     def steps(self) -> int:
@@ -538,7 +553,8 @@ class Diagnosis:
                 return Finding(p.name, p.role, verdict, cause, evidence, excess, mends)
             later = self.fits.get((p.name, "effect", self._last), effect)
             # Weights that are independent at init hide a gradient until they have aligned.
-            if sign < 0 and later.verdict == "follows":
+            after = (self.fits.get((p.name, "effect", at)) for at in range(2, self._last + 1))
+            if sign < 0 and any(fit and fit.verdict == "follows" for fit in after):
                 return Finding(p.name, p.role, "follows", "", evidence)
             if sign < 0 and p.name in self._before_narrow and later.value > effect.value + 0.2:
                 return Finding(p.name, p.role, "unknown", "", evidence)

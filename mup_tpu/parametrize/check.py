@@ -38,10 +38,10 @@ from mup_tpu.parametrize.measure import CheckedSize, Loss, Progress, Trained, Tr
 from mup_tpu.parametrize.module import FactorTable
 from mup_tpu.parametrize.roles import (
     Build,
-    declared,
     outputs_first,
     parameters_of,
     require_function,
+    role_of,
     unwrapped,
 )
 from mup_tpu.parametrize.rules import parametrize
@@ -490,10 +490,7 @@ def _subjects(
     subjects: dict[str, GrownParameter] = {}
     for name in shared:
         grown = [a != b for a, b in zip(shapes[0][name], shapes[1][name], strict=True)]
-        role = "unknown" if scale == "width" else ""
-        if scale == "width":
-            with contextlib.suppress(ConfigError):
-                role = declared(after[name], axes[name], roles).role
+        role = role_of(after[name], axes[name], roles) or "unknown" if scale == "width" else ""
         owners = after[name].owners
         tables = [o for o in owners if isinstance(o.module, nn.Embedding)]
         is_tied = len(owners) > len(tables) > 0 and role == "token_embedding"

@@ -49,7 +49,16 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
-_MATRICES = (nn.Linear, _ConvNd, nn.MultiheadAttention, nn.RNNBase)
+_MATRICES = (nn.MultiheadAttention, nn.RNNBase)
+
+# Names that classes give to their own parameters: tokens and tables that join the stream, but no readout's;
+# a gain or a shift of each channel.
+_TABLE = re.compile(
+    r"(?!.*(unemb|head|logit|out))(.*[._])?(pos|emb|.*embed|.*token|latent|probe|quer(y|ies)|register|prompt)",
+    re.IGNORECASE,
+)
+_GAIN = re.compile(r"(^|_)(g|gain|gamma|scale|ls|lambda)_?\d*$|layer_?scale", re.IGNORECASE)
+_SHIFT = re.compile(r"bias|beta|shift", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,15 @@ def parameters_of(module: nn.Module) -> dict[str, Built]:
 
 
 def build_on_meta(build: Build, width: int, depth: int | None) -> nn.Module:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return call(build, width, depth)
+    """Build a module without its values, or with them if its code reads values while it builds."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return call(build, width, depth)
+        except ConfigError as error:
+            if isinstance(error.__cause__, NotImplementedError | RuntimeError):
+                return call(build, width, depth)
+            raise
 
 
 def require_function(build: object) -> None:
@@ -110,7 +126,7 @@ def call(build: Build, width: int, depth: int | None) -> nn.Module:
     except Exception as error:
         raise ConfigError(
             f"{name} fails ({first_line(error)}); it must build its module at the width to train, the base "
-            "width and twice the base width, on the meta device too"
+            "width and twice the base width"
         ) from error
     if not isinstance(module, nn.Module):
         alone = ", without an optimizer: rules make their own, and a check of no rule takes yours"
@@ -179,8 +195,8 @@ def own_power(name: str, roles: Mapping[str, str]) -> float:
 
 
 def is_linear(module: nn.Module) -> bool:
-    # Linear up to a bias: a factor may go before it.
-    return isinstance(module, nn.Linear | _ConvNd) or _is_conv1d(module)
+    """Whether a module is linear up to a bias, so that a factor may go before it."""
+    return isinstance(module, nn.Linear | _ConvNd) or _is_conv1d(module) or _is_other_linear(module)
 
 
 def config_for(optimizer: str, parameter: Parameter) -> OptimizerConfig:
@@ -201,26 +217,18 @@ def outputs_first(built: Built, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[1], shape[0], *shape[2:]) if inputs_lead and len(shape) >= 2 else shape
 
 
+def role_of(built: Built, axes: InfShape, roles: Mapping[str, str]) -> Role | None:
+    """Return the role that the caller gives a parameter, or that its module, axes and name show."""
+    for pattern, role in roles.items():
+        if role in ROLES and any(fnmatchcase(name, pattern) for name in built.names):
+            return role  # type: ignore[return-value]
+    return _shown_role(built, axes)
+
+
 def declared(
-    built: Built,
-    axes: InfShape,
-    roles: Mapping[str, str] = {},
-    in_block: bool = False,
-    init_depth_exponent: float = 0.0,
+    built: Built, axes: InfShape, role: Role, in_block: bool = False, init_depth_exponent: float = 0.0
 ) -> Parameter:
     """Declare one parameter."""
-    given = [
-        role
-        for pattern, role in roles.items()
-        if role in ROLES and any(fnmatchcase(name, pattern) for name in built.names)
-    ]
-    if given and given[0] == "readout" and _embedding_of(built):
-        raise ConfigError(
-            f"{built.names[-1]!r} is the same matrix as the embedding {built.names[0]!r}, so that it cannot "
-            "have a readout's factors of its own; leave it out of roles: the matrix has the embedding's "
-            "factors, and the logits have their 1/m all the same"
-        )
-    role: Role = given[0] if given else _role(built, axes)  # type: ignore[assignment]
     sizes = [dim.dim for dim in axes]
     kernel = math.prod(sizes[2:])
     vector = len(sizes) < 2
@@ -231,6 +239,31 @@ def declared(
         fan_out=sizes[0] * kernel if sizes else 1,
         in_block=in_block,
         init_depth_exponent=init_depth_exponent,
+    )
+
+
+def require_roles(
+    found: Mapping[str, Role | None], parameters: Mapping[str, Built], axes: Mapping[str, InfShape]
+) -> dict[str, Role]:
+    """Return the roles of parameters; refuse those that are not known, and a tied readout's own."""
+    for name, role in found.items():
+        if role == "readout" and _embedding_of(built := parameters[name]):
+            raise ConfigError(
+                f"{built.names[-1]!r} is the same matrix as the embedding {name!r}, so that it cannot have "
+                "a readout's factors of its own; leave it out of roles: the matrix has the embedding's "
+                "factors, and the logits have their 1/m all the same"
+            )
+    if not (unknown := [name for name, role in found.items() if role is None]):
+        return {name: role for name, role in found.items() if role}
+    name = unknown[0]
+    built, grown = parameters[name], axes[name].ninf()
+    why = "one axis grows with width, as of an embedding, an input layer, a readout, a norm's gain and a bias"
+    if grown > 2:
+        why = f"{grown} of its axes grow with width, and rules are for two at most"
+    more = f", nor that of {', '.join(unknown[1:5])}" + ", ..." * (len(unknown) > 5) if unknown[1:] else ""
+    raise ConfigError(
+        f"the role of parameter {name!r} of {type(built.owners[-1].module).__name__}, shape {built.shape}, "
+        f"is not known{more}: {why}; give roles={{{name!r}: ...}} with one of {', '.join(ROLES)}"
     )
 
 
@@ -251,41 +284,45 @@ def require_used(roles: Mapping[str, str], module: nn.Module, parameters: Mappin
             raise ConfigError(f"roles has {pattern!r}, but the module has no such {kind}; it has {few}{more}")
 
 
-def _role(built: Built, axes: InfShape) -> Role:
+def _shown_role(built: Built, axes: InfShape) -> Role | None:
     grows = [dim.isinf() for dim in axes]
     owner = built.owners[-1]
-    is_bias = "bias" in owner.attribute
+    is_vector = sum(grows) == 1 and math.prod(built.shape) == max(built.shape)  # also (1, width, 1, 1)
     if _embedding_of(built) and not (grows[0] and len(grows) == 2):
         return "token_embedding"
-    if len(grows) == 1 and (is_norm(owner.module) or is_bias):
-        return "bias" if is_bias else "norm"
+    if (is_vector or len(grows) == 1) and (is_norm(owner.module) or "bias" in owner.attribute):
+        return "bias" if _SHIFT.search(owner.attribute) else "norm"
     if sum(grows) == 2:
         return "hidden"
     if not any(grows):  # no factor of width depends on this
         return "hidden" if len(grows) >= 2 else "bias"
-    if (
-        len(grows) >= 2
-        and sum(grows) == 1
-        and (isinstance(owner.module, _MATRICES) or is_linear(owner.module))
-    ):
+    if sum(grows) > 2:
+        return None
+    if len(grows) >= 2 and (isinstance(owner.module, _MATRICES) or is_linear(owner.module)):
         if grows[1]:
             return "readout"
         if grows[0]:
             # A kernel for each channel is no input layer: the module's input grows.
             grouped = isinstance(owner.module, _ConvNd) and owner.module.groups > 1
             return "hidden" if grouped else "token_embedding"
-    why = "one axis grows with width, as of an embedding, an input layer, a readout, a norm's gain and a bias"
-    if sum(grows) > 2:
-        why = f"{sum(grows)} of its axes grow with width, and rules are for two at most"
-    raise ConfigError(
-        f"the role of parameter {built.names[0]!r} of {type(owner.module).__name__}, shape {built.shape}, "
-        f"is not known: {why}; give roles={{{built.names[0]!r}: ...}} with one of {', '.join(ROLES)}"
-    )
+    if _TABLE.match(".".join(built.names[-1].split(".")[-2:])):
+        return "position_embedding"
+    if is_vector and _GAIN.search(owner.attribute):
+        return "norm"
+    return "bias" if is_vector and _SHIFT.search(owner.attribute) else None
 
 
 def _embedding_of(built: Built) -> Owner | None:
     tables = [o for o in built.owners if isinstance(o.module, nn.Embedding | nn.EmbeddingBag)]
     return tables[0] if tables else None
+
+
+def _is_other_linear(module: nn.Module) -> bool:
+    """Whether a class of another library is a linear layer that stores outputs first."""
+    shape = getattr(getattr(module, "weight", None), "shape", ())
+    names = (("out_features", "in_features"), ("out_channels", "in_channels"))
+    sizes = [tuple(getattr(module, name, None) for name in pair) for pair in names]
+    return type(module).__name__.endswith("Linear") and tuple(shape) in sizes
 
 
 def _is_conv1d(module: nn.Module) -> bool:

@@ -45,7 +45,9 @@ from mup_tpu.parametrize.roles import (
     is_norm,
     outputs_first,
     parameters_of,
+    require_roles,
     require_used,
+    role_of,
 )
 from mup_tpu.rules.parametrization import (
     PARAMETRIZATIONS,
@@ -135,9 +137,10 @@ def parametrize(
         if growth.depth != 1:
             deep, shallow = (init_sizes(build, base_width, d) for d in (depth, base_depth))
             exponents = _init_depth_exponents(blocks, deep, shallow, growth.depth)
+    shown = require_roles({name: role_of(b, axes[name], roles) for name, b in built.items()}, built, axes)
     parameters = {
-        name: declared(b, axes[name], roles, name.startswith(blocks), exponents.get(name, 0.0))
-        for name, b in built.items()
+        name: declared(built[name], axes[name], role, name.startswith(blocks), exponents.get(name, 0.0))
+        for name, role in shown.items()
     }
     for name, shape in axes.items():
         # Growing inputs only, as a readout has, but hidden by the caller's roles.

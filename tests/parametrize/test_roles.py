@@ -252,3 +252,72 @@ def test_a_module_of_another_build_is_refused():
         scaled.init_(Custom(32, (3,)))
     with pytest.raises(ConfigError, match="learning_rate -1 is not allowed"):
         scaled.param_groups(Custom(64, (3,)), lr=-1.0)
+
+
+class Named(nn.Module):
+    """With one parameter of a name and shape, held by a module of a class's name."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], kind: str = "Part") -> None:
+        super().__init__()
+        part = type(kind, (nn.Module,), {})()
+        part.register_parameter(name.rpartition(".")[2], nn.Parameter(torch.ones(shape)))
+        part.in_channels, part.out_channels = shape[-1], shape[0]
+        self.add_module(name.rpartition(".")[0] or "part", part)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "kind", "role"),
+    [
+        ("cls_token", (1, 1, 0), "ViT", "position_embedding"),
+        ("pos_embedding", (1, 17, 0), "ViT", "position_embedding"),
+        ("positional_embedding", (16, 0), "CLIP", "position_embedding"),
+        ("class_embedding", (0,), "VisionTransformer", "position_embedding"),
+        ("cls_embedding.weight", (0,), "_CLSEmbedding", "position_embedding"),
+        ("relative_position_bias_table", (49, 0), "WindowAttention", "position_embedding"),
+        ("latents", (8, 0), "Perceiver", "position_embedding"),
+        ("g", (1, 0, 1, 1), "RMSNorm", "norm"),
+        ("b", (0,), "LayerNorm", "norm"),
+        ("gamma", (0,), "LayerScale", "norm"),
+        ("layer_scale", (0, 1, 1), "CNBlock", "norm"),
+        ("gamma_1", (0,), "Block", "norm"),
+        ("beta", (0,), "Scale", "bias"),
+        ("bias", (1, 0, 1), "Conv", "bias"),
+        ("weight", (0, 3), "Linear", "token_embedding"),
+        ("weight", (3, 0), "Linear", "readout"),
+        ("unembed.W_U", (0, 7), "Unembed", None),
+        ("lm_head_token", (7, 0), "Head", None),
+        ("att", (1, 0, 8), "GATConv", None),
+        ("compose", (5, 0), "Part", None),
+    ],
+)
+def test_a_name_shows_the_role_of_a_class_s_own_parameter(name, shape, kind, role):
+    def build(width):
+        module = Named(name, tuple(size or width for size in shape), kind)
+        return nn.ModuleDict({"inner": nn.Linear(width, width), "own": module})
+
+    if role is None:
+        with pytest.raises(
+            ConfigError, match=rf"role of parameter 'own\.\S+' of {kind}, .* is not known: one axis"
+        ):
+            roles(build)
+    else:
+        assert [r for n, r in roles(build).items() if n.startswith("own")] == [role]
+
+
+def test_all_parameters_without_a_role_are_named_at_once():
+    def build(width):
+        return nn.ModuleList([Custom(width), *(nn.Linear(width, width), Custom(width), Custom(width))])
+
+    with pytest.raises(
+        ConfigError, match=r"'0.own' of Custom, .* is not known, nor that of 2.own, 3.own: one axis"
+    ):
+        roles(build)
+
+
+def test_a_module_that_reads_values_while_it_is_built_is_built_with_values():
+    class Reads(nn.Linear):
+        def __init__(self, width: int) -> None:
+            super().__init__(width, width)
+            assert float(self.weight.abs().max()) > 0
+
+    assert roles(Reads)["weight"] == "hidden"
