@@ -243,18 +243,18 @@ def declared(
 
 
 def require_roles(
-    found: Mapping[str, Role | None], parameters: Mapping[str, Built], axes: Mapping[str, InfShape]
+    shown: Mapping[str, Role | None], parameters: Mapping[str, Built], axes: Mapping[str, InfShape]
 ) -> dict[str, Role]:
     """Return the roles of parameters; refuse those that are not known, and a tied readout's own."""
-    for name, role in found.items():
+    for name, role in shown.items():
         if role == "readout" and _embedding_of(built := parameters[name]):
             raise ConfigError(
                 f"{built.names[-1]!r} is the same matrix as the embedding {name!r}, so that it cannot have "
                 "a readout's factors of its own; leave it out of roles: the matrix has the embedding's "
                 "factors, and the logits have their 1/m all the same"
             )
-    if not (unknown := [name for name, role in found.items() if role is None]):
-        return {name: role for name, role in found.items() if role}
+    if not (unknown := [name for name, role in shown.items() if role is None]):
+        return {name: role for name, role in shown.items() if role}
     name = unknown[0]
     built, grown = parameters[name], axes[name].ninf()
     why = "one axis grows with width, as of an embedding, an input layer, a readout, a norm's gain and a bias"
