@@ -18,6 +18,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +242,21 @@ class SharedRay:
 _SHARED_RAY = SharedRay()
 
 
+_last_file: list[Path] = []
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Start the Ray that a test uses before its fixtures, and end it before a test that uses none."""
+    """Start the Ray that a test uses before its fixtures, and end it before a test that uses none.
+
+    A file does not fork from a server without torch that another file has left: each pack would import torch.
+    """
     _SHARED_RAY.be(ray_of(item))
+    server = forkserver._forkserver
+    is_left = server._forkserver_pid and "mup_tpu.jobs.preload" not in server._preload_modules
+    if is_left and _last_file and item.path != _last_file[-1]:
+        server._stop()
+    _last_file[:] = [item.path]
     if plots := sys.modules.get("mup_tpu.plots"):
         plots.save_figure = plots.style.save_figure if "painted" in item.fixturenames else save_unpainted
 

@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import warnings
@@ -269,15 +268,14 @@ def test_a_long_run_table_shows_its_ends(tmp_path, outcome):
 @pytest.mark.parametrize(
     "command",
     [
-        "watch {} --once --html {}/study.json",
+        "watch {} --once --html {}/data.toml",
         "analyze {} --csv {}/store.json",
-        "analyze {} --report --out {}/study.json",
+        "analyze {} --report --out {}/store.json",
     ],
 )
-def test_no_page_is_written_over_data(command, tmp_path, outcome):
-    folder = tmp_path / "vit"
-    shutil.copytree(Path(__file__).parents[2] / "results" / "vit_adam", folder)
-    before = {file: file.read_bytes() for file in folder.glob("*.json")}
-    code, _, error = outcome(*command.format(folder, folder).split())
+def test_no_page_is_written_over_data(command, two_rules, outcome):
+    Path(two_rules, "data.toml").write_text("a = 1")
+    before = {file: file.read_bytes() for file in Path(two_rules).glob("*.*")}
+    code, _, error = outcome(*command.format(two_rules, two_rules).split())
     assert code == 2 and "that file is data, and would be lost" in error
     assert before == {file: file.read_bytes() for file in before}

@@ -228,7 +228,7 @@ ONE_TRIAL = ["--scale", "64", "--tune", "2^-8", "--num-seeds", "1", "--compare",
 @pytest.mark.slow
 def test_a_script_s_sweep_runs_one_width_of_fewer_steps(tmp_path, outcome):
     """A copy with fewer steps, and a neighbour that it imports."""
-    (tmp_path / "base.py").write_text("STEPS = 20\n")
+    (tmp_path / "base.py").write_text("STEPS = 4\n")
     text = (EXPERIMENTS / "lr_transfer.py").read_text().replace("steps=500", "steps=STEPS")
     (tmp_path / "short.py").write_text(f"from base import STEPS\n{text}")
     code, out, err = outcome("sweep", tmp_path / "short.py", *ONE_TRIAL, "--results", tmp_path / "results")
