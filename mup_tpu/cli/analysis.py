@@ -97,11 +97,7 @@ def last_folder() -> str:
     stores = [file.parent for file in Path("results").glob("*/store.json")]
     if not stores:
         raise ConfigError("paths are missing: give a results folder or a table")
-    return str(
-        max(
-            stores, key=lambda folder: max(p.stat().st_mtime for p in (folder, folder / "runs") if p.exists())
-        )
-    )
+    return str(max(stores, key=lambda at: max(p.stat().st_mtime for p in (at, at / "runs") if p.exists())))
 
 
 def _show_folder(
@@ -128,7 +124,6 @@ def _show_folder(
 
 
 def _print_runs(console: Console, table: pd.DataFrame, varied: Sequence[str]) -> None:
-    """Print a table with a row per run; settings that all runs share stand in its title."""
     from mup_tpu.config.columns import Table, write
 
     shared = [c for c in varied if len(table) > 1 and table[c].nunique(dropna=False) == 1]
@@ -253,7 +248,6 @@ def predict(
 
 
 def _print_published(at: Sequence[str], json: bool) -> None:
-    """Print what published laws say of a transformer's learning rate, before any run."""
     from mup_tpu.tuning.target import goal_of, read_target
     from mup_tpu.words.plans import published_table, published_words
 

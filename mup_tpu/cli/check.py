@@ -19,8 +19,9 @@ from mup_tpu.config.columns import Table
 from mup_tpu.config.grid import Axis
 from mup_tpu.config.options import FolderName, Repeated
 from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
-from mup_tpu.config.values import require_one_of
+from mup_tpu.config.values import parse_pairs, require_one_of
 from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
+from mup_tpu.files import Folder
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 if TYPE_CHECKING:
@@ -70,12 +71,8 @@ def check(
         if path.suffix == ".py":
             raise ConfigError(f"subject {subject} is Python: name its function, as {path.stem}:build")
         base = load_trial(path) if kind_of(read_toml(path)) == "trial" else load_sweep(path).base
-    changes = {}
-    for text in set:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"set {text!r} is not FIELD=VALUE; write for example depth=4")
-        changes[name] = parse_value(name, value, "set")
+    given = parse_pairs("set", set, "FIELD=VALUE; write for example depth=4")
+    changes = {name: parse_value(name, value, "set") for name, value in given.items()}
     base = base.replace(**changes)
     if module and (unused := [name for name in changes if name != "learning_rate"]):
         raise ConfigError(f"set {', '.join(unused)}: a module of yours takes learning_rate alone")
@@ -118,17 +115,12 @@ def check(
     aside.print(f"checked in {cost(time.monotonic() - began)}")
     if results and not json:
         show(results)
-    failed = [
-        rule
-        for rule, report in checked.reports.items()
-        if not report.passes and (rule != "sp" or len(checked.reports) == 1)
-    ]
-    if failed:
+    others = [rule for rule in checked.reports if rule != "sp"] or ["sp"]
+    if failed := [rule for rule in others if not checked.reports[rule].passes]:
         raise CheckFailed(f"not passed: {', '.join(failed)}")
 
 
 def _parameters(report: LintReport) -> Table:
-    """Return a row for each parameter, one for those whose names differ in a number alone."""
     rows = dict[tuple[str, ...], dict[str, float]]()
     for name, row in report.table().iterrows():
         key = pooled_name(str(name)), row["role"].replace("_", " "), row["verdict"], row["cause"]
@@ -184,12 +176,11 @@ def keep(results: str, setting: str, checked: CoordinateCheck) -> None:
     import pandas as pd
     import pyarrow as pa
 
-    from mup_tpu import files
     from mup_tpu.cli.results import CHECK_FILE
 
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    folder = files.Folder(results)
+    folder = Folder(results)
     with raised_as(StoreError, f"results folder {results} cannot be used", (OSError, pa.ArrowException)):
         table = checked.table.assign(setting=setting)
         conclusions: dict[Any, Any] = {setting: json.loads(to_json(checked.to_dict()))}

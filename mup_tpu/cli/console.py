@@ -150,7 +150,6 @@ _plain_format_warning = warnings.formatwarning
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, *arguments: Any, **options: Any
 ) -> str:
-    """Format a warning of ours as one sentence, others with their place in the code."""
     if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
         return f"warning: {visible(str(message))}\n"
     return visible(_plain_format_warning(message, category, filename, *arguments, **options))

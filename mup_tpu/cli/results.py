@@ -178,7 +178,6 @@ class Results:
                 console.print(f"  {line}", wrap=False)
 
     def next_to_dict(self) -> dict[str, Any]:
-        """Return each rule's next runs as plain values; None of one that is settled."""
         batches = {r.compared: r.next_batch for r in self.analysis.results}
         return {rule: b and verdicts.batch_to_dict(b, self.analysis.columns) for rule, b in batches.items()}
 

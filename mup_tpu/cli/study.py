@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json as json_format
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ import tyro
 from mup_tpu.cli.console import Console, write_new
 from mup_tpu.config import Grid, RunOptions, SweepOptions
 from mup_tpu.config.options import File, Where
-from mup_tpu.config.values import as_number, on_one_line, parse_seconds
+from mup_tpu.config.values import as_number, on_one_line, parse_pairs, parse_seconds
 from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,13 +48,12 @@ class StudyOptions:
     """Ray's resources for a trial of a --trainer: CPU=2 GPU=1."""
 
     def amounts(self) -> dict[str, float] | None:
-        amounts = {}
-        for text in self.resources:
-            name, _, written = text.partition("=")
-            if (amount := as_number(written)) is None:
-                raise ConfigError(f"resources {text!r} is not NAME=NUMBER; write for example GPU=1")
-            amounts[name] = amount
-        return amounts or None
+        form = "NAME=NUMBER; write for example GPU=1"
+        given = parse_pairs("resources", self.resources, form)
+        amounts = {name: as_number(text) for name, text in given.items()}
+        if None in amounts.values():
+            raise ConfigError(f"resources {' '.join(self.resources)!r} is not {form}")
+        return {name: amount for name, amount in amounts.items() if amount is not None} or None
 
     def run(
         self, study: Study, trainer: str, where: SweepOptions, price: str | None, **options: Any
@@ -70,13 +69,8 @@ class StudyOptions:
 
 def refuse_options_of_networks(run: RunOptions, where: SweepOptions) -> None:
     """Refuse options that somebody's own training does not follow."""
-    pairs = ((run, RunOptions()), (where, SweepOptions()))
-    given = [
-        field.name
-        for options, default in pairs
-        for field in fields(options)
-        if getattr(options, field.name) != getattr(default, field.name)
-    ]
+    default = vars(RunOptions()) | vars(SweepOptions())
+    given = [name for name, value in (vars(run) | vars(where)).items() if value != default[name]]
     if unused := [name for name in given if name not in ("heartbeat", "address", "track", "price")]:
         raise ConfigError(f"{', '.join(unused)}: a study's training is yours, and sets that itself")
 
@@ -160,7 +154,6 @@ def _study(path: str) -> Study:
 
 
 def keep_plan(grid: Grid[Any], folder: str) -> None:
-    """Write the plan of a file's grid, if it has a target, into the results folder."""
     from mup_tpu.tuning.plan import planned_of
 
     if grid.target is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import runpy
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +17,13 @@ from mup_tpu.cli.analysis import predict_planned_folder, print_recipe, show
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions, keep_plan, refuse_options_of_networks
 from mup_tpu.cli.table import TableOptions
-from mup_tpu.config import DryRunOptions, Grid, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config import Grid, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import Table, write
 from mup_tpu.config.options import File, FolderName
 from mup_tpu.config.sweep import Search, SearchOptions
 from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
 from mup_tpu.config.values import write_time
-from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed, raised_as
+from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed, given, raised_as
 from mup_tpu.files import near
 
 T = TypeVar("T")
@@ -70,14 +69,21 @@ class SweepRun:
     """Machine or cluster of the sweep."""
     until: SequenceOptions = SequenceOptions()
     """Whether runs are bought until the verdict is settled."""
-    dry: DryRunOptions = DryRunOptions()
-    """Whether to print the missing runs in place of running them."""
+    dry_run: bool = False
+    """Print the missing trials, their packs, and the time and memory that they may take; train nothing."""
+    on: str | None = None
+    """Machine of the dry run, a type of TPU such as v4-8; by default this one."""
+
+    def __post_init__(self) -> None:
+        if self.on is not None and not self.dry_run:
+            raise ConfigError(f"{given('on', self.on)} needs {given('dry_run')}")
 
 
 @dataclass(frozen=True)
 class SearchedTrial(RunOptions):
     """Options of each trial of a search, which evaluates and checkpoints by --evaluations."""
 
+    split_over: Annotated[int, tyro.conf.Suppress] = 1
     eval_every: Annotated[int, tyro.conf.Suppress] = 0
     checkpoint_every: Annotated[int, tyro.conf.Suppress] = 0
 
@@ -115,28 +121,32 @@ def sweep(
             shorter ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
         study: Options of a study.
     """
-    values = {} if is_script(file) else read_toml(file)
-    if study.trainer is not None or kind_of(values) == "study":
+    if is_study(file, study):
         if continue_to is not None:
             raise ConfigError(
                 "continue_to is for our networks: give a study's longer runs as values of its scale"
             )
         run_study(file, study, how)
-        return
-    if study != StudyOptions():
+    else:
+        run_and_show(read_script(file, "SWEEP", Sweep) or load_sweep(file), how, continue_to)
+
+
+def is_study(file: Path, options: StudyOptions) -> bool:
+    """Return whether a file is of somebody's own training; refuse options of one that is not."""
+    is_script = file.suffix.partition(":")[0] == ".py"
+    if options.trainer is not None or (not is_script and kind_of(read_toml(file)) == "study"):
+        return True
+    if options != StudyOptions():
         raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
-    loaded = read_script(file, "SWEEP", Sweep) if is_script(file) else load_sweep(file)
-    run_and_show(loaded, how, continue_to)
+    return False
 
 
-def is_script(file: Path) -> bool:
-    return ".py:" in str(file) or file.suffix == ".py"
-
-
-def read_script(file: Path, name: str, kind: type[T]) -> T:
-    """Run a script and return its sweep or search; FILE.py:NAME has another name."""
+def read_script(file: Path, name: str, kind: type[T]) -> T | None:
+    """Run a script and return its sweep or search; FILE.py:NAME has another name. None for another file."""
     path, _, given = str(file).partition(".py:")
     path, name = (f"{path}.py", given) if given else (path, name)
+    if not path.endswith(".py"):
+        return None
     sys.path.insert(0, str(Path(path).parent))  # scripts import each other
     try:
         with raised_as(ConfigError, f"script {path} cannot be read"):
@@ -161,7 +171,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     trainer = options.trainer or trainer
     if trainer is None:
         raise ConfigError("trainer is missing: give --trainer, or set it in the file")
-    if how.dry.dry_run:
+    if how.dry_run:
         Console().print(f"{study.grid.experiment}: {len(study.trials())} trials in the grid")
         return
     keep_plan(study.grid, study.folder)
@@ -196,7 +206,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
     sweep = how.grid.change(sweep)
     trials = sweep.trials()  # raises for trials that are not allowed, before anything starts
     folder = how.results or f"results/{sweep.experiment}"
-    if how.dry.dry_run:
+    if how.dry_run:
         if continue_to is not None:
             raise ConfigError("continue_to and dry_run were both given: give one of them")
         print_forecast(sweep, folder, how)
@@ -245,9 +255,8 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     from mup_tpu.tuning.runner import refuse_another_device, sweep_with_precision
     from mup_tpu.tuning.sweep import MFU, forecast, machine_here, tpu, what_is_missing
 
-    console = Console()
-    run = how.run
-    if how.dry.on and run.device != "tpu":
+    console, run = Console(), how.run
+    if how.on and run.device != "tpu":
         run = replace(run, device="xla")
     sweep = sweep_with_precision(sweep, folder, run, console)
     total = len(sweep.trials())
@@ -255,21 +264,16 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:
         return
-    if how.dry.on is None and how.where.address in (None, "local"):  # a cluster's devices are not known here
+    if how.on is None and how.where.address in (None, "local"):  # a cluster's devices are not known here
         refuse_another_device(folder, run)
-    if how.dry.on is None:
+    if how.on is None:
         machine = machine_here(missing, run)
     else:
         from mup_tpu.devices.peak import tpu_type
 
-        machine = tpu(tpu_type(how.dry.on), run.device)
+        machine = tpu(tpu_type(how.on), run.device)
     sizes = forecast(
-        missing,
-        sweep.axes.scale,
-        lambda trial: corpora.of(trial).vocab_size,
-        machine,
-        how.where,
-        run,
+        missing, sweep.axes.scale, lambda trial: corpora.of(trial).vocab_size, machine, how.where, run
     )
     rows, hint = [], "" if machine.kind == "tpu" else " (--split-over takes more GPUs)"
     if machine.kind == "xla":
@@ -320,10 +324,9 @@ def search(
     """
     from mup_tpu.config.toml import load_search
 
-    values = {} if is_script(file) else read_toml(file)
-    command, given = f"mup-tpu search {file}", options_given(how.options)
-    console, outcome = Console(), Counter[str]()
-    if study.trainer is not None or kind_of(values) == "study":
+    changed = {n: value for n, value in vars(how.options).items() if value != getattr(SearchOptions, n)}
+    console = Console()
+    if is_study(file, study):
         from mup_tpu.study.study import load_study
 
         refuse_options_of_networks(how.run, replace(how.where, pack_size=0))
@@ -332,13 +335,11 @@ def search(
             raise ConfigError(f"{file} has no [space]: `mup-tpu sweep {file}` takes it")
         if (trainer := study.trainer or trainer) is None:
             raise ConfigError("trainer is missing: give --trainer, or set it in the file")
-        made.search, folder = replace(made.search, **given), made.folder
+        made.search, folder = replace(made.search, **changed), made.folder
         run = partial(study.run, made, trainer, how.where, how.run.price)
     else:
-        if study != StudyOptions():
-            raise ConfigError("loss, workers, timeout and resources need a study or --trainer")
-        loaded = read_script(file, "SEARCH", Search) if is_script(file) else load_search(file)
-        loaded = replace(loaded, search=replace(loaded.search, **given))
+        loaded = read_script(file, "SEARCH", Search) or load_search(file)
+        loaded = replace(loaded, search=replace(loaded.search, **changed))
         folder = how.results or f"results/{loaded.experiment}"
         with console.status("importing ray"):
             from mup_tpu.tuning.search import search_networks
@@ -347,18 +348,12 @@ def search(
         outcome = run()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"stopped; finished trials are stored in {folder}; continue with: {command}"
+            f"stopped; finished trials are stored in {folder}; continue with: mup-tpu search {file}"
         ) from None
     show_and_judge(outcome, folder, lambda: _show_best(folder, console))
 
 
-def options_given(options: SearchOptions) -> dict[str, Any]:
-    """Return the options of a search that are not the defaults."""
-    return {name: value for name, value in vars(options).items() if value != getattr(SearchOptions, name)}
-
-
 def _show_best(folder: str, console: Console) -> None:
-    """Print the best finished trial of a search, and the command that takes it to a larger size."""
     from mup_tpu.analysis.load import named_loss
     from mup_tpu.analysis.run_table import of_status, ranked, varied
     from mup_tpu.store import load_axes, load_runs

@@ -25,7 +25,7 @@ def transfer(
     target: TransferOptions = TransferOptions(),
     results: FolderName | None = None,
     run: RunOptions = RunOptions(),
-    where: SweepOptions = SweepOptions(),
+    address: str | None = None,
     study: StudyOptions = StudyOptions(),
 ) -> None:
     """Train a larger model with the hyperparameters of a search or sweep.
@@ -38,14 +38,14 @@ def transfer(
         target: Scale of the transfer, and its trials there.
         results: Results folder; by default PATH_transfer.
         run: Options of each trial.
-        where: Machine or cluster of the trials.
+        address: Run on Ray: "local", or a cluster's address, "auto" or host:port.
         study: Options of a study. Without its trainer the folder is made for mup-tpu ask and tell.
     """
     from mup_tpu.store import load_axes
     from mup_tpu.tuning.transfer import Transfer, tuned_words
     from mup_tpu.words.names import rule_name
 
-    console, path = Console(), folder_of_plan(path)
+    console, path, where = Console(), folder_of_plan(path), SweepOptions(address)
     if load_axes(path).is_study:
         from mup_tpu.study.target import target_study
 
@@ -79,8 +79,7 @@ def transfer(
     outcome = moved.run(folder, where, run, console)
     moved.keep(folder)
     runs, at = moved.reached(folder), moved.size
-    rows: list[dict[Any, Any]] = runs.to_dict("records")
-    for row in rows:
+    for row in runs.to_dict("records"):
         console.print(
             f"{at}, {rule_name(row['parametrization'])}, {tuned_words(moved.tuned, row)}, "
             f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token"

@@ -18,7 +18,7 @@ from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig, RunOptions, Trial
 from mup_tpu.config.options import File, FolderName
 from mup_tpu.config.toml import load_trial
-from mup_tpu.config.values import VisibleFormatter
+from mup_tpu.config.values import VisibleFormatter, parse_price
 from mup_tpu.errors import ConfigError, Preempted, raised_as
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def train(
     Console(stderr=True).print(starting(what, again=again))
     result, exported = train_one(trial, run, kept, console, shorter)
     row, rates = result.rows[0], result.rates
-    took = cost(row["wall_time_s"], run.price_per_hour)
+    took = cost(row["wall_time_s"], parse_price(run.price))
     loss = f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
     console.print(
         f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
@@ -168,7 +168,6 @@ def train_one(
     with console.status("importing torch"):
         from mup_tpu import data
         from mup_tpu.data.corpus import save_stock
-        from mup_tpu.files import Folder
         from mup_tpu.jobs.this_machine import unused_gpus
         from mup_tpu.models.networks import export_stock
         from mup_tpu.store import Store
@@ -185,8 +184,8 @@ def train_one(
         run = replace(run, checkpoint_every=run.checkpoint_every or max(1, trial.train.steps // 10))
         checkpoints = f"{root.rstrip('/')}/{trial_id(trial)}"
         if shorter is not None:
-            before = [shorter.replace(precision=trial.train.precision)]
-            if not begin(Folder(root), [trial], before, trial_id, checkpoints):
+            shorter = shorter.replace(precision=trial.train.precision)
+            if not begin(f"{root}/{trial_id(shorter)}", [shorter], checkpoints, [trial], trial_id):
                 console.print(f"no checkpoint in {root} to go on from: it trains from the start")
     if note := unused_gpus(run):
         console.print(note, style="yellow")

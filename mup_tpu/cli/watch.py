@@ -94,7 +94,6 @@ class Watched:
         return bool(before != self._seen)
 
     def _running_trials(self) -> list[tuple[str, str]]:
-        """List running trials of a study, with their last saved step or lease."""
         from mup_tpu.store.header import read_file
 
         self.total, self._grid = 0, set()

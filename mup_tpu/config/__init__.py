@@ -3,7 +3,6 @@
 from mup_tpu.config.grid import Axes, Grid, octaves
 from mup_tpu.config.options import (
     DEVICES,
-    DryRunOptions,
     RunOptions,
     SequenceOptions,
     SweepOptions,
@@ -29,7 +28,7 @@ from mup_tpu.config.values import (
 )
 
 __all__ = [
-    "DEVICES", "PARTS", "Axes", "DataConfig", "Domain", "DryRunOptions", "Grid", "LearningRate",
+    "DEVICES", "PARTS", "Axes", "DataConfig", "Domain", "Grid", "LearningRate",
     "ModelConfig", "OptimizerConfig", "RunOptions", "Search", "SearchOptions", "SequenceOptions", "Sweep",
     "SweepOptions", "TrainConfig", "Trial", "field_column", "format_learning_rate", "octaves", "on_one_line",
     "parse_number", "require_above_zero", "shown", "unknown_key",

@@ -85,7 +85,6 @@ def _column(name: str) -> Column:
 
 
 def is_power(name: str) -> bool:
-    """Return whether people write a column's values as powers of 2."""
     return _column(name).as_power
 
 

@@ -108,18 +108,15 @@ class Grid(ABC, Generic[T]):
     def axes(self) -> Axes: ...
 
     def _shared(self) -> Sequence[str]:
-        """Return names beside those of the axes."""
         return ()
 
     def _given(self, axis: str) -> Any:
-        """Return the names and values of an axis, given or by default."""
         if (given := getattr(self, axis)) is None and axis != "compare":
             raise ConfigError(f"{axis} is missing")
         return given
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Return the names of all axes."""
         return *self.points[0], *self.tuned, *self.compared[0]
 
     @cached_property
@@ -158,7 +155,6 @@ class Grid(ABC, Generic[T]):
 
     @cached_property
     def measure(self) -> str:
-        """Return the measure or name that places the points of the scale."""
         return self._measure([*self.points[0]])
 
     def _measure(self, names: Sequence[str]) -> str:
@@ -188,7 +184,6 @@ class Grid(ABC, Generic[T]):
 
     @cached_property
     def compared(self) -> tuple[Point, ...]:
-        """Return the compared points; one empty point if nothing is compared."""
         if not (given := self._given("compare")):
             return ({},)
         name, values = _one_name("compare", given)
@@ -237,7 +232,6 @@ def _one_name(where: str, axis: Any) -> tuple[str, list[Any]]:
 
 
 def _ascending(where: str, name: str, values: Sequence[Any], allow_zero: bool = False) -> tuple[Any, ...]:
-    """Return numbers above 0 (or 0), each once, ascending."""
     for value in values:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ConfigError(f"{where} {name} {shown(value)} is not a number; compare its values instead")

@@ -16,6 +16,7 @@ from mup_tpu.config.values import (
     described,
     option,
     parse_limit,
+    parse_pairs,
     parse_price,
     require_above_zero,
     require_valid,
@@ -82,7 +83,7 @@ class RunOptions:
     """Compile the step by torch.compile: half a minute at the start of each width; GPUs do where it pays."""
     threads: int = described(0, least=0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
-    log_every: int = described(10, above=0)
+    log_every: Annotated[int, tyro.conf.Suppress] = described(10, above=0)
     """Steps between points of the training curve, log lines and checks for divergence."""
     eval_every: int = described(0, least=0)
     """Steps between evaluations on held-out text; 0 evaluates at the end only."""
@@ -95,7 +96,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         require_valid(self)
-        self.price_per_hour  # noqa: B018 (checks price)
+        parse_price(self.price)
         if self.execution == "loop" and self.device in ("tpu", "xla"):
             raise ConfigError(f"execution 'loop' is for CPUs and GPUs: device {self.device!r} stacks members")
         in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
@@ -104,10 +105,6 @@ class RunOptions:
                 f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda where "
                 "members train in turns"
             )
-
-    @property
-    def price_per_hour(self) -> float:
-        return parse_price(self.price)
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
         """Refuse more parts of a batch than it has sequences on each device."""
@@ -154,26 +151,7 @@ class SequenceOptions:
         require_valid(self)
         if self.budget is not None and not self.until_settled:
             raise ConfigError(f"{given('budget', self.budget)} needs {given('until_settled')}")
-        self.seconds  # noqa: B018 (checks budget)
-
-    @property
-    def seconds(self) -> float:
-        return parse_limit("budget", self.budget)
-
-
-@dataclass(frozen=True)
-class DryRunOptions:
-    """Options of a dry run."""
-
-    dry_run: bool = False
-    """Print the missing trials, their packs, and the time and memory that they may take; train nothing."""
-    on: str | None = None
-    """Machine of the dry run, a type of TPU such as v4-8; by default this one."""
-
-    def __post_init__(self) -> None:
-        require_valid(self)
-        if self.on is not None and not self.dry_run:
-            raise ConfigError(f"{given('on', self.on)} needs {given('dry_run')}")
+        parse_limit("budget", self.budget)
 
 
 @dataclass(frozen=True)
@@ -194,19 +172,11 @@ class TransferOptions:
 
     def values(self, read: Callable[[str, str], Any]) -> dict[str, Any]:
         """Return the values at the target by name; `read` converts the text of a name's value."""
-        fields: dict[str, Any] = {}
-        for text in (part for one in self.at for part in one.split(",")):
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise ConfigError(f"at {text!r} is not FIELD=VALUE; write for example depth=8")
-            if name in fields:
-                raise ConfigError(
-                    f"at {text!r} and another value of {name} were both given: give one of them"
-                )
-            fields[name] = read(name, value)
+        texts = [part for one in self.at for part in one.split(",")]
+        fields = parse_pairs("at", texts, "FIELD=VALUE; write for example depth=8")
         if not fields:
             raise ConfigError(f"transfer needs a target, such as {given('at', 'width=1024')}")
-        return fields
+        return {name: read(name, value) for name, value in fields.items()}
 
     def split(self, scale: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the fields that grow, and other changes: steps and batch size if `scale` lacks them."""

@@ -140,7 +140,6 @@ class Domain:
 
     @property
     def ends(self) -> tuple[Value, ...]:
-        """Return the values of a choice, or the least and the largest value."""
         return self.values or (self.low, self.high)
 
 
@@ -170,11 +169,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         require_valid(self)
-        self.seconds  # noqa: B018 (checks budget)
-
-    @property
-    def seconds(self) -> float:
-        return parse_limit("budget", self.budget)
+        parse_limit("budget", self.budget)
 
 
 @dataclass(frozen=True)

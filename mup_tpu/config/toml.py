@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,7 +68,6 @@ def _read_kind(path: str | Path, kind: str) -> dict[str, Any]:
 
 
 def load_trial(path: str | Path) -> Trial:
-    """Read a trial from a TOML file with tables [model], [data], [optimizer], [train]."""
     return from_dict(Trial, _read_kind(path, "trial"), str(path))
 
 
@@ -81,7 +79,7 @@ def read_grid(path: str | Path, kind: str) -> dict[str, Any]:
     `[[scale]]` table for each point, which `measured_by` places.
     """
     values = read_toml(path) if kind == "study" else _read_kind(path, kind)
-    with _named(str(path)):
+    with raised_as(ConfigError, str(path), (ConfigError,)):
         for key, value in values.items():
             if key not in _KEYS:
                 hint = "; names of your own go into [settings]" if kind == "study" else ""
@@ -100,12 +98,11 @@ def load_sweep(path: str | Path) -> Sweep:
     """Read a sweep from a TOML file, whose shared trial is under [base.model] and so on."""
     values = read_grid(path, "sweep")
     base = from_dict(Trial, values.pop("base", {}), f"{path}: base", "base")
-    with _named(str(path)):
+    with raised_as(ConfigError, str(path), (ConfigError,)):
         return Sweep(**values, base=base)
 
 
 def load_search(path: str | Path) -> Search:
-    """Read a search from a TOML file: experiment, [base.model] and so on, [space.NAME] with its domain."""
     return from_dict(Search, _read_kind(path, "search"), str(path))
 
 
@@ -185,12 +182,11 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration", table: st
         key: _read(fields[key][1], value, f"{where}: {key}", f"{table}.{key}".strip("."))
         for key, value in values.items()
     }
-    with _named(where):
+    with raised_as(ConfigError, where, (ConfigError,)):
         return cls(**read)
 
 
 def _misplaced(key: str, table: str, has_base: bool) -> str:
-    """Return a sentence on a key that belongs to another table; "" if no table has it."""
     before, _, part = table.rpartition(".")
     outer = before if part in PARTS else table or ("base" if has_base else "")
     if home := part_of_field().get(key):
@@ -217,16 +213,7 @@ def _read(hint: Any, value: Any, where: str, table: str = "") -> Any:
     return as_kind(hint, value, where)
 
 
-@contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read the values of a TOML file."""
     with raised_as(ConfigError, f"configuration {path} cannot be read"):
         content = read_local(path, MOST_BYTES_OF_CONFIG)
     with raised_as(ConfigError, f"configuration {path} is not valid TOML", (ValueError, RecursionError)):
@@ -247,9 +234,8 @@ def write_sweep(sweep: Sweep) -> str:
 
 
 def _power(name: str, value: float) -> float | str:
-    """Return a learning rate as a power, where that is exact."""
     text = format_learning_rate(value) if name == "learning_rate" else ""
-    return text if text and parse_number(text) == value else value
+    return text if text and parse_number(text) == value else value  # a power, where that is exact
 
 
 def write_grid(keys: Mapping[str, Any]) -> str:
@@ -274,7 +260,6 @@ def write_trial(trial: Trial, above: str = "") -> str:
 
 
 def write_values(values: Mapping[str, Any]) -> str:
-    """Write keys with their values as TOML, a line each; tables within them in braces."""
     return "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in values.items())
 
 

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Suppress
 
 from mup_tpu.config.values import (
     LearningRate,
@@ -216,25 +218,35 @@ class OptimizerConfig:
     """Rule of mup_tpu.rules.optimizer by which learning rate and others follow the training tokens."""
     decay_rule: str = "parametrization"
     """Rule for coupled weight decay along the scales, in place of the parametrization's factor."""
-    adamw_lr_ratio: Real = described(
+    adamw_lr_ratio: Annotated[Real, Suppress] = described(
         1.0, label="AdamW's learning rate / hidden matrices'", above=0, only=_BESIDE
     )
     """AdamW's learning rate over the hidden matrices' one, if another rule trains these."""
-    module: Module = "all"
+    module: Annotated[Module, Suppress] = "all"
     """Parameters whose learning rate `module_lr_factor` scales: all, token and position embeddings, hidden
     matrices, an untied readout, or norms and biases."""
-    module_lr_factor: Real = described(1.0, label="factor on the rate", above=0, as_power=True)
+    module_lr_factor: Annotated[Real, Suppress] = described(
+        1.0, label="factor on the rate", above=0, as_power=True
+    )
     """Factor on the learning rate of `module`, on top of all rules; other parameters are unchanged."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
-    muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum", only=_MUON)
+    muon_nesterov: Annotated[bool, Suppress] = described(
+        True, label="Muon with Nesterov's momentum", only=_MUON
+    )
     """Nesterov's look ahead along Muon's momentum."""
-    muon_scale: Literal["spectral", "match_rms_adamw"] = described("spectral", only={"optimizer": ("muon",)})
+    muon_scale: Annotated[Literal["spectral", "match_rms_adamw"], Suppress] = described(
+        "spectral", only={"optimizer": ("muon",)}
+    )
     """Muon's factor on its orthogonalised update: "spectral", √(out/in), changes outputs alike at any width;
     "match_rms_adamw", 0.2·√max(out, in), makes updates as large as AdamW's."""
-    newton_schulz_steps: int = described(5, least=1, most=99, label="Newton-Schulz steps", only=_MUON)
+    newton_schulz_steps: Annotated[int, Suppress] = described(
+        5, least=1, most=99, label="Newton-Schulz steps", only=_MUON
+    )
     """Steps of Muon's orthogonalisation."""
-    newton_schulz_dtype: Literal["float32", "bfloat16"] = described("float32", only=_MUON)
+    newton_schulz_dtype: Annotated[Literal["float32", "bfloat16"], Suppress] = described(
+        "float32", only=_MUON
+    )
     """Arithmetic of Newton-Schulz steps: "float32", the same on all devices (float64 in precision float64);
     "bfloat16", as torch.optim.Muon, faster on devices with units for it."""
 
@@ -447,7 +459,6 @@ PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,
 
 
 def _changed(part: Any, changes: dict[str, Any]) -> Any:
-    """Return a part with fields changed; those that a new choice does not read get their defaults."""
     values = {**vars(part), **changes}
     unread = {
         f.name: f.default

@@ -13,6 +13,7 @@ import functools
 import logging
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -62,6 +63,21 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # whole numbers of thousands of digits, tables in tables in tables
         text = f"of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
+    """Split each NAME=VALUE of an option; `form` says in its error how one is written."""
+    pairs = dict[str, str]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{option} {text!r} is not {form}")
+        if name in pairs:
+            raise ConfigError(
+                f"{option} {text!r} and another value of {name} were both given: give one of them"
+            )
+        pairs[name] = value
+    return pairs
 
 
 def as_word(name: str) -> str:
@@ -219,7 +235,6 @@ def require_valid(config: Any) -> None:
 
 
 def unread_under(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
-    """Return the choice that leaves a field unread, such as "optimizer"; "" if the field is read."""
     wrong = (choice for choice, names in about(f).only.items() if values[choice] not in names)
     return next(wrong, "")
 
@@ -248,7 +263,7 @@ def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> No
         least, most, allowed = facts.least, facts.most, ""
         if kind is int:  # within the range of 64-bit columns
             least, most = max(least, -(2**63)), min(most, 2**63 - 1)
-        if kind is float and not is_finite(value):
+        if kind is float and not abs(value) <= sys.float_info.max:
             allowed = "a finite number"
         elif value <= facts.above:
             allowed = f"above {facts.above:g}"
@@ -260,13 +275,6 @@ def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> No
             allowed = f"at most {most:,}"
         if allowed:
             raise ConfigError(f"{name} {shown(value)} is not allowed: it must be {allowed}")
-
-
-def is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of floats
-        return False
 
 
 def require_count(name: str, value: Any, most: int = 2**63 - 1) -> None:

@@ -146,7 +146,6 @@ class ShardDataset(TokenDataset):
         return np.stack(sequences).astype(np.int64)
 
     def _buffer(self, epoch: int, number: int) -> list[int]:
-        """Return the shards that are shuffled together; none after the last of an epoch."""
         order = _permutation(len(self._index.train.shards), self.config.data_seed, epoch)
         return order[number * SHUFFLE_SHARDS : (number + 1) * SHUFFLE_SHARDS].tolist()
 

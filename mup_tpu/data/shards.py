@@ -111,8 +111,6 @@ class ShardIndex:
     vocab_size: int = field(metadata=_FROM_1)
     separator: int = field(metadata=_FROM_0)
     tokenizer_sha256: str | None  # Checksum of tokenizer.json; None if tokens are bytes
-    unigram_entropy: float  # Nat per token
-    bytes_per_token: float
     train: ShardedSplit
     validation: ShardedSplit
 
@@ -238,17 +236,8 @@ class ShardFolder:
         from fsspec.implementations.local import LocalFileSystem
 
         path = f"{self._root}/{name}"
-        if isinstance(self._fs, LocalFileSystem):
-            # The size is compared first, since a pipe never ends and a large file takes long to read.
-            if not os.path.lexists(path):
-                raise FileNotFoundError(path)
-            if not os.path.isfile(path):
-                raise DataError(f"{path} is not a file")
-            if size not in (None, actual := os.path.getsize(path)):
-                raise DataError(
-                    f"shard {path} is corrupted: its {actual} bytes have another size than the index says, "
-                    f"{size}; copy it again"
-                )
+        if isinstance(self._fs, LocalFileSystem) and os.path.lexists(path) and not os.path.isfile(path):
+            raise DataError(f"{path} is not a file")
         limit = {}
         if getattr(self._fs, "async_impl", False):  # clients of other file systems limit their requests
             limit = {"timeout": PATIENCE_S + (size or _UNSIZED) / MIN_RATE}
@@ -357,7 +346,6 @@ def prepare(config: DataConfig, out: str, shard_samples: int = 4096, progress: b
 
 
 def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[dict[str, int], ShardIndex]:
-    """Return the number of shards of each split, and the index without shards."""
     most = MAX_SHARD_BYTES // sample_bytes(config.sequence_length, cache.tokenizer.vocab_size)
     layout = {}
     for split, tokens in cache.tokens.items():
@@ -384,8 +372,6 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[di
         vocab_size=cache.tokenizer.vocab_size,
         separator=cache.tokenizer.separator,
         tokenizer_sha256=None if content is None else hashlib.sha256(content.encode()).hexdigest(),
-        unigram_entropy=cache.meta["unigram_entropy"],
-        bytes_per_token=cache.meta["bytes_per_token"],
         **{
             split: ShardedSplit(**cache.meta[split], samples_per_shard=samples, shards=())
             for split, (_, samples) in layout.items()

@@ -155,11 +155,9 @@ class Device(ABC):
         """
         return function
 
-    def end_step(self) -> None:  # noqa: B027 (nothing to do where operations run at once)
-        """Mark the end of a step: all of its operations have been called."""
+    def end_step(self) -> None: ...  # noqa: B027 (nothing to do where operations run at once)
 
-    def synchronize(self) -> None:  # noqa: B027 (likewise)
-        """Wait until all work handed to the device is done."""
+    def synchronize(self) -> None: ...  # noqa: B027 (likewise)
 
     @abstractmethod
     def free_memory_bytes(self) -> int:
@@ -174,7 +172,6 @@ def one_by_one(step: Step) -> Repeated:
 
 
 def get_device(name: str = "auto") -> Device:
-    """Return the device called `name`; "auto" takes CUDA if there is a GPU, else the CPU."""
     require_one_of("device", name, ("auto", *DEVICES))
     if name == "auto":
         name = "cuda" if why_no_gpu() is None else "cpu"

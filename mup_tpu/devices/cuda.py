@@ -159,7 +159,6 @@ class _Recording:
         return self._losses.clone()
 
     def _one(self) -> None:
-        """Make one step, on the item that the counter selects; then advance the counter."""
         items = [stack.index_select(0, self._index).squeeze(0) for stack in self._stacks]
         out = self._step(*self._changed, *self._fixed, *items)
         if self._losses is None:

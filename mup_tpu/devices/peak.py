@@ -181,7 +181,6 @@ def _words(name: str) -> str:
 
 
 def tpu_peak_flops(accelerator_type: str) -> float:
-    """Return the peak FLOP/s of one XLA device of a TPU type such as v4-16; nan if unknown."""
     known = tpu_generation(accelerator_type)
     return known.device_flops if known else math.nan
 

@@ -183,7 +183,6 @@ class Folder:
                 return []
 
     def require_bucket(self) -> None:
-        """Check that the bucket of a URL exists; an empty list of names does not tell."""
         if self._is_bucket:
             with self._request(missing_bucket=True):
                 self._fs.invalidate_cache()
@@ -305,7 +304,6 @@ class Folder:
             path.rename(self._at(new))
 
     def append_to(self, name: str) -> TextIOWrapper:
-        """Open a file of a local folder to append to, and to read."""
         self._make_room(name)
         return open(self._at(name), "a+", encoding="utf-8")
 
@@ -392,7 +390,6 @@ def short_hash(content: bytes | str) -> str:
 
 
 def near(path: str) -> str:
-    """Return a path below the current folder relative to it, and other paths and URLs unchanged."""
     return os.path.relpath(path) if os.path.isabs(path) and Path(path).is_relative_to(os.getcwd()) else path
 
 
@@ -407,7 +404,6 @@ MOST_BYTES_OF_CONFIG = 2**20  # YAML and TOML are parsed at 100 kB a second
 
 
 def read_local(path: str | os.PathLike[str], most: int | None = MOST_BYTES) -> bytes:
-    """Read a local file; raise OSError if it has more than `most` bytes."""
     with open(path, "rb") as file:
         return bounded(file, most)
 
@@ -425,7 +421,6 @@ def require_size(size: float, most: int | None = MOST_BYTES) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

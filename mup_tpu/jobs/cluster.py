@@ -179,7 +179,6 @@ def _read_again() -> None:
 
 
 def has_token() -> bool:
-    """Return whether the user has a token, in the environment or in a file."""
     loader = getattr(_library, "AuthenticationTokenLoader", None)
     return loader is not None and bool(loader.instance().has_token(ignore_auth_mode=True))
 
@@ -300,7 +299,6 @@ class HostActor:
                 yield event
 
     def follow(self, job: Job) -> Any:
-        """Take part in a job that another host of a slice reports; return its failure here, or None."""
         with host_log(self._results, capture_warnings=True):
             *_, ended = perform(job, self._follows)
         return ended if not isinstance(ended, Finished) else None

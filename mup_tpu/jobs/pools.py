@@ -180,7 +180,6 @@ class Forked(Pool[_Process]):
 
 
 def _work(connection: Connection, results: str | None, environment: dict[str, str], folder: str) -> None:
-    """Run jobs that come in, and send their events."""
     os.environ.clear()  # the server's is older
     os.environ.update(environment)
     with contextlib.suppress(OSError):

@@ -79,7 +79,6 @@ def is_cpu(options: RunOptions) -> bool:
 
 
 def device_kind(options: RunOptions) -> str:
-    """Return the kind of device that packs train on, with that of "auto" on this machine."""
     if is_cpu(options):
         return "cpu"
     return "cuda" if options.device == "auto" else options.device
@@ -101,14 +100,12 @@ def unused_gpus(options: RunOptions) -> str:
         return ""
     from mup_tpu.devices.base import why_no_gpu
 
-    why = why_no_gpu()
-    return (
-        "" if why is None else f"training on the CPU, as torch sees no GPU here ({why or 'reason unknown'})"
-    )
+    if (why := why_no_gpu()) is None:
+        return ""
+    return f"training on the CPU, as torch sees no GPU here ({why or 'reason unknown'})"
 
 
 def execution(options: RunOptions) -> str:
-    """Return the execution of a pack's members here: "loop" or "vmap"."""
     if options.execution != "auto" or is_cpu(options):
         return options.execution if options.execution != "auto" else "loop"
     from mup_tpu.devices import get_device

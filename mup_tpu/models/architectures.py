@@ -167,7 +167,6 @@ def weights(modules: Mapping[str, Parameter]) -> dict[str, Parameter]:
 
 
 def gated(width: int, between: int, branch: str, module: str) -> dict[str, Parameter]:
-    """Declare the matrices of a gated MLP, by module."""
     return {
         f"{module}.gate_proj": matrix(width, between),
         f"{module}.up_proj": matrix(width, between),

@@ -39,7 +39,6 @@ _TYPES = {kind.__name__: kind for kind in TYPE_NAMES}
 
 
 def results_folder(path: str | os.PathLike[str]) -> Folder:
-    """Open a results folder by its local path or fsspec URL."""
     with accessed(path, "opened"):
         return Folder(path)
 
@@ -52,7 +51,6 @@ def accessed(
 
 
 def read_file(folder: Folder, file: str, most: int | None = None) -> bytes | None:
-    """Read a file of a results folder; None if it is missing."""
     with accessed(folder, "read", file):
         try:
             return folder.read(file, most)
@@ -100,13 +98,8 @@ class Condition:
 
     @property
     def words(self) -> str:
-        relations = {
-            "=": "{} {}",
-            ">=": "{} from {} on",
-            "<=": "{} up to {}",
-            ">": "{} above {}",
-            "<": "{} below {}",
-        }
+        relations = {"=": "{} {}", ">=": "{} from {} on", "<=": "{} up to {}"}
+        relations |= {">": "{} above {}", "<": "{} below {}"}
         return relations[self.relation].format(label(self.column), self.value)
 
 
@@ -153,15 +146,11 @@ class Header:
 
     def to_json(self) -> bytes:
         content: dict[str, Any] = {"experiment": self.experiment, "format": FORMAT}
-        if self.axes:
-            axes = self.axes
+        if axes := self.axes:
             content["axes"] = {
-                name: {"column": column, "fields": fields}
-                for name, column, fields in (
-                    ("scale", axes.size, axes.scale),
-                    ("tune", axes.tuned[0], axes.tune),
-                    ("compare", axes.compared, axes.compare),
-                )
+                "scale": {"column": axes.size, "fields": axes.scale},
+                "tune": {"column": axes.tuned[0], "fields": axes.tune},
+                "compare": {"column": axes.compared, "fields": axes.compare},
             }
         if self.columns is not None:
             content["columns"] = {name: kind.__name__ for name, kind in self.columns.items()}
@@ -192,7 +181,6 @@ def _parse_axes(axes: Any, columns: Mapping[str, type] | None) -> Axes:
 
 
 def read_header(folder: Folder) -> Header | None:
-    """Read the header of a results folder; None without a store."""
     content = read_file(folder, STORE_FILE, _MOST_BYTES)
     misfits = (ValueError, RecursionError)
     with raised_as(StoreError, f"results folder {folder} cannot be read: {STORE_FILE}", misfits):

@@ -108,7 +108,6 @@ class Output:
                 os.write(descriptor, b"[...]\n" + end)
 
     def explain(self, failure: str) -> str:
-        """Add the last lines of the output, and its place, to the reason of a failure."""
         text = self._tail[-_LAST_LINES * _LONGEST_LINE :].decode(errors="replace")
         lines = [line.strip() for line in text.splitlines()]
         last = [line for line in lines if line and line not in failure][-_LAST_LINES:]
@@ -147,12 +146,10 @@ class Attempt(ABC):
         """Start the process in a new process group."""
 
     @abstractmethod
-    def _ended(self, code: int, is_terminated: bool) -> Outcome:
-        """Return the outcome of a process that has exited, perhaps as it got SIGTERM."""
+    def _ended(self, code: int, is_terminated: bool) -> Outcome: ...
 
     @abstractmethod
-    def _points(self) -> list[tuple[int, float]]:
-        """Return the losses by step so far."""
+    def _points(self) -> list[tuple[int, float]]: ...
 
     def _terminate(self) -> None:
         os.kill(self._pid, signal.SIGTERM)
@@ -162,7 +159,6 @@ class Attempt(ABC):
         return ()
 
     def _pipe(self, reader: Callable[[bytes], Iterable[Reported | Outcome]]) -> int:
-        """Open a pipe that `reader` reads; return its other end."""
         ours, theirs = os.pipe()
         self._readers[ours] = reader
         return theirs

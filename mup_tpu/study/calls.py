@@ -101,7 +101,6 @@ class Calls(Runner[StudyTrial]):
 
     @functools.cached_property
     def losses(self) -> dict[str, None]:
-        """Names of the loss in the outputs of all finished trials, stored ones first."""
         stored = self.store.results()["versions"].str.extract(_LOSS_NAME)[0].dropna()
         return {json.loads(name): None for name in stored}
 
@@ -134,7 +133,6 @@ class Calls(Runner[StudyTrial]):
             )
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a trial that no longer one needs."""
         if not self._is_needed(job.trial, rows[0]["status"]):
             (Folder(self.how.folder) / "work").remove(job.trial.id)
 
@@ -150,7 +148,6 @@ class Calls(Runner[StudyTrial]):
             work.remove(*ended)
 
     def _is_needed(self, trial: StudyTrial, status: str) -> bool:
-        """Return whether checkpoints stay: to try again, or because a longer run may go on from them."""
         name = self.grid.continued
         goes_on = name and trial.values[name] < max(p[name] for p in self.grid.points)
         return status == "failed" or (status == "finished" and bool(goes_on))

@@ -251,7 +251,6 @@ class Leases:
         self._folder.remove(f"{name}.json")
 
     def _parse(self, file: str) -> Lease | None:
-        """Read a lease; None if the file is missing."""
         try:
             content = self._folder.read(file, _MOST_BYTES)
             if not content.strip(b"\0"):  # a power cut left its name alone

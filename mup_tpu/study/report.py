@@ -80,7 +80,6 @@ class Reported:
 
     @staticmethod
     def note(reports: Sequence[Reported]) -> str:
-        """Describe the running trial with the most steps."""
         last = max(reports, key=lambda report: report.step)
         of = f"/{last.steps}" if last.steps else ""
         loss = f", loss {last.loss:.3f}" if math.isfinite(last.loss) else ""

@@ -177,7 +177,7 @@ class Study:
         require_above_zero("heartbeat", heartbeat)
         space, options = self.grid.space, self.search
         if space is not None:
-            deadline = min(deadline, time.monotonic() + options.seconds)
+            deadline = min(deadline, time.monotonic() + parse_limit("budget", options.budget))
             if until_settled:
                 raise ConfigError("until_settled is for a sweep; this study searches a space")
         function = find_trainer(train, self.grid, self.loss, self.config)

@@ -96,7 +96,6 @@ def _run(
     rate: float,
     limit_s: float,
 ) -> float:
-    """Train once, as in the study `base`; return the seconds. `names` are those of the sizes."""
     at = at_words(values, [*dict.fromkeys(names)])
     with scratch_folder() as scratch:
         settings = {name: value for name, value in values.items() if name != "steps"}

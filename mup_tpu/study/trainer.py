@@ -224,7 +224,6 @@ class Program:
             raise ConfigError(f"trainer: the command line has no {{{grid.measure}}}: all sizes would be one")
 
     def command(self, trial: StudyTrial, folder: str, copy: Path) -> list[str]:
-        """Return the words of a trial's command line, after writing its copy of the configuration."""
         values = {**trial.values, "folder": folder, "id": trial.id, "config": str(copy)}
         if self.config is not None:
             filled = {k: fill_in(v, values) if isinstance(v, str) else v for k, v in trial.values.items()}

@@ -162,7 +162,6 @@ class _Program:
         self.computation = loop.build("loop")
 
     def parts(self, values: Sequence[Any]) -> list[list[Any]]:
-        """Split parameters or results into their groups."""
         rest, groups = list(values), []
         for count in self._counts:
             groups.append(rest[:count])

@@ -46,9 +46,6 @@ _META_SHA256 = "meta_sha256"
 # A checkpoint is written so often if another driver removes the folder meanwhile.
 _TRIES = 5
 
-# What `begin` needs of a meta.json; other folders are not of packs.
-_OF_PACKS = {"trial_ids", "members", "statuses", "ended_at", "reasons", "validation", "wall_time"}
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -145,7 +142,6 @@ def _reading(folder: object) -> contextlib.AbstractContextManager[None]:
 
 
 def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """Return the last whole checkpoint, or None; warn of damaged ones."""
     with _reading(path):
         folder = Folder(path)
         return _first_whole(folder, reversed(_steps(folder)))
@@ -190,7 +186,6 @@ def _steps(folder: Folder) -> list[str]:
 
 
 def _metas(folder: Folder) -> dict[str, dict[str, Any]]:
-    """Read meta.json of each checkpoint in a folder, by name; leave damaged ones out."""
     metas = {}
     for name in _steps(folder):
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -221,78 +216,30 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
 
 
 def begin(
-    root: Folder,
-    trials: Sequence[Trial],
+    before: str,
     shorter: Sequence[Trial],
-    trial_id: Callable[[Trial], str],
     folder: str,
+    trials: Sequence[Trial],
+    trial_id: Callable[[Trial], str],
 ) -> int:
-    """Write a checkpoint for a pack to go on from, made of checkpoints of the same trials with fewer steps.
+    """Write a checkpoint for a pack to go on from, made of one of the same pack with fewer steps.
 
-    `root` is the folder of all packs' checkpoints, `folder` this pack's. The shorter trials may lie in other
-    packs. Before the checkpoint updates must agree too, so it has at most `open_steps` steps. Returns its
-    steps; 0 if the trials have no checkpoints of a common step.
+    `before` is the folder of the shorter pack, `folder` that of this one. Before the checkpoint updates must
+    agree too, so it has at most `open_steps` steps. Returns its steps; 0 without such a checkpoint.
     """
     ids, shorter_ids = ([trial_id(trial) for trial in some] for some in (trials, shorter))
     latest = load_latest(folder)
     if latest is not None and latest.meta.get("trial_ids") == ids:
         return latest.step
-    places = _common(root, shorter_ids, min(map(open_steps, [*shorter, *trials])))
-    joined = _joined(root, places, shorter_ids, trials[0].train.steps) if places else None
-    if joined is None:
+    most = min(map(open_steps, [*shorter, *trials]))
+    with _reading(before):
+        source = Folder(before)
+        metas = _metas(source)
+        names = [n for n, m in metas.items() if 0 < m["step"] <= most and m.get("trial_ids") == shorter_ids]
+        part = _first_whole(source, reversed(names))
+    if part is None:
         return 0
-    save(folder, joined.step, joined.tensors, joined.meta | {"trial_ids": ids})
-    return joined.step
-
-
-def _common(root: Folder, trial_ids: Sequence[str], most: int) -> dict[str, tuple[str, str]]:
-    """Return the pack and name of each trial's checkpoint, at the latest step that all trials have."""
-    by_step: dict[int, dict[str, tuple[str, str]]] = {}
-    for pack in filter(re.compile(r"[0-9a-f]{16}(-[0-9a-f]{8})?").fullmatch, root.names()):
-        with _reading(root / pack):
-            metas = _metas(root / pack)
-        for name, meta in metas.items():
-            if not (meta.keys() >= _OF_PACKS and 0 < meta["step"] <= most):
-                continue
-            for trial_id in meta["trial_ids"]:
-                if trial_id in trial_ids:
-                    by_step.setdefault(meta["step"], {})[trial_id] = (pack, name)
-    whole = [step for step, places in by_step.items() if len(places) == len(set(trial_ids))]
-    return by_step[max(whole)] if whole else {}
-
-
-def _joined(
-    root: Folder, places: dict[str, tuple[str, str]], trial_ids: Sequence[str], steps: int
-) -> Checkpoint | None:
-    """Join checkpoints into one for these trials with more steps; return None if one is damaged."""
-    parts: dict[tuple[str, str], Checkpoint] = {}
-    for pack, name in set(places.values()):
-        with _reading(root / pack):
-            part = _first_whole(root / pack, [name])
-        if part is None:
-            return None
-        parts[pack, name] = part
-    rows: dict[str, list[Tensor]] = {}
-    meta: dict[str, Any] = {"members": [], "statuses": [], "ended_at": [], "reasons": [], "validation": []}
-    losses, wall_time, step = [], 0.0, 0
-    for k, trial_id in enumerate(trial_ids):
-        part = parts[places[trial_id]]
-        before, step = part.meta, part.step
-        at = before["trial_ids"].index(trial_id)
-        for name in ("statuses", "ended_at", "reasons"):
-            meta[name].append(before[name][at])
-        points = [point for point in before["validation"] if point["member"] == at]
-        meta["validation"] += [point | {"member": k} for point in points]
-        wall_time += before["wall_time"] / len(before["trial_ids"])
-        losses.append(part.tensors["losses_SK"][:step, at])
-        if at in before["members"]:
-            meta["members"].append(k)
-            for name, tensor in part.tensors.items():
-                if name != "losses_SK":
-                    rows.setdefault(name, []).append(tensor[before["members"].index(at)])
-    if not rows:
-        return None
-    losses_SK = torch.full((steps, len(trial_ids)), torch.nan, dtype=torch.float64)
-    losses_SK[:step] = torch.stack(losses, 1)
-    tensors = {name: torch.stack(members) for name, members in rows.items()}
-    return Checkpoint(step, tensors | {"losses_SK": losses_SK}, meta | {"wall_time": wall_time})
+    losses_SK = torch.full((trials[0].train.steps, len(trials)), torch.nan, dtype=torch.float64)
+    losses_SK[: part.step] = part.tensors["losses_SK"][: part.step]
+    save(folder, part.step, part.tensors | {"losses_SK": losses_SK}, part.meta | {"trial_ids": ids})
+    return part.step

@@ -113,7 +113,6 @@ class PackRun:
             raise (failure or error) from None
 
     def finish(self, on_report: Callable[[PackProgress], None] = lambda report: None) -> PackResult:
-        """Train the pack to its end, handing its reports on."""
         for event in self.steps():
             if isinstance(event, PackResult):
                 return event

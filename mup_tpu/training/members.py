@@ -132,7 +132,6 @@ def backward_by_parts(
 
 
 def state_slots(trial: Trial, parameters: Mapping[str, Parameter]) -> dict[str, list[str]]:
-    """Return the names of the parameters with each slot, by its name."""
     slots: dict[str, list[str]] = {}
     for name, parameter in parameters.items():
         for slot in update_rule_of(trial.optimizer, parameter).slots(trial.optimizer):

@@ -196,19 +196,15 @@ class Pack:
             self._stack([self.members[r] for r in rows], remaining)
 
     def agree(self, stops: bool) -> bool:
-        """Return whether any process of this pack stops here; all of them must ask."""
         return stops
 
-    def leave(self) -> None:
-        """Take leave of the pack's other processes after the last step."""
+    def leave(self) -> None: ...
 
     def member_parameters(self, member: int) -> dict[str, Tensor]:
-        """Return the weights by name, on the CPU, of a member that is still in the stack."""
         row = self.members.index(member)
         return {name: self._on_cpu(p)[row] for name, p in self.parameters.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return parameters and optimizer state of `members`, stacked, on the CPU, for a checkpoint."""
         return {
             f"{kind}/{name}": self._on_cpu(tensor)
             for kind, tensors in self._tensors.items()
@@ -269,9 +265,7 @@ def estimate_pack_bytes(
     declaration = declare(trial.model, vocab_size, data.sequence_length)
     total, width, layers = declaration.total, declaration.width, declaration.layers
     members = math.ceil(members / mesh.trial)  # members on each device
-    training = (
-        members if execution == "vmap" else 1
-    )  # members that have gradients and activations at the same time
+    training = members if execution == "vmap" else 1  # with gradients and activations at the same time
     tokens = math.ceil(data.batch_size / mesh.data / shards / micro_batches) * data.sequence_length
     slots = state_slots(trial, declaration.parameters).values()
     state = (total + sum(declaration.parameters[name].size for names in slots for name in names)) / shards
@@ -326,9 +320,7 @@ def device_errors(members: int) -> Iterator[None]:
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS):
             trials = f"{members} trials" if members > 1 else "a trial"
             hint = "" if members > 1 else "; --micro-batches may help"
-            why = message.partition(" Of the allocated memory")[0].rstrip(
-                "."
-            )  # the rest are options of torch
+            why = message.partition(" Of the allocated memory")[0].rstrip(".")  # then options of torch
             raise PackTooLarge(f"{trials} ran out of memory ({why}){hint}", members // 2) from None
         if any(sign in message for sign in _FAILURES):
             raise DeviceFailed(f"the GPU failed ({message})") from None

@@ -100,7 +100,6 @@ class Records:
         return diverged
 
     def end_all(self, done: int, final: Sequence[float]) -> None:
-        """End members that still run, by their held-out losses after the last step."""
         for member, loss in zip(self.members, final, strict=True):
             if member.runs and math.isfinite(loss):
                 member.end("finished", done)
@@ -108,7 +107,6 @@ class Records:
                 member.end("diverged", done, f"loss not finite at step {done}")
 
     def ended(self, status: str, done: int) -> Records:
-        """Return a copy in which members that still run have ended."""
         ended = copy.copy(self)
         ended.members = [
             dataclasses.replace(m, status=status, ended_at=done) if m.runs else m for m in self.members
@@ -116,7 +114,6 @@ class Records:
         return ended
 
     def evaluated(self, done: int, losses: Sequence[float]) -> None:
-        """Record held-out losses after a step."""
         tokens = done * self._dataset.tokens_per_step
         for member, loss in zip(self.members, losses, strict=True):
             if member.runs:

@@ -83,7 +83,6 @@ class ShardedPack(Pack):
         self._weights: dict[str, Tensor] = {}
 
     def _draw(self, module: nn.Module, prefix: str) -> None:
-        """Give a module's parameters their first values, in place of those without memory (meta device)."""
         trial, drawn = self.trials[0], dict[nn.Parameter, nn.Parameter]()
         for name, parameter in module.named_parameters(prefix):
             if parameter.is_meta:

@@ -81,7 +81,6 @@ class Belief:
         return [trend.expected_variance([1.0] * len(self.goal.shrinks)) for trend in of_each]
 
     def regret(self, steps: Sequence[Step]) -> float:
-        """Return the expected regret of all predicted values, nat."""
         return self.assumed.regret(sum(self.variances(steps)))
 
     def copied(self, step: Step) -> float:
@@ -127,7 +126,6 @@ def belief_of(
 
 
 def rungs_of(goal: Goal) -> list[dict[str, float]]:
-    """Return the sizes of a ladder from the floors towards the target, all together."""
     target = goal.sizes(goal.values)
     return [
         {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
@@ -188,7 +186,6 @@ def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designe
         return None
 
     def priced(steps: Sequence[Step]) -> list[float]:
-        """Return what sizes cost whose runs go on from shorter ones of the others."""
         costs = []
         for step in steps:
             shared = max((_shared(goal, other.values, step.values) for other in steps), default=0.0)
@@ -237,11 +234,6 @@ def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designe
 
 def _shared(goal: Goal, shorter: Values, values: Values) -> float:
     """Return the share of a run's steps that a shorter run of the same size has made, if it can go on."""
-    steps = goal.steps(shorter)[0]
-    if steps >= goal.steps(values)[0] or {**shorter, "steps": 0} != {**values, "steps": 0}:
-        return 0.0
-    if goal.base is None:
-        return _OPEN * steps / goal.steps(values)[0] if goal.is_continued else 0.0
-    from mup_tpu.training import open_steps
-
-    return open_steps(goal.base.replace(**shorter)) / goal.steps(values)[0]
+    before, steps = goal.steps(shorter)[0], goal.steps(values)[0]
+    is_same = before < steps and {**shorter, "steps": 0} == {**values, "steps": 0}
+    return _OPEN * before / steps if goal.is_continued and is_same else 0.0

@@ -118,7 +118,6 @@ def _built(path: str, values: Mapping[str, Any]) -> ParameterCounts:
 
 
 def _share(path: str, values: Mapping[str, Any]) -> float:
-    """Return the share of the experts that a token uses."""
     taken, of = ([values[n] for n in names if values.get(n)] for names in (_TAKEN, _EXPERTS))
     if not taken or not of:
         raise ConfigError(
@@ -239,7 +238,6 @@ class RatePrior:
 
     @property
     def apart(self) -> float | None:
-        """Return the factor between the largest and the least rate, where the laws disagree."""
         rates = [one.rate for one in self.rates]
         factor = max(rates) / min(rates)
         return factor if factor >= _LARGE_FACTOR else None

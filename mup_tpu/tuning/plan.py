@@ -142,8 +142,6 @@ class Plan:
         """Return the steps between checkpoints of our networks, about five minutes; 0 for shorter runs."""
         if self.goal.base is None:
             return 0
-        if any(step.is_continued for step in self.steps):
-            return min(self.goal.steps(step.values)[0] for step in self.steps)
         if not self.is_time:
             return 0
         # The runs of a size may train in one pack.
@@ -184,7 +182,6 @@ class Plan:
 
     @property
     def changing(self) -> list[str]:
-        """Return the names whose values differ between cells."""
         values = [step.values for step in self.steps]
         return [name for name in values[0] if len({v[name] for v in values}) > 1]
 
@@ -381,14 +378,12 @@ def planned_of(grid: Grid[Any]) -> Planned:
 
 
 def _promised(step: Step) -> dict[str, Any]:
-    """Return what a plan expects of a step, as its file and results folder keep it."""
     octaves = [round(width, 3) for width in (step.half_width, *step.beside) if math.isfinite(width)]
     known = {"octaves": octaves, "regret": float(f"{step.regret:.4g}")} if octaves else {}
     return {"runs": step.runs, "cost": float(f"{step.cost:.4g}")} | known
 
 
 def _budget(budget: str | float, machine: Speed | None) -> float:
-    """Return the budget in the unit of costs: seconds on a machine, else FLOP."""
     text = str(budget).strip()
     try:
         flops = float(text)
@@ -405,7 +400,6 @@ def _budget(budget: str | float, machine: Speed | None) -> float:
 
 
 def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]:
-    """Return the rules to choose from; our networks have μP by default, and CompleteP too if depth grows."""
     if rule is not None:
         return (rule,)
     if sweep is None:

@@ -81,14 +81,12 @@ class TrialProgress(Generic[T]):
     @property
     def ended_share(self) -> float:
         """Share of the expected work whose trials have ended."""
-        (everything,) = (task for task in self._bars.tasks if task.id == self._all)
-        return self._stored_work / (everything.total or math.inf)
+        return self._stored_work / (self._bars.tasks[-1].total or math.inf)
 
     def started(self, job: Any) -> None:
         self._advance(job, 0.0, "starting")
 
     def update(self, job: Any, doing: str = "", report: Any = None) -> None:
-        """Show what a job does before its first report, or a report."""
         if report is not None:
             doing = type(report).note([report])
         self._advance(job, report.step / report.steps if report is not None and report.steps else 0.0, doing)
@@ -119,8 +117,7 @@ class TrialProgress(Generic[T]):
                 result = row["status"]
                 if result == "finished":
                     result = f"{self._loss_name()} {row['loss']:.4f}"
-            (everything,) = (task for task in self._bars.tasks if task.id == self._all)
-            left = everything.time_remaining
+            left = self._bars.tasks[-1].time_remaining
             ends = f", {write_time(left)} left" if left else ""
             line = f"{at}: {result}; {self._stored} of {self._trials} trials stored{ends}"
             if self.console.is_jupyter:
@@ -129,7 +126,6 @@ class TrialProgress(Generic[T]):
                 self.console.print(line, soft_wrap=True)  # wrapping takes Rich seven times as long
 
     def _show_in_cell(self, line: str) -> None:
-        """Show a bar with the last line below a cell of a notebook, in place of the one before."""
         from IPython.display import display
 
         full = 24 * self._stored // max(self._trials, 1)

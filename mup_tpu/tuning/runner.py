@@ -26,7 +26,7 @@ from mup_tpu import data
 from mup_tpu.config import DEVICES, Grid, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.grid import Point
 from mup_tpu.config.options import TrackerName
-from mup_tpu.config.values import counted, write_time
+from mup_tpu.config.values import counted, parse_price, write_time
 from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import ConfigError, Preempted, TrialsFailed
 from mup_tpu.files import Folder, near, short_hash
@@ -76,20 +76,17 @@ class Runner(ABC, Generic[T]):
     def trial_id(self, trial: T) -> str: ...
 
     @abstractmethod
-    def size(self, trial: T) -> str:
-        """Return a trial's point of the scale, in words."""
+    def size(self, trial: T) -> str: ...
 
     @abstractmethod
-    def work(self, trial: T) -> float:
-        """Return the expected time of a trial, in any unit."""
+    def work(self, trial: T) -> float: ...
 
     @abstractmethod
     def place(self, trials: int, at_most: int = 0) -> None:
         """Open the pool for a number of trials, `at_most` of whose jobs run at once; 0 is no limit."""
 
     @abstractmethod
-    def jobs(self, trials: list[T]) -> Sequence[Any]:
-        """Return jobs for the pool in the order of their start."""
+    def jobs(self, trials: list[T]) -> Sequence[Any]: ...
 
     @abstractmethod
     def rows(self, job: Any, ended: Finished | Failed) -> Rows: ...
@@ -103,19 +100,15 @@ class Runner(ABC, Generic[T]):
         """Remove checkpoints that a killed call left."""
 
     def loss_name(self) -> str:
-        """Return the name of the loss, once a trial has ended."""
         return "loss"
 
     def parts(self, trials: Purchases[T]) -> Sequence[Purchases[T]]:
-        """Return trials in parts that run one after the other."""
         return [trials]
 
     def elsewhere(self) -> Collection[str]:
-        """Return ids of trials that somebody else runs."""
         return ()
 
     def summary(self) -> str:
-        """Return a line about the trials of the last call."""
         return ""
 
     def run_grid(self, grid: Grid[T], points: Mapping[float, Point] | None = None) -> Counter[str]:
@@ -146,7 +139,6 @@ class Runner(ABC, Generic[T]):
             self.console.print("the budget is used up; the same command goes on")
 
     def run(self, trials: Purchases[T]) -> Counter[str]:
-        """Run the missing ones of some trials; return their number by status."""
         elsewhere, outcome = self.elsewhere(), Counter[str]()
         for part in self.parts(trials):
             outcome += self._run(part, elsewhere)
@@ -320,7 +312,7 @@ def precision_of(run: RunOptions) -> tuple[str, str]:
 class Packs(Runner[Trial]):
     """Trials of our networks, several of one shape a job.
 
-    Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. Trials go on from
+    Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. Packs go on from
     checkpoints of the same trials with `steps_before` steps; 0 is none. At `evaluations` of a search a trial
     is checkpointed, and may be stopped.
     """
@@ -333,11 +325,11 @@ class Packs(Runner[Trial]):
         options: SweepOptions,
         run: RunOptions,
         console: Console,
-        steps_before: Callable[[Trial], int] = lambda trial: 0,
+        steps_before: int = 0,
         deadline: float = math.inf,
         evaluations: int = 0,
     ) -> None:
-        price = run.price_per_hour * run.split_over
+        price = parse_price(run.price) * run.split_over
         super().__init__(store, console, options.heartbeat, options.track, deadline, price=price)
         if evaluations:
             run = replace(run, checkpoint_every=1)
@@ -373,24 +365,20 @@ class Packs(Runner[Trial]):
         for batch_size in {trial.data.batch_size for trial in trials}:
             self._options.require_parts(batch_size)
         place, size = self._place, 1 if self._options.split_over > 1 else self._pack_size
-        packs, by_steps = list[list[Trial]](), dict[int, list[Trial]]()
-        for trial in trials:
-            by_steps.setdefault(self._steps_before(trial), []).append(trial)
-        for before, group in sorted(by_steps.items()):
-            parts = make_packs(group, place.workers, place.execution, size, place.gpu)
-            packs += parts
-            at_start = 0
-            for pack in parts if before else ():
-                from mup_tpu.training.checkpoint import begin
+        packs = make_packs(trials, place.workers, place.execution, size, place.gpu)
+        at_start, before = 0, self._steps_before
+        for pack in packs if before else ():
+            from mup_tpu.training.checkpoint import begin
 
-                shorter, folder = [trial.replace(steps=before) for trial in pack], self._folders.of(pack)
-                assert folder is not None
-                at_start += not begin(self._folders.root, pack, shorter, self.trial_id, folder)
-            if at_start:
-                self.console.print(
-                    f"{at_start} of {len(parts)} packs have no checkpoint of {before} steps or before to go "
-                    "on from, and train from the start"
-                )
+            shorter = [trial.replace(steps=before) for trial in pack]
+            source, folder = self._folders.of(shorter), self._folders.of(pack)
+            assert source is not None and folder is not None
+            at_start += not begin(source, shorter, folder, pack, self.trial_id)
+        if at_start:
+            self.console.print(
+                f"{at_start} of {len(packs)} packs have no checkpoint of {before} steps or before to go on "
+                "from, and train from the start"
+            )
 
         def options(pack: list[Trial]) -> RunOptions:
             if not (count := self._evaluations):

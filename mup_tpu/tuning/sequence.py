@@ -177,7 +177,6 @@ class Buyer(Generic[T]):
         return dict.fromkeys(bought, self._store.next_purchase() or 1), report
 
     def _trials(self, name: str, point: Point, looks: Iterable[tuple[Sequence[float], int]]) -> list[T]:
-        """Return the trials of a rule at a point of the scale, by log2 of their values and their seeds."""
         at = {**point, **self._grid.rules[name]}
         return [
             self._grid.trial(at | dict(zip(self._grid.tuned, map(_exact, x, self._known), strict=True)), seed)
@@ -240,7 +239,6 @@ class Buyer(Generic[T]):
     def _next(
         self, name: str, table: RunTable | None, looks: Sequence[LookTaken], question: Question | None
     ) -> Batch | None:
-        """Return the batch after some looks; None if the last one settled the verdict."""
         if table is None or question is None or not looks:
             return replace(self._first, parametrization=name)
         if looks[-1].verdict.is_settled:
@@ -266,7 +264,6 @@ class Buyer(Generic[T]):
     def _sizes(
         self, name: str, planned: Planned, rows: pd.DataFrame, done: set[str]
     ) -> tuple[list[T], list[str]]:
-        """Return missing trials of the plan's sizes, and a line for each size."""
         estimates = self._estimates(planned, rows)
         known = {tuned: estimates.known(tuned) for tuned in planned.tuned}
         wanted, report = list[T](), list[str]()
@@ -327,7 +324,6 @@ class Buyer(Generic[T]):
     def _extend(
         self, want: Callable[..., bool], cell: int, estimates: Estimates, optima: Sequence[Optimum]
     ) -> None:
-        """Want values beyond the edges at which a size has its best ones."""
         (alone, *others) = (of[cell] for of in estimates.optima.values())
         if others:
             looks = [(x, self._seeds) for x in design_around(moved_centre(optima))]

@@ -17,11 +17,12 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import CONFIGURED, configured, label, write
 from mup_tpu.config.grid import Point
+from mup_tpu.config.values import parse_limit
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.pack_job import describe, make_packs, missing_trials, work
 from mup_tpu.models import sizes, training_flops
 from mup_tpu.store import Store, results_folder
-from mup_tpu.training import longer, open_steps
+from mup_tpu.training import longer
 from mup_tpu.tuning.runner import Corpora, Packs, sweep_with_precision
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def run_sweep(
 
     Returns the number of this call's trials by status; empty if none was missing.
     """
-    deadline = time.monotonic() + until.seconds
+    deadline = time.monotonic() + parse_limit("budget", until.budget)
     sweep = sweep_with_precision(sweep, results, run, console)
     before = sweep.base.train.steps
     if continue_to is not None:
@@ -67,19 +68,8 @@ def run_sweep(
         planned = settleable(sweep, points, results)
     store = Store(results, sweep.experiment, sweep.axes, tuple(planned or ()))
     check_alike(sweep, store, but=() if continue_to is None else ("steps",))
-
-    def steps_before(trial: Trial) -> int:
-        """Return the steps of the longest run from whose checkpoint a trial can go on."""
-        if continue_to is not None:
-            return before
-        lengths = {point.get("steps", trial.train.steps) for point in sweep.points}
-        fewer = [trial.replace(steps=n) for n in lengths if n < trial.train.steps]
-        known = store.done() if fewer and planned and run.checkpoint_every else set[str]()
-        return max(
-            (t.train.steps for t in fewer if open_steps(t) and corpora.trial_id(t) in known), default=0
-        )
-
-    with Packs(store, corpora, sweep.axes.scale, options, run, console, steps_before, deadline) as packs:
+    before = 0 if continue_to is None else before
+    with Packs(store, corpora, sweep.axes.scale, options, run, console, before, deadline) as packs:
         return packs.run_grid(sweep, planned)
 
 
@@ -166,11 +156,8 @@ def machine_here(trials: Sequence[Trial], run: RunOptions) -> Machine:
     from mup_tpu.jobs import this_machine
 
     device, precision = get_device(run.device), trials[0].train.precision
-    kind, execution, memory = (
-        device.torch_device.type,
-        this_machine.execution(run),
-        device.free_memory_bytes(),
-    )
+    kind, execution = device.torch_device.type, this_machine.execution(run)
+    memory = device.free_memory_bytes()
     packs, threads = this_machine.room(len(trials), run)
     name, devices = device.name, 1
     if run.split_over > 1 and kind != "xla":
@@ -194,11 +181,10 @@ def machine_here(trials: Sequence[Trial], run: RunOptions) -> Machine:
 
 def tpu(kind: TpuType, device: str = "xla") -> Machine:
     """Describe a TPU of one type: torch_xla spreads a pack over all chips, TorchTPU has packs on each."""
-    chip = kind.generation
-    peak = chip.device_flops * kind.devices
+    chip, name = kind.generation, f"TPU {kind.accelerator_type}"
     packs, devices = (kind.devices, 1) if device == "tpu" else (1, kind.devices)
-    name, memory_bytes = f"TPU {kind.accelerator_type}", chip.device_hbm_bytes
-    return Machine(name, peak, packs, "vmap", devices, memory_bytes, device)
+    peak = chip.device_flops * kind.devices
+    return Machine(name, peak, packs, "vmap", devices, chip.device_hbm_bytes, device)
 
 
 def forecast(
@@ -220,8 +206,7 @@ def forecast(
         mesh = ONE_DEVICE
         if machine.kind == "xla":  # refuses a split that does not fit the devices
             mesh = mesh_of(machine.devices, members, trial.data.batch_size, run.mesh, shards)
-        if shards > 1:  # the estimate divides by the shards instead
-            mesh = ONE_DEVICE
+        mesh = ONE_DEVICE if shards > 1 else mesh  # the estimate divides by the shards instead
         return estimate_pack_bytes(
             trial, vocab_size(trial), members, execution, mesh, machine.kind, run.micro_batches, shards
         )

@@ -107,7 +107,6 @@ class Goal:
     counts: ParameterCounts | None = None  # at the target; None where only width and depth are known
 
     def shrinking(self) -> Goal:
-        """Return this goal with the sizes that are twice their floors at least."""
         whole = replace(self, shrinks=tuple(self.floors)).sizes(self.values)
         return replace(self, shrinks=tuple(name for name in whole if whole[name] >= 2 * self.floors[name]))
 
@@ -121,7 +120,6 @@ class Goal:
         return published_rates(width, params, batch * self.values["steps"], batch)
 
     def known(self, values: Mapping[str, Any]) -> Values:
-        """Return all values of a run with some; the target's where a value is not given."""
         shared = self.settings if self.base is None else self.base.flat()
         return {**shared, **self.values, **values}
 
@@ -170,7 +168,6 @@ class Goal:
         return float((counts.flops_a_token if counts else 6 * known["params"]) * known["tokens"])
 
     def counts_at(self, values: Mapping[str, Any]) -> ParameterCounts | None:
-        """Return the parameters of somebody's own transformer; None where sizes do not give them."""
         known = self.known(values)
         if not {"width", "depth"} <= known.keys():
             return None
@@ -210,7 +207,6 @@ class Goal:
         return float(f"{self.work(values) * apart:.9g}")
 
     def steps(self, values: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the steps and layers of a run; 0 steps where they are not known."""
         known = self.known(values)
         return int(known.get("steps", 0)), int(known.get("depth", 1))
 

@@ -69,8 +69,7 @@ class Choice:
 
 
 def _finished(results: str) -> pd.DataFrame:
-    runs = load_runs(results).query("status == 'finished'")
-    if runs.empty:
+    if (runs := load_runs(results).query("status == 'finished'")).empty:
         raise StoreError(f"results folder {results} holds no finished trial")
     return runs
 
@@ -82,7 +81,6 @@ def _choice(row: Mapping[Any, Any], results: str) -> Choice:
 
 
 def best_trial(results: str, rule: str | None = None) -> Choice:
-    """Return the finished trial of least loss in a folder, of one rule if the folder has any of it."""
     finished = _finished(results)
     of_rule = finished[finished[field_column("parametrization")] == rule]
     (row,) = (finished if of_rule.empty else of_rule).nsmallest(1, "loss").to_dict("records")
@@ -183,11 +181,10 @@ class Transfer:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings of changes that neither the parametrization nor the prediction covers."""
-        source, is_predicted = self.chosen[0].trial, self.chosen[0].is_predicted
-        if is_predicted:
-            source = source.replace(**self._fields)
-        return transfer_warnings(source, self.trials[0], self.tuned if is_predicted else ())
+        source = self.chosen[0].trial
+        if not self.chosen[0].is_predicted:
+            return transfer_warnings(source, self.trials[0])
+        return transfer_warnings(source.replace(**self._fields), self.trials[0], self.tuned)
 
     @property
     def size(self) -> str:
@@ -196,15 +193,13 @@ class Transfer:
     @property
     def origin(self) -> list[str]:
         first = self.chosen[0]
-        at = describe(first.trial, tuple(self._fields))
-        searched = f"{at}, searched: loss {first.loss:.4f} nat/token"
+        searched = f"{describe(first.trial, (*self._fields,))}, searched: loss {first.loss:.4f} nat/token"
         return [choice.sentence for choice in self.chosen if choice.sentence] or [searched]
 
     def keep(self, results: str) -> None:
         keep_predictions(results, [made for choice in self.chosen for made in choice.predictions])
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
-        """Run the missing trials at the target."""
         store = Store(results, self._name)
         with Packs(store, Corpora(self.trials), tuple(self._fields), where, run, console) as packs:
             outcome = packs.run(dict.fromkeys(self.trials))
@@ -224,12 +219,9 @@ class Transfer:
             rows = runs[(runs[field_column("parametrization")] == rule) & (runs["status"] == "finished")]
             for made in choice.predictions:
                 rows = rows[np.isclose(rows[made.hyperparameter], 2**made.x, rtol=1e-6)]
-            if len(rows):
-                loss = float(rows["loss"].mean())
-                sentences += [
-                    score_sentence(Score(made, math.nan, math.nan, loss), Columns())
-                    for made in choice.predictions
-                ]
+            for made in choice.predictions if len(rows) else ():
+                score = Score(made, math.nan, math.nan, float(rows["loss"].mean()))
+                sentences.append(score_sentence(score, Columns()))
         return sentences
 
 

@@ -30,7 +30,7 @@ def test_an_output_that_is_lost_or_lacks_letters_loses_no_row(
     output, corpus, tmp_path, small, outcome, monkeypatch
 ):
     """First the row and the export, then words about them."""
-    words = ["--results", tmp_path / "r", "--export", tmp_path / "μP", "--log-every", 4]
+    words = ["--results", tmp_path / "r", "--export", tmp_path / "μP"]
     where: str | Path | int = {"full": "/dev/full"}.get(output, tmp_path / "out")
     if output == "unread":
         read, where = os.pipe()

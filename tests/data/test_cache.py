@@ -1,8 +1,6 @@
 """Tokens and their cache: right, deterministic, safe with two builders, mended when damaged."""
 
-import math
 import os
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -61,13 +59,6 @@ def _write(path, text, fraction) -> bool:
         path.write_text(text)
         return True
     return False
-
-
-def test_entropy_is_that_of_the_bytes():
-    counts = Counter(b"\0".join(d.text.encode() for d in read_documents(DataConfig())) + b"\0")
-    total = sum(counts.values())
-    entropy = -sum(n / total * math.log(n / total) for n in counts.values())
-    assert load_cache(DataConfig()).meta["unigram_entropy"] == pytest.approx(entropy, rel=1e-12)
 
 
 def test_fingerprint_names_the_text_and_its_tokens_not_its_place(corpus, tmp_path):

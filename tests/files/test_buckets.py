@@ -151,7 +151,7 @@ def test_a_search_in_a_bucket_goes_on_and_of_two_at_once_one_is_refused(s3):
     folder = Folder(s3.url())
     assert not is_search(str(folder))
 
-    from mup_tpu.tuning.chooser import Chooser
+    from mup_tpu.tuning.search import Chooser
 
     def chooser(seed=0):
         return Chooser({"rate": Domain("uniform", 0.0, 1.0)}, SearchOptions(seed=seed), {}, folder)

@@ -68,7 +68,7 @@ def search(quick):
 
 @pytest.fixture
 def chooser(tmp_path):
-    from mup_tpu.tuning.chooser import Chooser
+    from mup_tpu.tuning.search import Chooser
 
     def chooser(base=None, folder=tmp_path, space=SPACE, **options):
         return Chooser(space, SearchOptions(**options), base or {"width": 32}, Folder(folder))
