@@ -113,16 +113,9 @@ def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
     """Show a bar on terminals; the yielded function takes the present work and the share that is done."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as progress:
+    columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TaskProgressColumn()
+    left, is_off = (TimeRemainingColumn(), TextColumn("left")), not console.is_terminal
+    with Progress(*columns, *left, console=console, disable=is_off, transient=True) as progress:
         task = progress.add_task("starting", total=1.0)
         yield lambda doing, share: progress.update(task, description=doing, completed=share)
 
@@ -155,16 +148,14 @@ def _format_warning(
     return visible(_plain_format_warning(message, category, filename, *arguments, **options))
 
 
+# Columns that an option names by role
+ROLES = ("loss", "seed", "status", "step", "params", "tokens", "cost", "along")
 # Field in a message -> its option, where that has another name
 OPTIONS = {
     "hyperparameter": "--tune",
     "parametrization": "--compare",
     "unit": "--loss-unit",
-    **{
-        role: f"--columns {role}="
-        for role in ("loss", "seed", "status", "step", "params", "tokens", "cost", "along")
-    },
-}
+} | {role: f"--columns {role}=" for role in ROLES}
 
 
 def guard(call: Callable[[], Any]) -> None:

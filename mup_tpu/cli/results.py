@@ -163,14 +163,8 @@ class Results:
                     needed = verdicts.details(result, analysis)[0]
                 console.print(f"  {needed}")
                 continue
-            rows = [
-                (
-                    columns.write_scale(analysis.scale, c.scale),
-                    *map(power, c.values),
-                    *map(str, (c.runs, c.seeds)),
-                )
-                for c in batch.cells
-            ]
+            scale = partial(columns.write_scale, analysis.scale)
+            rows = [(scale(c.scale), *map(power, c.values), f"{c.runs}", f"{c.seeds}") for c in batch.cells]
             title = f"{rule_name(result.compared, analysis.compares)}: runs to add"
             console.print(Table(headings, rows, title))
             console.print(f"  {because(batch.reason, analysis.columns)}; {verdicts.price(batch)}")

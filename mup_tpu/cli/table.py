@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from mup_tpu.cli.console import ROLES
 from mup_tpu.config.options import Repeated
 from mup_tpu.errors import ConfigError
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from mup_tpu.analysis import Columns, Reading, RunTable, TransferAnalysis
     from mup_tpu.store import Condition
 
-_COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost", "along")
 _STATES = ("finished", "diverged", "unfinished")
 
 
@@ -69,9 +69,9 @@ class TableOptions:
         given: dict[str, str] = {}
         for text in self.columns:
             role, equals, column = text.partition("=")
-            if not equals or role not in _COLUMNS:
+            if not equals or role not in ROLES:
                 raise ConfigError(
-                    f"columns {text!r} is not ROLE=COLUMN with a role of {', '.join(_COLUMNS)}; the options "
+                    f"columns {text!r} is not ROLE=COLUMN with a role of {', '.join(ROLES)}; the options "
                     "--scale, --tune and --compare name those columns"
                 )
             given[role] = f"{given[role]},{column}" if role == "along" and role in given else column

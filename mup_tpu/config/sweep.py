@@ -197,10 +197,5 @@ class Search:
     def trial(self, point: Mapping[str, Any]) -> Trial:
         """Return the trial at a point of the space; fields of whole numbers are rounded."""
         kinds = {name: type(value) for name, value in self.base.flat().items()}
-        exact = {
-            name: round(value)
-            if kinds.get(name) is int and isinstance(value, float)
-            else as_kind(kinds.get(name), value, name)
-            for name, value in point.items()
-        }
-        return self.base.replace(**exact)
+        whole = {n: round(x) for n, x in point.items() if kinds.get(n) is int and isinstance(x, float)}
+        return self.base.replace(**{n: as_kind(kinds.get(n), x, n) for n, x in {**point, **whole}.items()})

@@ -253,14 +253,9 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         require_valid(self)
         if self.learning_rate <= 0:
-            hint = (
-                f"; if that is its log2, write {2.0**self.learning_rate:g} or 2^{self.learning_rate:g}"
-                if -64 <= self.learning_rate < 0
-                else ""
-            )
-            raise ConfigError(
-                f"learning_rate {self.learning_rate:g} is not allowed: a learning rate is above 0{hint}"
-            )
+            x = self.learning_rate
+            hint = f"; if that is its log2, write {2.0**x:g} or 2^{x:g}" if -64 <= x < 0 else ""
+            raise ConfigError(f"learning_rate {x:g} is not allowed: a learning rate is above 0{hint}")
         for name, rules in (
             ("batch_rule", BATCH_RULES), ("token_rule", TOKEN_RULES), ("decay_rule", DECAY_RULES),
         ):  # fmt: skip

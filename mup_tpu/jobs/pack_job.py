@@ -159,10 +159,7 @@ class PackJob(Job):
                 yield event
                 if self.asks and event.validation_losses is not None:
                     rows = zip(training.so_far().rows, event.statuses, strict=True)
-                    points = {
-                        row["trial_id"]: [(event.step, row["loss"])]
-                        for row, status in rows
-                        if status == "running"
-                    }
+                    live = [row for row, status in rows if status == "running"]
+                    points = {row["trial_id"]: [(event.step, row["loss"])] for row in live}
                     training.stop((yield Request(Evaluated(points, event.steps))))
         raise AssertionError("a pack ends with its result")

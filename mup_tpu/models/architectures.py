@@ -55,23 +55,13 @@ class GPT2(Architecture):
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=vocab_size,
-                n_positions=sequence_length,
-                n_embd=config.width,
-                n_layer=config.depth,
-                n_head=config.heads,
-                # The same function as GPT-2's gelu_new, in one fused kernel instead of eight.
-                activation_function="gelu_pytorch_tanh",
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                tie_word_embeddings=config.tied,
-                bos_token_id=None,
-                eos_token_id=None,
-            )
-        )
+        # gelu_pytorch_tanh is GPT-2's gelu_new in one fused kernel instead of eight.
+        settings = GPT2Config(
+            vocab_size=vocab_size, n_positions=sequence_length, n_embd=config.width, n_layer=config.depth,
+            n_head=config.heads, activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, tie_word_embeddings=config.tied, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        return GPT2LMHeadModel(settings)
 
 
 def _linear(inputs: int, outputs: int, init: Mapping[str, float] = {}, **both: Any) -> dict[str, Parameter]:

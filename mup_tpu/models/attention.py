@@ -186,11 +186,8 @@ class _Fused(_Folded):
                 query, key, value, 0.0, True, False, scale=scale
             )
             return out, lse, seed, offset
-        return tuple(
-            aten._scaled_dot_product_efficient_attention(
-                query, key, value, None, True, 0.0, True, scale=scale
-            )
-        )
+        kernel = aten._scaled_dot_product_efficient_attention
+        return tuple(kernel(query, key, value, None, True, 0.0, True, scale=scale))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -212,11 +209,8 @@ class _FusedBackward(_Folded):
         query, gradient = of_forward[0], gradient.contiguous()
         if kernel_for(query) == "flash":
             lengths = (None, None, query.shape[-2], query.shape[-2])
-            return tuple(
-                aten._scaled_dot_product_flash_attention_backward(
-                    gradient, *of_forward, *lengths, 0.0, True, seed, offset, scale=scale
-                )
-            )
+            kernel = aten._scaled_dot_product_flash_attention_backward
+            return tuple(kernel(gradient, *of_forward, *lengths, 0.0, True, seed, offset, scale=scale))
         *qkv, out, lse = of_forward
         gradients = aten._scaled_dot_product_efficient_attention_backward(
             gradient, *qkv, None, out, lse, seed, offset, 0.0, [True, True, True, False], True, scale=scale
@@ -238,8 +232,5 @@ def _fold(tensor: Tensor, dim: int | None, members: int) -> Tensor:
 
 # The forms by name
 ATTENTION: dict[str, AttentionFunction] = {
-    "fused": _fused,
-    "matmul": _matmul,
-    "recomputed": _recomputed,
-    "folded": _folded,
-}
+    "fused": _fused, "matmul": _matmul, "recomputed": _recomputed, "folded": _folded,
+}  # fmt: skip

@@ -159,15 +159,9 @@ class Architecture(ABC):
         if not config.tied:
             init: Literal["zeros", "normal"] = "zeros" if config.readout_zero_init else "normal"
             parameters[READOUT] = Parameter((vocab_size, width), "readout", width, vocab_size, init=init)
-        return Declaration(
-            parameters=parameters,
-            width=width,
-            layers=config.depth,
-            heads=config.heads,
-            head_size=config.actual_head_size,
-            probes=probes | {"final norm": self.final_norm},
-            blocks=blocks,
-        )
+        probes["final norm"] = self.final_norm
+        heads = config.heads, config.actual_head_size
+        return Declaration(parameters, width, config.depth, *heads, probes, blocks)
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
         """Return the value of each buffer: the rule's factors times the configuration's alphas."""

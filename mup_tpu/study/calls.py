@@ -175,6 +175,8 @@ _LOSS_NAME = r'"loss": ("(?:[^"\\\\]|\\\\.)*")'
 
 def rows_of(trial: StudyTrial, ended: Outcome, purchase: int | None = None, code: str | None = None) -> Rows:
     values = {name: value for name, value in trial.values.items() if name != "seed"}
+    versions = _versions() | ({"trainer": code} if code else {})
+    versions |= {"loss": ended.logged.name} if ended.logged else {}
     row = {
         **trial.values,
         "trial_id": trial.id,
@@ -184,11 +186,7 @@ def rows_of(trial: StudyTrial, ended: Outcome, purchase: int | None = None, code
         "wall_time_s": ended.seconds,
         "steps_done": ended.step,
         "purchase": purchase,
-        "versions": json.dumps(
-            _versions()
-            | ({"trainer": code} if code else {})
-            | ({"loss": ended.logged.name} if ended.logged else {})
-        ),
+        "versions": json.dumps(versions),
         "config": json.dumps(values, sort_keys=True),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -136,12 +136,11 @@ class StudyGrid(Grid[StudyTrial]):
         if (name := self.continued) is None:
             return []
         length, free = trial.values[name], {name, *ORDERS}
-        points = [
-            p
-            for p in self.points
-            if p[name] < length and all(n in free or value == trial.values[n] for n, value in p.items())
-        ]
-        points.sort(key=lambda p: p[name], reverse=True)
+
+        def is_shorter(p: Point) -> bool:
+            return p[name] < length and all(n in free or v == trial.values[n] for n, v in p.items())
+
+        points = sorted(filter(is_shorter, self.points), key=lambda p: p[name], reverse=True)
         return [StudyTrial(self.experiment, {**trial.values, **point}) for point in points]
 
     def to_dict(self) -> dict[str, Any]:

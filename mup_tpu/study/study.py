@@ -212,12 +212,9 @@ class Study:
                 from mup_tpu.tuning.search import run_search  # with Ray Tune
 
                 shared = {**self.grid.points[0], **self.grid.settings}
+                first = self.grid.points[0]
                 return run_search(
-                    space,
-                    options,
-                    shared,
-                    lambda at: self.grid.trial({**self.grid.points[0], **at}, 0),
-                    calls,
+                    space, options, shared, lambda at: self.grid.trial({**first, **at}, 0), calls
                 )
         except KeyboardInterrupt:
             console.print(f"stopped; finished trials are stored in {self.folder}, the same call goes on")

@@ -212,11 +212,8 @@ class Program:
             if "seed" not in given and self.config.has("seed"):
                 self._in_config.append("seed")
         # A program that never gets a value would train the same run again and again.
-        varied: dict[str, Sequence[Any]] = {
-            **grid.tuned,
-            **{name: grid.compared for name in grid.compared[0]},
-            "seed": range(grid.num_seeds),
-        }
+        varied: dict[str, Sequence[Any]] = {**grid.tuned, "seed": range(grid.num_seeds)}
+        varied |= dict.fromkeys(grid.compared[0], grid.compared)
         for name in [name for name, values in varied.items() if len(values) > 1]:
             if name not in given and name not in self._in_config:
                 raise ConfigError(f"trainer: the command line has no {{{name}}}, by which trials differ")

@@ -193,13 +193,9 @@ def compile_program(program: str, tpu: TpuType) -> Compiled:
         source = folder / "program.txt"
         source.write_text(program)
         command = [sys.executable, "-m", "mup_tpu.tpu.compiler"]
-        result = subprocess.run(
-            [*command, str(source), tpu.topology, str(tpu.devices), str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            env=os.environ | _module_path(),
-        )
+        command += [str(source), tpu.topology, str(tpu.devices), str(folder)]
+        options: dict[str, Any] = {"capture_output": True, "text": True, "env": os.environ | _module_path()}
+        result = subprocess.run(command, timeout=_TIMEOUT_S, **options)
         if result.returncode:
             why = _last_error(result.stderr)
             raise ConfigError(f"libtpu does not compile the pack for {tpu.topology}: {why}")

@@ -129,21 +129,14 @@ class Records:
         """
         import torch
 
-        rows, curves = [], []
+        rows, curves, count = [], [], len(self.members)
+        outcome: dict[str, Any] = {"wall_time_s": wall_time / count, "device": device, "pack_size": count}
+        outcome["threads"] = torch.get_num_threads()
         for k, member in enumerate(self.members):
             trained = self.losses_SK[: member.ended_at, k].tolist()
-            row = run_row(
-                member.trial,
-                self._dataset,
-                steps_done=member.ended_at,
-                loss=member.loss(trained, final[k]),
-                status=member.status,
-                reason=member.reason,
-                wall_time_s=wall_time / len(self.members),
-                device=device,
-                pack_size=len(self.members),
-                threads=torch.get_num_threads(),
-            )
+            outcome |= {"steps_done": member.ended_at, "loss": member.loss(trained, final[k])}
+            outcome |= {"status": member.status, "reason": member.reason}
+            row = run_row(member.trial, self._dataset, **outcome)
             rows.append(row)
             points = []
             for start in range(0, len(trained), every):
@@ -161,9 +154,7 @@ class Records:
             "statuses": list(self.statuses),
             "ended_at": [member.ended_at for member in self.members],
             "reasons": [member.reason for member in self.members],
-            "validation": [
-                {"member": k, **point} for k, member in enumerate(self.members) for point in member.validation
-            ],
+            "validation": [{"member": k, **p} for k, m in enumerate(self.members) for p in m.validation],
         }
 
     def load(self, state: Mapping[str, Any], losses_SK: Tensor) -> None:

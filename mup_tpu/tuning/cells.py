@@ -65,11 +65,9 @@ class Belief:
         Runs have the target's `whole_size`.
         """
         target = self.goal.sizes(self.goal.values)
+        names = self.goal.shrinks
         octaves_SA = np.array(
-            [
-                [0.0 if n == whole_size else math.log2(step.sizes[n] / target[n]) for n in self.goal.shrinks]
-                for step in steps
-            ]
+            [[0.0 if n == whole_size else math.log2(s.sizes[n] / target[n]) for n in names] for s in steps]
         )
         # Hyperparameters share what the runs of a size tell.
         runs = [runs_within_reach(step.looks) / len(self.priors) for step in steps]
@@ -106,18 +104,15 @@ def belief_of(
     source = Reason.of("usual sweeps", count=count, kind=", ".join(goal.shrinks), keeps=rule if kept else "")
     first = next(iter(each.values()), Assumed.usual("width", rule))
     assumed = replace(first, curvature=curvature, source=source)
+    known = {name: fixed(fixes[name]) for name in goal.shrinks if name in fixes}
     priors = [
-        {
-            name: fixed(fixes[name]) if name in fixes else priors_of(name, claims(rule, kinds[name], one))
-            for name in goal.shrinks
-        }
-        for one in tuned
+        {n: known.get(n) or priors_of(n, claims(rule, kinds[n], one)) for n in goal.shrinks} for one in tuned
     ]
     if analysis is not None:
         along = next((n for n in goal.shrinks if kinds[n] and kinds[n] == kind_of(analysis.scale)), None)
         if along is None:
-            known = {"assumed": source, "name": analysis.name, "column": analysis.scale}
-            assumed = replace(assumed, source=Reason.of("only rates", **known))
+            of_rates = Reason.of("only rates", assumed=source, name=analysis.name, column=analysis.scale)
+            assumed = replace(assumed, source=of_rates)
         else:
             assumed = Assumed.measured(analysis, rule)
             if along not in fixes:
@@ -192,15 +187,12 @@ def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designe
             costs.append(step.cost * (1 - _SAME_RATES * shared))
         return costs
 
-    def spent(steps: Sequence[Step]) -> float:
-        return sum(priced(steps))
-
     def score_of(steps: Sequence[Step]) -> float:
-        return belief.regret(steps) + WORTH * spent(steps) / whole
+        return belief.regret(steps) + WORTH * sum(priced(steps)) / whole
 
     chosen, score = [pool[0]], math.inf
     while len(chosen) < _MOST_CELLS:
-        left = budget - spent(chosen)
+        left = budget - sum(priced(chosen))
         others = [step for step in pool if step not in chosen]
         # What the least number of sizes still needs, at the cheapest, is kept.
         needed = sum(sorted(step.cost for step in others)[: max(0, NEEDED - len(chosen) - 1)])
@@ -215,7 +207,7 @@ def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designe
         fewer = [other for other in chosen if other is not step]
         if len(fewer) >= NEEDED and (without := score_of(fewer)) < score:
             chosen, score = fewer, without
-    if len(chosen) < NEEDED or spent(chosen) > budget:
+    if len(chosen) < NEEDED or sum(priced(chosen)) > budget:
         return None
     chosen.sort(key=lambda step: (step is not pool[0], step.cost / step.runs))
     steps, costs, belief = list[Step](), priced(chosen), belief.promised
@@ -227,7 +219,7 @@ def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designe
     larger = [step for step in pool if step.cost / step.runs > chosen[-1].cost / chosen[-1].runs]
     if not larger:
         return tuple(steps), None, math.nan
-    is_paid = larger[0].cost <= budget - spent(chosen)
+    is_paid = larger[0].cost <= budget - sum(costs)
     saved = max(steps[-1].regret - belief.regret([*chosen, larger[0]]), 0.0) if is_paid else math.nan
     return tuple(steps), larger[0], saved
 

@@ -201,22 +201,13 @@ class Plan:
         names, points = self.changing, self._points
         bases = {f"base_{name}": min(p[name] for p in points) for name in ("width", "depth") if name in names}
         base = self.base.base.replace(**self._same, **bases, parametrization=self.rule)
-        return Sweep(
-            self.experiment,
-            base,
-            scale=points,
-            tune={self.tuned: self.rates, **self.beside},
-            compare={"parametrization": [self.rule]},
-            num_seeds=max(look.seeds for look in self.steps[0].looks),
-        )
+        tune, compare = {self.tuned: self.rates, **self.beside}, {"parametrization": [self.rule]}
+        seeds = max(look.seeds for look in self.steps[0].looks)
+        return Sweep(self.experiment, base, scale=points, tune=tune, compare=compare, num_seeds=seeds)
 
     def to_dict(self) -> dict[str, Any]:
         steps = [
-            {
-                name: value
-                for name, value in asdict(step).items()
-                if name != "looks" and value not in ((), False)
-            }
+            {n: value for n, value in asdict(step).items() if n != "looks" and value not in ((), False)}
             | {"runs": step.runs, "at": at_words(step.values, self.changing, self.goal.is_in_tokens)}
             for step in self.steps
         ]

@@ -48,16 +48,11 @@ class TrialProgress(Generic[T]):
         self.console, self._size, self._work, self._loss_name = console, size, work, loss_name
         self._trials, self._stored, self._stored_work = len(trials), 0, 0.0
         self._cell: Any = None  # output of a notebook's cell that is updated
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            speed_estimate_period=3600,
-            transient=True,  # a line with the cost takes the place of the bars
-        )
+        size_of, note = (TextColumn(f"{{task.{of}}}", markup=False) for of in ("description", "fields[note]"))
+        self._bars = Progress(  # a line with the cost takes the place of the bars
+            size_of, BarColumn(bar_width=24), note, TimeRemainingColumn(), console=console, transient=True,
+            disable=not console.is_terminal, speed_estimate_period=3600,
+        )  # fmt: skip
         counts = Counter(map(size, sorted(trials, key=work)))
         self._ended: dict[str, Counter[str]] = {name: Counter() for name in counts}  # by status
         self._tasks = {

@@ -319,16 +319,13 @@ class Chooser:
             before = {name: stored[name] for name in self._identity}
             # Later versions may know more settings.
             now = self._identity | {"base": {name: self._identity["base"][name] for name in before["base"]}}
-            proposals = [
-                (
-                    {name: proposal["point"][name] for name in now["space"]},
-                    {
-                        str(int(number)): [(int(share), float(loss)) for share, loss in losses]
-                        for number, losses in proposal["ended"].items()
-                    },
-                )
-                for proposal in stored["proposals"]
-            ]
+            proposals = []
+            for proposal in stored["proposals"]:
+                point = {name: proposal["point"][name] for name in now["space"]}
+                ended = {
+                    str(int(n)): [(int(s), float(x)) for s, x in c] for n, c in proposal["ended"].items()
+                }
+                proposals.append((point, ended))
         for name, value in now.items():
             if before[name] != value:
                 raise ConfigError(
@@ -418,12 +415,8 @@ class Chooser:
 
 
 def _scheduler(options: SearchOptions) -> Any:
-    common: dict[str, Any] = {
-        "time_attr": _SHARE,
-        "metric": _LOSS,
-        "mode": "min",
-        "grace_period": _per_cent(options.grace),
-    }
+    common: dict[str, Any] = {"time_attr": _SHARE, "metric": _LOSS, "mode": "min"}
+    common["grace_period"] = _per_cent(options.grace)
     if options.scheduler == "asha":
         return ASHAScheduler(max_t=_ALL, reduction_factor=options.reduction_factor, **common)
     # A hard stop would refuse later losses of a stopped trial, which a resumed search reports.

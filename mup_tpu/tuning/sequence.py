@@ -177,12 +177,9 @@ class Buyer(Generic[T]):
         return dict.fromkeys(bought, self._store.next_purchase() or 1), report
 
     def _trials(self, name: str, point: Point, looks: Iterable[tuple[Sequence[float], int]]) -> list[T]:
-        at = {**point, **self._grid.rules[name]}
-        return [
-            self._grid.trial(at | dict(zip(self._grid.tuned, map(_exact, x, self._known), strict=True)), seed)
-            for x, seeds in looks
-            for seed in range(seeds)
-        ]
+        grid, at = self._grid, {**point, **self._grid.rules[name]}
+        tuned = ((dict(zip(grid.tuned, map(_exact, x, self._known), strict=True)), n) for x, n in looks)
+        return [grid.trial(at | values, seed) for values, seeds in tuned for seed in range(seeds)]
 
     def _of_batch(self, name: str, batch: Batch) -> list[T]:
         trials = list[T]()
@@ -271,11 +268,8 @@ class Buyer(Generic[T]):
 
         def want(cell: int, looks: Sequence[tuple[Sequence[float], int]], line: str) -> bool:
             values, _ = planned.cells[cell]
-            point = next(
-                p
-                for p in self._points.values()
-                if all(values.get(n, v) == v for n, v in self._grid.by_column(p).items())
-            )
+            columns = ((p, self._grid.by_column(p).items()) for p in self._points.values())
+            point = next(p for p, of in columns if all(values.get(n, v) == v for n, v in of))
             trials = missing_trials(self._trials(name, point, looks), done, self._trial_id)
             at = at_words(values, [*values])
             report.extend([f"{at}, {listed([*map(label, planned.tuned)])} {line}"] if trials else [])

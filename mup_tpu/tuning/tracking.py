@@ -62,14 +62,10 @@ def wandb(folder: Folder, experiment: str) -> Send:
         name = " ".join(f"{key} {value}" for key, value in settings.items())
         if {"parametrization", "width", "lr"} <= settings.keys():
             name = f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}"
-        run = wandb.init(
-            project=experiment,
-            dir=folder.path if folder.is_local else ".",
-            id=row["trial_id"],
-            name=name,
-            config={**settings, "trial_id": row["trial_id"]},
-            settings=wandb.Settings(silent=True, console="off", init_timeout=30),
-        )
+        place, trial = folder.path if folder.is_local else ".", row["trial_id"]
+        quiet = wandb.Settings(silent=True, console="off", init_timeout=30)
+        config = {**settings, "trial_id": trial}
+        run = wandb.init(project=experiment, dir=place, id=trial, name=name, config=config, settings=quiet)
         by_step: dict[int, dict[str, float]] = {}
         for tag, step, value in curve:
             by_step.setdefault(step, {})[tag] = value

@@ -110,11 +110,7 @@ def target_trials(
     follows = {name: name in followed for name in ("depth", "batch_size")} | {"steps": "tokens" in followed}
     # A rule of depth, batch size or steps without a base would take the target for its own base, and scale
     # nothing.
-    bases = {
-        f"base_{name}": fields[name]
-        for name, is_so in follows.items()
-        if is_so and not fields[f"base_{name}"]
-    }
+    bases = {f"base_{n}": fields[n] for n, is_so in follows.items() if is_so and not fields[f"base_{n}"]}
     return [
         source.replace(parametrization=rule, seed=seed, **bases, **changed, **target)
         for seed in range(num_seeds)

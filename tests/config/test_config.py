@@ -371,7 +371,7 @@ REALS = [c for c in columns.CONFIGURED.values() if c.type is float]
 
 @pytest.mark.parametrize("field", [column.field for column in REALS])
 def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
-    """In TOML of any name, on axes, in ladders, in domains, and as an option."""
+    """In TOML of any name, on axes, in ladders, in domains, and as an option if it has one."""
     part = part_of_field()[field]
     (facts,) = [about(f) for f in dataclasses.fields(getattr(Trial(), part)) if f.name == field]
     base = {name: choices[0] for name, choices in facts.only.items()}
@@ -393,6 +393,8 @@ def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
     space = f'[space.{field}]\nlow = "{low}"\nhigh = "{high}"\n'
     (tmp_path / "mine.toml").write_text(f'experiment = "x"\n{own}{space}')
     assert load_search(tmp_path / "mine.toml").space[field] == Domain("loguniform", lower, upper)
+    if field in ("adamw_lr_ratio", "module_lr_factor"):
+        return
     options = [word for name, value in {**base, field: low}.items() for word in (f"--{name}", value)]
     read = tyro.cli(Trial, args=options, config=(tyro.conf.OmitArgPrefixes,))
     assert read == expected
