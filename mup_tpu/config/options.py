@@ -79,8 +79,6 @@ class RunOptions:
     bf16 rounds each part's gradient."""
     split_over: int = described(1, least=1)
     """Processes, a GPU each, that a trial too wide for one is split over (docs/gpu.md); on XLA, devices."""
-    compile: Annotated[bool, tyro.conf.Suppress] = False
-    """Compile the step by torch.compile: half a minute at the start of each width; GPUs do where it pays."""
     threads: int = described(0, least=0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: Annotated[int, tyro.conf.Suppress] = described(10, above=0)
@@ -99,7 +97,7 @@ class RunOptions:
         parse_price(self.price)
         if self.execution == "loop" and self.device in ("tpu", "xla"):
             raise ConfigError(f"execution 'loop' is for CPUs and GPUs: device {self.device!r} stacks members")
-        in_turns = self.device != "tpu" and self.execution != "vmap" and not self.compile
+        in_turns = self.device != "tpu" and self.execution != "vmap"
         if self.split_over > 1 and self.device != "xla" and not in_turns:
             raise ConfigError(
                 f"{given('split_over', self.split_over)} works on device xla, and on cpu and cuda where "

@@ -109,7 +109,7 @@ class Device(ABC):
     execution: Execution  # Faster execution on this kind of device, as measured
     mesh: MeshShape = ONE_DEVICE
     reads_cheaply: bool = True  # Whether losses are read at every log point; otherwise, at evaluations
-    compiles: bool  # Whether `repeated` compiles steps; otherwise, torch.compile may around their parts
+    compiles: bool  # Whether `repeated` compiles steps
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto", split_over: int = 1) -> Device:
         """Return this device ready for packs of this many members; they are padded to fill `mesh.trial`.

@@ -240,7 +240,7 @@ def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
     """Compile a traced function; where that fails, as with a full cache folder, call it as it is."""
     parts = _cut(traced)
     for part in parts.children():
-        part.forward = compile_function(part.forward, whole=True)
+        part.forward = compile_function(part.forward)
     call: Callable[..., Any] = parts
 
     def compiled_or_traced(*given: Tensor) -> Any:

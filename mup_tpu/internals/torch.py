@@ -31,9 +31,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def compile_function(function: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
-    """Compile a function by torch, one program for each shape; `whole` refuses more than one."""
-    compiled = torch.compile(function, dynamic=False, fullgraph=whole)
+def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function by torch, as one program for each shape."""
+    compiled = torch.compile(function, dynamic=False, fullgraph=True)
 
     @functools.wraps(function)
     def call(*given: Any) -> Any:

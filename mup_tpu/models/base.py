@@ -87,10 +87,8 @@ class Forms:
 
     attention: str = "fused"  # A form of `mup_tpu.models.attention`: "fused", or "matmul" under vmap
     one_pass_norms: bool = False  # Norms as few elementary operations, for XLA
-    gathered: bool = False  # Experts compute the tokens sent to them alone; not under vmap or torch.compile
-    vmapped: bool = False
-    """Layers for members under vmap, which keep as little as possible for backward. Not under torch.compile:
-    it takes no autograd function under vmap, and keeps little by itself."""
+    gathered: bool = False  # Experts compute the tokens sent to them alone; not under vmap
+    vmapped: bool = False  # Layers for members under vmap, which keep as little as possible for backward
 
 
 class Architecture(ABC):

@@ -71,7 +71,7 @@ class PackRun:
                 self.pack: Pack = ShardedPack(trials[0], dataset.vocab_size, self.device, parts)
             else:
                 check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution, parts)
-                self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile, parts)
+                self.pack = Pack(trials, dataset.vocab_size, self.device, execution, micro_batches=parts)
         self.total = trials[0].train.steps
         self.wall_time = 0.0
         self._preempted = False

@@ -28,7 +28,7 @@ from torch.nn import functional
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device
 from mup_tpu.devices.base import BY_XLA
-from mup_tpu.internals.torch import compile_function, tree_flatten, tree_unflatten
+from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 from mup_tpu.models import Parameter
 from mup_tpu.models.layers import AT_ONCE
 from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
@@ -273,7 +273,7 @@ class Members(ABC):
     device: Device
     loss: MemberLoss
     declared: Mapping[str, Parameter]
-    compile: bool  # Whether the step goes through torch.compile
+    compile: bool  # Whether a GPU compiles its traced step
     micro_batches: int
     trials: Sequence[Trial]  # Trial of each row; the last ones may be padding
     scalings: Sequence[Mapping[str, Scaling]]  # Factors by parameter name, one mapping a row
@@ -286,9 +286,6 @@ class Members(ABC):
 
     @abstractmethod
     def __post_init__(self) -> None: ...
-
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return compile_function(function) if self.compile else function
 
     @abstractmethod
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
@@ -308,8 +305,7 @@ class InTurns(Members):
 
     def __post_init__(self) -> None:
         self._bf16 = self.trials[0].train.precision == "bf16"
-        self._loss = self.compiled(self.loss)
-        self._whole_loss = over_micro_batches(self._loss, self.micro_batches)
+        self._whole_loss = over_micro_batches(self.loss, self.micro_batches)
         self._given, self._optimizers = [], []  # arguments of the loss (leaves and buffers)
         for r, trial in enumerate(self.trials):
             leaves = {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()}
@@ -330,7 +326,7 @@ class InTurns(Members):
         for (i, step), r in itertools.product(enumerate(steps), live):
             given, optimizer = self._given[r], self._optimizers[r]
             with self._weights_cast_once():
-                losses_SR[i, r] = backward_by_parts(self._loss, given, tokens_SBT1[i], self.micro_batches)
+                losses_SR[i, r] = backward_by_parts(self.loss, given, tokens_SBT1[i], self.micro_batches)
             if optimizer.trial.optimizer.grad_clip:
                 torch.nn.utils.clip_grad_norm_(list(given[0].values()), optimizer.trial.optimizer.grad_clip)
             optimizer.update(step)
@@ -362,11 +358,8 @@ class Stacked(Members):
         self._optimizer = StackedOptimizer(
             self.trials, self.declared, self.scalings, lambda t: device.place_members(t.to(self._dtype))
         )
-        compiled = self.compiled if not device.compiles else lambda function: function
         self.gradients_and_losses, self._losses = (
-            device.per_shard(
-                over_micro_batches(compiled(vmap(function, in_dims=(0, 0, None))), self.micro_batches)
-            )
+            device.per_shard(over_micro_batches(vmap(function, in_dims=(0, 0, None)), self.micro_batches))
             for function in (grad_and_value(self.loss), self.loss)
         )
         self._steps = device.repeated(self.step, self.compile)

@@ -64,19 +64,25 @@ class Pack:
         vocab_size: int,
         device: Device,
         execution: Execution | None = None,  # None takes the execution of the device
-        compile: bool = False,  # whether the step is compiled; a GPU's stack always is where that pays
+        compile: bool = False,  # whether a GPU compiles its traced step even where that does not pay
         micro_batches: int = 1,  # parts of a batch that go through the network one after another
         forms: Mapping[str, Any] = {},  # fields of `Forms` in place of this device's fast ones
     ) -> None:
         if len({pack_key(trial) for trial in trials}) != 1:
             raise ConfigError("the trials of a pack must share shape, data, update rule, steps and precision")
         self._execution = EXECUTIONS[execution or device.execution]
-        fast = _fast_forms(trials, device, self._execution.is_stacked, compile)
+        kind, is_stacked = device.torch_device.type, self._execution.is_stacked
+        is_folded, length = is_stacked and kind == "cuda", trials[0].data.sequence_length
+        fast = {
+            "attention": "folded" if is_folded else choose_form(is_stacked, length),
+            "one_pass_norms": kind in BY_XLA,
+            "gathered": kind == "cpu" and not is_stacked,
+            "vmapped": is_stacked,
+        }
         self._compile = compile
-        in_parts = device.torch_device.type not in BY_XLA and (device.compiles or not compile)
-        self._declare(trials, vocab_size, device, micro_batches, Forms(**(fast | dict(forms))), in_parts)
-        first, length = trials[0], trials[0].data.sequence_length
-        shapes = self.declaration.shapes
+        fast_forms, in_parts = Forms(**(fast | dict(forms))), kind not in BY_XLA
+        self._declare(trials, vocab_size, device, micro_batches, fast_forms, in_parts)
+        first, shapes = trials[0], self.declaration.shapes
         stacked = {name: torch.empty(len(trials), *shape) for name, shape in shapes.items()}
         for k, trial in enumerate(trials):
             # Each member's own declaration: starts may differ (readout_zero_init).
@@ -215,18 +221,6 @@ class Pack:
         self.steps_done = steps_done
         by_kind = {k: {n: tensors[f"{k}/{n}"] for n in names} for k, names in self._tensors.items()}
         self._stack(members, by_kind)
-
-
-def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compile: bool) -> dict[str, Any]:
-    # torch.compile fuses torch's own forms by itself.
-    kind, length = device.torch_device.type, trials[0].data.sequence_length
-    is_folded = is_stacked and kind == "cuda"
-    return {
-        "attention": "folded" if is_folded else choose_form(is_stacked, length),
-        "one_pass_norms": kind in BY_XLA,
-        "gathered": kind == "cpu" and not is_stacked and not compile,
-        "vmapped": is_stacked and (device.compiles or not compile),
-    }
 
 
 # Memory of a pack, estimated beforehand: a pack that does not fit is split. The estimate is the state, the

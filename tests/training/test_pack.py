@@ -1,7 +1,6 @@
 """A pack's members against each other, and against NaN; test_networks.py has them against stock classes."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,7 @@ from mup_tpu.models import declare
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
 from mup_tpu.training import schedule_factor
-from mup_tpu.training.pack import Pack, _fast_forms, compilation_pays, plain_step_s
+from mup_tpu.training.pack import Pack, compilation_pays, plain_step_s
 
 VOCAB = 48
 DEVICE = get_device(os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
@@ -306,27 +305,6 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
         for name in ("transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"):
             ratio = end.parameters[name] / start.parameters[name]
             torch.testing.assert_close(ratio, torch.full_like(ratio, expected), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("execution", ["loop", "vmap"])
-def test_compiled_members_have_forms_that_torch_compile_can_trace(execution):
-    """No autograd function of ours, unless a GPU's step is traced first. A nightly test compiles them."""
-    forms = _fast_forms([TINY], DEVICE, execution == "vmap", compile=True)
-    assert not forms["gathered"]
-    assert forms["vmapped"] == (execution == "vmap" and DEVICE.compiles)
-    assert forms["attention"] in ("fused", "matmul", "folded")
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize(("architecture", "execution"), [("gpt2", "loop"), ("llama", "vmap")])
-def test_compiled_members_train_as_eager_ones_do(architecture, execution):
-    base = TINY.replace(architecture=architecture, depth=1)  # another layer is compiled as the first
-    trials = [base.replace(seed=seed, learning_rate=0.01) for seed in range(2)]
-    packs = [Pack(trials, VOCAB, DEVICE, execution, compile) for compile in (False, True)]
-    for batch in batches(TINY, 10):
-        eager, compiled = (pack.step(batch) for pack in packs)
-        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
