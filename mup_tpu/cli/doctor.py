@@ -109,15 +109,14 @@ def examine_tpu(accelerator_type: str) -> Iterator[Inspection]:
     Raises:
         ConfigError: the type is unknown, or its compiler is missing.
     """
-    from mup_tpu.tpu.compiler import check, cycles, listed
+    from mup_tpu.tpu.compiler import check, listed
 
     for tpu in TPU_TYPES.values() if accelerator_type == "all" else [tpu_type(accelerator_type)]:
         for case, compiled, faults in check(tpu):
             state = (
                 f"{case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
                 f"{compiled.argument_bytes / 2**20:.1f} MiB and takes {compiled.temp_bytes / 2**20:.1f} MiB "
-                f"more; a step takes {cycles(compiled.text) / 1e6:.1f} million cycles; "
-                f"exchanged: {listed(compiled.collectives)}"
+                f"more; exchanged: {listed(compiled.collectives)}"
             )
             problem = "; ".join(f"{case.name} on {tpu.accelerator_type} {fault}" for fault in faults)
             yield Inspection(tpu.accelerator_type, state, problem)

@@ -43,8 +43,7 @@ _VOCAB_SIZE = 4096
 # Most bytes of output, mainly losses, that may lie outside of the memory of arguments
 _LARGEST_LOSS = 64 * 2**10
 
-# Parts of a compiled program's text.
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# Part of a compiled program's text
 _COLLECTIVE = re.compile(
     r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 )
@@ -90,11 +89,6 @@ CASES = (
     Case("long sequences, wide, bf16", _LONG, lambda devices: devices, "trial={n},data=1", Counter()),
     Case("trials apart, Muon", _MUON, lambda devices: 2 * devices, "trial={n},data=1", Counter()),
 )
-
-
-def cycles(text: str) -> int:
-    """Return the cycles of a step that libtpu estimates: of all fusions, not of waiting or collectives."""
-    return sum(number for number in map(int, _CYCLES.findall(text)) if number < 2**62)
 
 
 def check(tpu: TpuType) -> Iterator[tuple[Case, Compiled, list[str]]]:
