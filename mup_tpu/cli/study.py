@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json as json_format
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -54,6 +55,17 @@ class StudyOptions:
         if None in amounts.values():
             raise ConfigError(f"resources {' '.join(self.resources)!r} is not {form}")
         return {name: amount for name, amount in amounts.items() if amount is not None} or None
+
+    def load(
+        self, file: Path, results: str | None, grid: Mapping[str, Any] | None = None
+    ) -> tuple[Study, str]:
+        """Open the study of a file, with the trainer of these options, or else of the file."""
+        from mup_tpu.study.study import load_study
+
+        study, trainer = load_study(file, results, self.loss, grid)
+        if (trainer := self.trainer or trainer) is None:
+            raise ConfigError("trainer is missing: give --trainer, or set it in the file")
+        return study, trainer
 
     def run(
         self, study: Study, trainer: str, where: SweepOptions, price: str | None, **options: Any

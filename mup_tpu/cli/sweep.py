@@ -133,7 +133,7 @@ def sweep(
 
 def is_study(file: Path, options: StudyOptions) -> bool:
     """Return whether a file is of somebody's own training; refuse options of one that is not."""
-    is_script = file.suffix.partition(":")[0] == ".py"
+    is_script = file.suffix == ".py" or ".py:" in str(file)
     if options.trainer is not None or (not is_script and kind_of(read_toml(file)) == "study"):
         return True
     if options != StudyOptions():
@@ -161,16 +161,11 @@ def read_script(file: Path, name: str, kind: type[T]) -> T | None:
 
 def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
-    from mup_tpu.study.study import load_study
-
     refuse_options_of_networks(how.run, how.where)
     grid = {name: value for name, value in vars(how.grid).items() if value is not None}
-    study, trainer = load_study(file, how.results, options.loss, grid)
+    study, trainer = options.load(file, how.results, grid)
     if study.grid.space is not None:
         raise ConfigError(f"{file} is the file of a search, not of a sweep: `mup-tpu search {file}` takes it")
-    trainer = options.trainer or trainer
-    if trainer is None:
-        raise ConfigError("trainer is missing: give --trainer, or set it in the file")
     if how.dry_run:
         Console().print(f"{study.grid.experiment}: {len(study.trials())} trials in the grid")
         return
@@ -327,14 +322,10 @@ def search(
     changed = {n: value for n, value in vars(how.options).items() if value != getattr(SearchOptions, n)}
     console = Console()
     if is_study(file, study):
-        from mup_tpu.study.study import load_study
-
         refuse_options_of_networks(how.run, replace(how.where, pack_size=0))
-        made, trainer = load_study(file, how.results, study.loss)
+        made, trainer = study.load(file, how.results)
         if made.grid.space is None:
             raise ConfigError(f"{file} has no [space]: `mup-tpu sweep {file}` takes it")
-        if (trainer := study.trainer or trainer) is None:
-            raise ConfigError("trainer is missing: give --trainer, or set it in the file")
         made.search, folder = replace(made.search, **changed), made.folder
         run = partial(study.run, made, trainer, how.where, how.run.price)
     else:
