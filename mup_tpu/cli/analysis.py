@@ -206,10 +206,7 @@ def predict(
         raise ConfigError(f"format {format} prints the values alone: give no other output")
     if (recipe := predict_planned_folder(path, at)) is not None:
         if figures or claim != "by-name" or table != TableOptions():
-            raise ConfigError(
-                "the folder holds a plan, whose prediction takes no option but --at, --keep, --format or "
-                "--json"
-            )
+            raise ConfigError("the prediction of a plan takes --at, --keep, --format and --json alone")
         if keep:
             _keep_planned(path, recipe)
         print_recipe(recipe, path, format, json)
@@ -252,9 +249,7 @@ def _print_published(at: Sequence[str], json: bool) -> None:
     from mup_tpu.words.plans import published_table, published_words
 
     if not at:
-        raise ConfigError(
-            "predict needs a table or results folder, or a transformer's size: --at params=1.3B"
-        )
+        raise ConfigError("predict needs a table or folder, or a transformer's size: --at params=1.3B")
     goal = goal_of(read_target(at), None, 0)
     prior = goal.published
     assert prior is not None

@@ -187,10 +187,7 @@ def keep(results: str, setting: str, checked: CoordinateCheck) -> None:
         if CHECK_FILE in folder.names():
             before = pd.read_parquet(f"{folder}/{CHECK_FILE}")
             if {*before} != {*table}:
-                raise StoreError(
-                    f"{results} holds something else than a coordinate check along this scale; give another "
-                    "--results"
-                )
+                raise StoreError(f"{results} holds no check along this scale; give another --results")
             conclusions = before.attrs | conclusions
             table = pd.concat([before[before["setting"] != setting], table], ignore_index=True)
         table.attrs = conclusions  # kept in the file

@@ -83,10 +83,8 @@ def examine(results: str = "results") -> Iterator[Inspection]:
         problem = "" if version or optional or not versions["torch"] else f"training {not_installed(name)}"
         yield Inspection(name, version or "none", problem)
     if not versions["torch"]:
-        alone = "studies and analysis run without it"
-        yield Inspection(
-            "training", "none", note=f"training of our networks {not_installed('torch')}; {alone}"
-        )
+        note = f"training of our networks {not_installed('torch')}; studies and analysis run without it"
+        yield Inspection("training", "none", note=note)
     yield from check_fit(versions["torch"], versions["torch_xla"])
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     state = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"

@@ -80,10 +80,8 @@ def misread(name: str, command: Callable[..., Any], words: list[str], box: str) 
 def write_help(name: str, command: Callable[..., Any], every: bool) -> str:
     """Return the help of a command; `every` lists all options of one that has many."""
     parser = _parser(name, command)
-    groups = [
-        (group, [action for action in group._group_actions if action.dest != "help"])
-        for group in parser._action_groups
-    ]
+    all_groups = parser._action_groups
+    groups = [(group, [a for a in group._group_actions if a.dest != "help"]) for group in all_groups]
     paths = [action for group, actions in groups[:1] for action in actions]
     count = sum(len(actions) for _, actions in groups[1:])
     is_short = count > _MANY and not every

@@ -122,9 +122,8 @@ def ask(
         patience: Lease of a trial, as 90s, 30m or 24h; afterwards it may be printed again.
         json: Print a JSON object per line, with the trial's id and values.
     """
-    trials = _study(path).ask(
-        count, until_settled=until_settled, patience=parse_seconds("patience", patience)
-    )
+    lease_s = parse_seconds("patience", patience)
+    trials = _study(path).ask(count, until_settled=until_settled, patience=lease_s)
     for trial in trials:
         values = {"id": trial.id, **trial.values}
         words = " ".join(f"{name}={on_one_line(value)}" for name, value in values.items())

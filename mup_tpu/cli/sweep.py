@@ -239,10 +239,8 @@ def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], o
         Console().print(f"nothing to show: {error}")
     if failed:
         total = sum(outcome.values())
-        raise TrialsFailed(
-            f"{failed} of {total} trials failed, with their reasons in {near(folder)}; run the same command "
-            "to try them again"
-        )
+        why = f"{failed} of {total} trials failed, with their reasons in {near(folder)}"
+        raise TrialsFailed(f"{why}; run the same command to try them again")
 
 
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:

@@ -82,9 +82,8 @@ class Watched:
         before, parts = self._seen, part_names(self._folder, "runs")
         if before is None or before[0] != parts:
             runs = load_runs(self.path) if parts else None
-            if self.runs is not None and (
-                runs is None or not {*self.runs["trial_id"]} <= {*runs["trial_id"]}
-            ):
+            ids = set() if runs is None else {*runs["trial_id"]}
+            if self.runs is not None and not ids.issuperset(self.runs["trial_id"]):
                 self.replaced = "the runs that were shown before are gone: the folder was removed or replaced"
             self.runs = runs
         self.running = self._running_trials()
@@ -111,13 +110,9 @@ class Watched:
             self.total, self._grid = study.search.num_samples, {*self.runs["trial_id"]}
         for name in (self._folder / "work").names():
             saved = read_file(self._folder, f"work/{name}/resume.json", 2**20)
-            try:
-                step = (
-                    "no step saved yet" if saved is None else f"step {int(json.loads(saved)['step'])} saved"
-                )
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                continue
-            running[name] = step
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                step = None if saved is None else int(json.loads(saved)["step"])
+                running[name] = "no step saved yet" if step is None else f"step {step} saved"
         for file in (self._folder / "asked").names():
             if file.endswith(".json"):
                 running.setdefault(file.removesuffix(".json"), "leased")

@@ -178,10 +178,8 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration", table: st
         has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
         if not has_default and f.name not in values:
             raise ConfigError(f"{where}: {f.name} is missing")
-    read = {
-        key: _read(fields[key][1], value, f"{where}: {key}", f"{table}.{key}".strip("."))
-        for key, value in values.items()
-    }
+    inner = {key: (f"{where}: {key}", f"{table}.{key}".strip(".")) for key in values}
+    read = {key: _read(fields[key][1], value, *inner[key]) for key, value in values.items()}
     with raised_as(ConfigError, where, (ConfigError,)):
         return cls(**read)
 

@@ -104,11 +104,8 @@ class ModelConfig:
             raise ConfigError(not_a_multiple("width", self.width, name, unit))
         if self.architecture in _LLAMA["architecture"]:
             base_heads = self.base_width // self.head_size
-            sizes = (
-                (self.base_width, base_heads, self.head_size),
-                (self.width, self.heads, self.actual_head_size),
-            )
-            for width, heads, head_size in sizes:
+            base, wide = (self.base_width, base_heads, self.head_size), (self.width, self.heads)
+            for width, heads, head_size in (base, (*wide, self.actual_head_size)):
                 if head_size % 2:
                     raise ConfigError(
                         f"head_size {head_size} at width {width} is not allowed: rotary positions turn pairs "
@@ -455,11 +452,8 @@ PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,
 
 def _changed(part: Any, changes: dict[str, Any]) -> Any:
     values = {**vars(part), **changes}
-    unread = {
-        f.name: f.default
-        for f in dataclasses.fields(part)
-        if about(f).only.keys() & changes.keys() and f.name not in changes and unread_under(f, values)
-    }
+    follow = [f for f in dataclasses.fields(part) if about(f).only.keys() & changes.keys()]
+    unread = {f.name: f.default for f in follow if f.name not in changes and unread_under(f, values)}
     return dataclasses.replace(part, **unread, **changes)
 
 

@@ -265,10 +265,8 @@ def slots_with(resources: Mapping[str, float]) -> Slots:
     count = sum(int(min(node.get(name, 0) / amount for name, amount in needed.items())) for node in nodes)
     if count < 1:
         available = _amounts(ray.cluster_resources(), needed)
-        raise ConfigError(
-            f"one trial asks for {_amounts(needed, needed)}, and no node has that; the Ray cluster has "
-            f"{available}"
-        )
+        wanted = f"one trial asks for {_amounts(needed, needed)}, and no node has that"
+        raise ConfigError(f"{wanted}; the Ray cluster has {available}")
     others = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
     needs = {"num_cpus": needed["CPU"], "num_gpus": needed.get("GPU", 0), "resources": others}
     prepare = importlib.import_module(ROOMS["xla"]).take_chips if needed.get("TPU") else None

@@ -115,9 +115,8 @@ class PackJob(Job):
     def __post_init__(self) -> None:
         self.checkpoints = self.folder_of(self.trials) if self.folder_of else None
         self.members = len(self.trials)
-        self.kept = (
-            "its checkpoint is kept" if self.options.checkpoint_every else "without --checkpoint-every"
-        )
+        is_kept = self.options.checkpoint_every > 0
+        self.kept = "its checkpoint is kept" if is_kept else "without --checkpoint-every"
 
     def __str__(self) -> str:
         count = "a trial" if self.members == 1 else f"a pack of {self.members} trials"

@@ -153,9 +153,8 @@ class Forked(Pool[_Process]):
             except (EOFError, OSError):
                 worker.process.kill()
                 worker.process.join()
-                event = Lost(
-                    f"its process died (exit code {worker.process.exitcode})", self._for_memory(worker)
-                )
+                why = f"its process died (exit code {worker.process.exitcode})"
+                event = Lost(why, self._for_memory(worker))
             if isinstance(event, Ended) and not isinstance(event, Lost):
                 self._idle.append(self._busy.pop(connection))
             yield worker, event

@@ -206,10 +206,8 @@ def cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Te
     """Return the mean cross-entropy of the targets, in nat, by the readout's weight."""
     if torch.is_grad_enabled():
         return _CrossEntropy.apply(hidden_ND, weight_VD, targets_N)[0]
-    losses = [
-        -_log_probabilities(hidden_RD, weight_VD).gather(-1, to_R1)
-        for hidden_RD, to_R1 in _parts(hidden_ND, weight_VD, targets_N)
-    ]
+    parts = _parts(hidden_ND, weight_VD, targets_N)
+    losses = [-_log_probabilities(h_RD, weight_VD).gather(-1, to_R1) for h_RD, to_R1 in parts]
     return torch.cat(losses).mean()
 
 

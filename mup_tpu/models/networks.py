@@ -176,10 +176,8 @@ class _LlamaAttention(nn.Module):
         self._attention = ATTENTION[forms.attention]
 
     def forward(self, x_ND: Tensor, rotary: Rotary, attention_factor: Tensor) -> Tensor:
-        query_NHd, key_NGd, value_NGd = (
-            projection(x_ND).unflatten(-1, (-1, self.head_size))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        projected = (projection(x_ND) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        query_NHd, key_NGd, value_NGd = (y_NX.unflatten(-1, (-1, self.head_size)) for y_NX in projected)
         if self.q_norm is not None and self.k_norm is not None:
             query_NHd, key_NGd = self.q_norm(query_NHd), self.k_norm(key_NGd)
         qkv_BTX = rotate_and_join(query_NHd, key_NGd, value_NGd, rotary)

@@ -85,10 +85,8 @@ class Store:
         header = read_header(self.folder) or create_header(self.folder, mine)
         folder, stored_axes = f"results folder {self.folder}", header.axes or Axes()
         if header.experiment != experiment:
-            raise StoreError(
-                f"{folder} holds experiment {header.experiment!r}, not {experiment!r}; give this one a "
-                "folder of its own"
-            )
+            holds = f"{folder} holds experiment {header.experiment!r}, not {experiment!r}"
+            raise StoreError(f"{holds}; give this one a folder of its own")
         if axes is not None and axes != stored_axes:
             raise StoreError(
                 f"{folder} holds a {'study' if header.columns is not None else 'sweep'} of {stored_axes}, "

@@ -339,9 +339,8 @@ class FunctionAttempt(Attempt):
                         return
             except (ValueError, TypeError, KeyError, RecursionError):
                 pass
-            yield Outcome(
-                "failed", math.nan, "its process wrote to a pipe of mup_tpu, which cannot be read now"
-            )
+            why = "its process wrote to a pipe of mup_tpu, which cannot be read now"
+            yield Outcome("failed", math.nan, why)
             return
 
     def _ended(self, code: int, is_terminated: bool) -> Outcome:

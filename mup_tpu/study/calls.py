@@ -190,10 +190,8 @@ def rows_of(trial: StudyTrial, ended: Outcome, purchase: int | None = None, code
         "config": json.dumps(values, sort_keys=True),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    curve = [
-        {"trial_id": trial.id, "step": step, "tokens": None, "split": "train", "loss": loss}
-        for step, loss in ended.points
-    ]
+    point = {"trial_id": trial.id, "tokens": None, "split": "train"}
+    curve = [{**point, "step": step, "loss": loss} for step, loss in ended.points]
     return [row], curve
 
 

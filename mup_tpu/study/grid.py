@@ -61,10 +61,8 @@ class StudyGrid(Grid[StudyTrial]):
                 f"space {shown(space)} is not names with domains, as {{'learning_rate': {{'low': 1e-4, "
                 "'high': 1e-1}}"
             )
-        domains = {
-            name: domain if isinstance(domain, Domain) else from_dict(Domain, domain, f"space of {name}")
-            for name, domain in space.items()
-        }
+        domains = {n: d for n, d in space.items() if isinstance(d, Domain)}
+        domains = {n: domains.get(n) or from_dict(Domain, d, f"space of {n}") for n, d in space.items()}
         for name, domain in domains.items():
             for value in domain.ends:
                 self._check("space", name, value)

@@ -162,10 +162,8 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
                 raise StoreError(f"results folder {path} holds no finished trial")
             row = finished.to_dict("records")[0]
             best = {key: row[key] for key in grid.space}
-            at, values = (
-                ", ".join(f"{key} {write(key, value)}" for key, value in some.items())
-                for some in (grid.points[0], best)
-            )
+            points = ([f"{n} {write(n, x)}" for n, x in p.items()] for p in (grid.points[0], best))
+            at, values = map(", ".join, points)
             loss, _ = named_loss([row["versions"]])
             sentences = [f"{at}, searched: {loss} {row['loss']:.4f} with {values}"]
         else:

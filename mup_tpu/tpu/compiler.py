@@ -148,11 +148,8 @@ def trace_pack(
             environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # for the CPU, it never runs
             code, names = f"import tpu_on_cpu; {code}", "programs/*.mlir"
         else:
-            environment |= {
-                "PJRT_DEVICE": "CPU",
-                "CPU_NUM_DEVICES": str(devices),
-                "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
-            }
+            environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+            environment["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
             names = "*.before_optimizations.txt"
         (folder / "pack.json").write_text(json.dumps(pack))
         with (folder / "pack.json").open() as stdin, (folder / "errors").open("w") as errors:
@@ -278,10 +275,8 @@ def compile_text(program: str, topology: str, count: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     sizes = executable.get_compiled_memory_stats()
     kinds = ("argument", "output", "temp", "alias")
-    return {
-        "seconds": seconds,
-        **{f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds},
-    }
+    sizes_by_kind = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
+    return {"seconds": seconds, **sizes_by_kind}
 
 
 def _stablehlo(program: str) -> Any:

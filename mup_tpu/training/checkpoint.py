@@ -171,11 +171,8 @@ def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
     Later ones are damaged: otherwise the pack would have gone on from them.
     """
     names = _steps(folder)
-    of_pack = {
-        name: meta
-        for name, meta in _metas(folder).items()
-        if meta["step"] <= written["step"] and meta.get("trial_ids") == written.get("trial_ids")
-    }
+    metas, ids = _metas(folder).items(), written.get("trial_ids")
+    of_pack = {n: m for n, m in metas if m["step"] <= written["step"] and m.get("trial_ids") == ids}
     open_ones = [name for name, meta in of_pack.items() if meta.get("is_open")]
     kept = {*list(of_pack)[-KEEP:], *open_ones}
     folder.remove(*(name for name in names if name not in kept))
@@ -200,9 +197,7 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ValueError(f"{_META} is no JSON") from None
     if not isinstance(meta, dict) or _META_SHA256 not in meta:
-        raise ValueError(
-            f"{_META} has no checksum of itself, as earlier versions and other programs write it"
-        )
+        raise ValueError(f"{_META} has no checksum of itself, as other programs write it")
     if meta[_META_SHA256] != _digest(meta):
         raise ValueError(f"the checksum of {_META} does not match")
     if not (

@@ -309,12 +309,9 @@ class InTurns(Members):
         self._given, self._optimizers = [], []  # arguments of the loss (leaves and buffers)
         for r, trial in enumerate(self.trials):
             leaves = {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()}
-            state = {
-                slot: {name: t[r] for name, t in tensors.items()} for slot, tensors in self.state.items()
-            }
-            optimizer = MemberOptimizer(
-                trial, self.declared, leaves, self.scalings[r], state, self.steps_done
-            )
+            state = {slot: {n: t[r] for n, t in tensors.items()} for slot, tensors in self.state.items()}
+            of_trial = trial, self.declared, leaves, self.scalings[r], state
+            optimizer = MemberOptimizer(*of_trial, self.steps_done)
             self._given.append((leaves, {name: b[r] for name, b in self.buffers.items()}))
             self._optimizers.append(optimizer)
         first = next(iter(self.parameters.values()))

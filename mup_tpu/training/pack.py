@@ -73,7 +73,7 @@ class Pack:
         self._execution = EXECUTIONS[execution or device.execution]
         kind, is_stacked = device.torch_device.type, self._execution.is_stacked
         is_folded, length = is_stacked and kind == "cuda", trials[0].data.sequence_length
-        fast = {
+        fast: dict[str, Any] = {
             "attention": "folded" if is_folded else choose_form(is_stacked, length),
             "one_pass_norms": kind in BY_XLA,
             "gathered": kind == "cpu" and not is_stacked,
@@ -90,10 +90,8 @@ class Pack:
             fresh = init_parameters(parameters, self.scalings[k], trial.model.init_std, trial.train.seed)
             for name, p in fresh.items():
                 stacked[name][k] = p
-        state = {
-            slot: {name: torch.zeros(len(trials), *shapes[name]) for name in names}
-            for slot, names in state_slots(first, self.declaration.parameters).items()
-        }
+        slots, count = state_slots(first, self.declaration.parameters).items(), len(trials)
+        state = {slot: {n: torch.zeros(count, *shapes[n]) for n in names} for slot, names in slots}
         self._stack(range(len(trials)), {"parameters": stacked, **state})
 
     def _declare(
@@ -195,10 +193,8 @@ class Pack:
             self.live[k] = False
         rows = self._live_rows()
         if 0 < 2 * len(rows) <= len(self.members) and len(rows) + self.device.mesh.trial <= len(self._rows):
-            remaining = {
-                kind: {name: self._on_cpu(t)[rows] for name, t in tensors.items()}
-                for kind, tensors in self._tensors.items()
-            }
+            kinds = self._tensors.items()
+            remaining = {kind: {n: self._on_cpu(t)[rows] for n, t in of.items()} for kind, of in kinds}
             self._stack([self.members[r] for r in rows], remaining)
 
     def agree(self, stops: bool) -> bool:
@@ -211,11 +207,8 @@ class Pack:
         return {name: self._on_cpu(p)[row] for name, p in self.parameters.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{kind}/{name}": self._on_cpu(tensor)
-            for kind, tensors in self._tensors.items()
-            for name, tensor in tensors.items()
-        }
+        kinds = self._tensors.items()
+        return {f"{kind}/{n}": self._on_cpu(t) for kind, tensors in kinds for n, t in tensors.items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], members: Sequence[int], steps_done: int) -> None:
         self.steps_done = steps_done

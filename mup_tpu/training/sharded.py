@@ -74,11 +74,8 @@ class ShardedPack(Pack):
         root.reshard()
         self._shards: dict[str, Any] = dict(self.network.named_parameters())
         self.parameters = {name: p.to_local().detach() for name, p in self._shards.items()}
-        slots = state_slots(trial, self.declaration.parameters)
-        self.state = {
-            slot: {name: torch.zeros_like(self.parameters[name]) for name in names}
-            for slot, names in slots.items()
-        }
+        slots, parameters = state_slots(trial, self.declaration.parameters), self.parameters
+        self.state = {s: {n: torch.zeros_like(parameters[n]) for n in names} for s, names in slots.items()}
         self._optimizer = self._new_optimizer()
         self._weights: dict[str, Tensor] = {}
 

@@ -72,11 +72,8 @@ class Belief:
         # Hyperparameters share what the runs of a size tell.
         runs = [runs_within_reach(step.looks) / len(self.priors) for step in steps]
         errors = np.sqrt([*map(self.assumed.error, runs)])
-        of_each = (
-            Trend(2.0**octaves_SA, np.zeros(len(steps)), errors, priors, lawful=self.lawful)
-            for priors in self.priors
-        )
-        return [trend.expected_variance([1.0] * len(self.goal.shrinks)) for trend in of_each]
+        known, one = (2.0**octaves_SA, np.zeros(len(steps)), errors), [1.0] * len(names)
+        return [Trend(*known, p, lawful=self.lawful).expected_variance(one) for p in self.priors]
 
     def regret(self, steps: Sequence[Step]) -> float:
         return self.assumed.regret(sum(self.variances(steps)))
@@ -122,10 +119,8 @@ def belief_of(
 
 def rungs_of(goal: Goal) -> list[dict[str, float]]:
     target = goal.sizes(goal.values)
-    return [
-        {n: goal.floors[n] * (target[n] / goal.floors[n]) ** (i / _LEVELS) for n in goal.shrinks}
-        for i in range(_LEVELS)
-    ]
+    low, shares = goal.floors, [i / _LEVELS for i in range(_LEVELS)]
+    return [{n: low[n] * (target[n] / low[n]) ** share for n in goal.shrinks} for share in shares]
 
 
 @dataclass(frozen=True)

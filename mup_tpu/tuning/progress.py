@@ -55,10 +55,8 @@ class TrialProgress(Generic[T]):
         )  # fmt: skip
         counts = Counter(map(size, sorted(trials, key=work)))
         self._ended: dict[str, Counter[str]] = {name: Counter() for name in counts}  # by status
-        self._tasks = {
-            name: self._bars.add_task(name, total=n, note="waiting for a worker")
-            for name, n in counts.items()
-        }
+        add, note_of = self._bars.add_task, "waiting for a worker"
+        self._tasks = {name: add(name, total=n, note=note_of) for name, n in counts.items()}
         self._all = self._bars.add_task("all", total=sum(map(work, trials)), note=f"0/{len(trials)} trials")
         self._best = dict.fromkeys(counts, math.inf)  # lowest loss of each size
         self._shares: dict[Any, float] = {}  # share of each running job's steps that is done

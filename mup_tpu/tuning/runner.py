@@ -375,10 +375,8 @@ class Packs(Runner[Trial]):
             assert source is not None and folder is not None
             at_start += not begin(source, shorter, folder, pack, self.trial_id)
         if at_start:
-            self.console.print(
-                f"{at_start} of {len(packs)} packs have no checkpoint of {before} steps or before to go on "
-                "from, and train from the start"
-            )
+            lacking = f"{at_start} of {len(packs)} packs have no checkpoint of {before} steps or before"
+            self.console.print(f"{lacking} to go on from, and train from the start")
 
         def options(pack: list[Trial]) -> RunOptions:
             if not (count := self._evaluations):

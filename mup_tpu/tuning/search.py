@@ -328,10 +328,8 @@ class Chooser:
                 proposals.append((point, ended))
         for name, value in now.items():
             if before[name] != value:
-                raise ConfigError(
-                    f"{name} of the search differs from that in {self._file}: a search goes on as it was "
-                    "begun, so give another folder"
-                )
+                why = f"{name} of the search differs from that in {self._file}"
+                raise ConfigError(f"{why}: a search goes on as it was begun, so give another folder")
         for point, ends in proposals:
             for number, losses in ends.items():
                 self._complete(number, losses)
@@ -396,9 +394,8 @@ class Chooser:
         self._complete(str(number), kept)
         share, loss = kept[-1]
         if self._scheduler is not None and share >= _ALL:
-            self._scheduler.on_trial_complete(
-                _NO_CONTROLLER, _Trial(str(number)), {_SHARE: share, _LOSS: loss}
-            )
+            result = {_SHARE: share, _LOSS: loss}
+            self._scheduler.on_trial_complete(_NO_CONTROLLER, _Trial(str(number)), result)
 
     def _complete(self, number: str, losses: Sequence[tuple[int, float]]) -> None:
         self._ended.add(number)

@@ -167,9 +167,8 @@ class Buyer(Generic[T]):
             return {trial: plan.purchase for plan in plans for trial in plan.trials}, self._report(plans)
         for name, planned in self._plans.items():
             column = self._columns.parametrization
-            trials, lines = self._sizes(
-                name, planned, rows[rows[column] == name] if len(rows) else rows, done
-            )
+            of_rule = rows[rows[column] == name] if len(rows) else rows
+            trials, lines = self._sizes(name, planned, of_rule, done)
             if not trials and self._settles:
                 trials, lines = self._settling(name, done)
             bought += trials
@@ -282,10 +281,8 @@ class Buyer(Generic[T]):
             optima = [of[cell].optimum for of in estimates.optima.values() if cell in of]
             is_known = all(cell in of for of in known.values())
             if cell == 0 and count < sum(seeds for _, seeds in self._start):
-                ends = " and ".join(
-                    f"2^{min(x):.4g} to 2^{max(x):.4g}"
-                    for x in zip(*(x for x, _ in self._start), strict=True)
-                )
+                tried = zip(*(x for x, _ in self._start), strict=True)
+                ends = " and ".join(f"2^{min(x):.4g} to 2^{max(x):.4g}" for x in tried)
                 want(cell, self._start, f"from {ends}")
             elif count < around:  # also after a kill within a purchase
                 expected = [
@@ -296,10 +293,8 @@ class Buyer(Generic[T]):
                 if spread > 1.0 and wanted or len(expected) < len(others):
                     continue
                 centre = [float(round(one.mean)) for one in expected]
-                at = " and ".join(
-                    f"2^{round(one.mean)}, expected 2^{one.mean:.1f} ± {math.sqrt(one.variance):.1f}"
-                    for one in expected
-                )
+                words = ((round(e.mean), f"{e.mean:.1f} ± {math.sqrt(e.variance):.1f}") for e in expected)
+                at = " and ".join(f"2^{whole}, expected 2^{known}" for whole, known in words)
                 want(cell, [(x, self._seeds) for x in design_around(centre)], f"around {at}")
             elif not optima or is_known and (cell > 0 or len(optima) == 1):
                 continue

@@ -111,10 +111,8 @@ def target_trials(
     # A rule of depth, batch size or steps without a base would take the target for its own base, and scale
     # nothing.
     bases = {f"base_{n}": fields[n] for n, is_so in follows.items() if is_so and not fields[f"base_{n}"]}
-    return [
-        source.replace(parametrization=rule, seed=seed, **bases, **changed, **target)
-        for seed in range(num_seeds)
-    ]
+    shared = {"parametrization": rule, **bases, **changed, **target}
+    return [source.replace(seed=seed, **shared) for seed in range(num_seeds)]
 
 
 def transfer_warnings(source: Trial, target: Trial, predicted: Sequence[str] = ()) -> list[str]:
@@ -125,9 +123,8 @@ def transfer_warnings(source: Trial, target: Trial, predicted: Sequence[str] = (
     warnings = []
     rule = PARAMETRIZATIONS[source.model.parametrization]
     if not rule.transfers and not predicted:
-        warnings.append(
-            f"the search was in {source.model.parametrization}: only μP keeps the optimum in place"
-        )
+        name = source.model.parametrization
+        warnings.append(f"the search was in {name}: only μP keeps the optimum in place")
     if target.optimizer.weight_decay > 0 and "weight_decay" not in predicted:
         warnings.append(
             f"weight_decay {target.optimizer.weight_decay:g} is regularisation: its best value depends on "

@@ -27,7 +27,7 @@ def test_a_check_keeps_its_table_and_shows_it_again(corpus, tmp_path, outcome):
     stored = tmp_path / "coord_check.parquet"
     assert len(pd.read_parquet(stored)) == 2 * len(table)
     for content, given, sentence in (
-        (None, "depth=1,2", "something else than a coordinate check along this scale"),
+        (None, "depth=1,2", "holds no check along this scale"),
         (None, "depht=2,4", "unknown key 'depht'; the nearest known key is 'depth'"),
         (None, "tied=true,false", "scale tied of a coordinate check is no axis of growth"),
         (b"damaged", "32,64", "cannot be used: "),

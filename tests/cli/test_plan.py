@@ -67,7 +67,7 @@ def test_a_plan_is_swept_and_answers_for_its_target_as_it_is(tmp_path, outcome, 
     assert code == 2 and "model.toml is no plan with a [target]" in err
     assert json.loads(outcome("predict", "results/tiny_plan", "--json")[1])["sizes"] == {"width": 64.0}
     code, _, err = outcome("predict", "results/tiny_plan", "--figures")
-    assert code == 2 and "holds a plan, whose prediction takes no option but --at" in err
+    assert code == 2 and "the prediction of a plan takes --at" in err
     code, out, err = outcome("transfer", "results/tiny_plan", "--at", "width=64")
     assert code == 0 and "at the target (width 64)" in out, err
 

@@ -47,7 +47,7 @@ def test_an_answer_before_any_run(capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "predict needs a table or results folder, or a transformer's size: --at params=1.3B"),
+        ([], "predict needs a table or folder, or a transformer's size: --at params=1.3B"),
         (["--at", "params=1.3B", "--loss-law"], "published laws take --at and --json alone"),
         (["--at", "parms=1.3B"], "params"),
     ],
