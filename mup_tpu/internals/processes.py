@@ -1,18 +1,13 @@
 """Processes: limits of Linux's control groups, and multiprocessing's fork server, started early.
 
-Containers, batch systems and systemd set limits on memory and cores. A process is in a group of each
-hierarchy, and every group from it up to the root may have a limit. Both versions are read: version 2, and
-version 1's controllers `memory` and `cpu`.
+A process is in a group of each hierarchy, and every group from it up to the root may limit memory and cores.
+Both versions are read: version 2, and version 1's controllers `memory` and `cpu`.
 
-The fork server starts without the caller's script, by undocumented parts of `multiprocessing`, as they are in
-Python 3.11 to 3.14:
-
-- `forkserver.ensure_running` and `resource_tracker.ensure_running`: the server must import torch before the
-  first process is needed, and `set_forkserver_preload` starts nothing.
-- `current_process()._config`: a process that ends with its parent may start none by `multiprocessing`; a
-  process that is killed with its group may.
-- `sys.modules["__main__"]`: a new process would run the script of the caller, which may lack the guard
-  `if __name__ == "__main__"`.
+The fork server must import torch before the first process is needed, and runs no script of the caller, which
+may lack the guard `if __name__ == "__main__"`. So it is started by undocumented parts of `multiprocessing`,
+as they are in Python 3.11 to 3.14: `ensure_running` of `forkserver` and `resource_tracker`,
+`sys.modules["__main__"]`, and `current_process()._config`, since a process that ends with its parent may
+start none by `multiprocessing`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Networks under transformers' names, with factors on embeddings, attention logits, branches and logits; and
-their weights, fresh or trained.
+"""Networks under transformers' names, with factors on embeddings, attention logits, branches and logits.
 
 GPT-2 is written after Radford et al. 2019, section 2.3, Llama after Touvron et al. 2023, section 2.2; tests
-compare them with transformers' own. Only an export imports transformers: that takes twice as long as torch.
+compare them with transformers' own. A function with the architecture's name builds its network without
+weights (meta device), for `torch.func.functional_call`. Weights, fresh or trained, are at the end. Only an
+export imports transformers: that takes twice as long as torch.
 
-A function with the architecture's name builds its network without weights (meta device), to be called by
-`torch.func.functional_call`.
-
-Shapes: B sequences, T tokens, N = B·T, D width, V vocabulary, H heads, G key-value heads, d head size,
-h = d/2, X = 3·D, I width between an MLP's layers, J = 2·I, E experts, K of them a token, R rows of a part.
+Shapes: B sequences, T tokens, N = B·T, D width, V vocabulary, H heads, G key-value heads, d head size, h =
+d/2, X = 3·D, I width between an MLP's layers, J = 2·I, E experts, K of them a token, R rows of a part.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 A results folder holds one experiment:
 
-    results/lr_transfer/store.json   experiment, axes, format; planned scales of a sequence; columns of a
-                                     study; conditions on rows (`header.py`)
-    results/lr_transfer/runs/*       one row per trial, in Parquet and Arrow files (`tables.py`)
-    results/lr_transfer/curves/*     learning curves, keyed by trial_id
+    store.json   experiment, axes, planned scales, columns of a study, conditions on rows (`header.py`)
+    runs/*       one row per trial, in Parquet and Arrow files (`tables.py`)
+    curves/*     learning curves, keyed by trial_id
 
 Writers only add parts, and now and then merge those that are there, so any number of them may write at once,
 and a kill leaves no damaged file. A row written twice (by two drivers, or by a killed merge) is one row when

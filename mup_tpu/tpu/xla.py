@@ -2,16 +2,14 @@
 
 The trial axis gives each device its own members, and nothing passes between devices. The data axis splits
 every batch, for packs of fewer members than devices. With PJRT_DEVICE=CPU and CPU_NUM_DEVICES=4 the same
-program runs on four virtual devices.
-
-On a slice of several hosts, each runs the same program on the same pack over the mesh of all devices. Every
-host has whole tensors and batches in memory, and sends its own devices their parts.
+program runs on four virtual devices. On a slice of several hosts, each runs the same program on the same pack
+over the mesh of all devices; it has whole tensors and batches in memory, and sends its own devices their
+parts.
 
 torch_xla traces operations anew at every call: 36 ms of the host for a step at depth 2, 200 ms at depth 12. A
 chip computes such a step in one or two. Here a step is traced once, into the body of a while loop
-(`XlaLoop`). The number of steps is data, so chunks of any length are one program.
-
-Private parts of torch_xla are those of 2.9, its last release.
+(`XlaLoop`). The number of steps is data, so chunks of any length are one program. Private parts of torch_xla
+are those of 2.9, its last release.
 
 Shapes: L items that the stacks of a program hold.
 """

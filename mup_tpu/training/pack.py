@@ -2,10 +2,8 @@
 
 Members are independent: one member's NaN leaves the others bit-identical, and a member's result does not
 depend on the rest of its pack. Both executions hold parameters and optimizer state stacked along a leading
-member axis, so their checkpoints are the same.
-
-Ended members leave the stack once half of it has ended: a stacked step computes every row, live or not, and
-each size of the stack is another program to compile.
+member axis, so their checkpoints are the same. Ended members leave the stack once half of it has ended: a
+stacked step computes every row, live or not, and each size of the stack is another program to compile.
 
 Shapes: K members, R rows of the stack (remaining members and padding), S steps, B sequences, T tokens, N
 evaluation batches.
