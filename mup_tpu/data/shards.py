@@ -175,9 +175,8 @@ class ShardFolder:
                 from aiohttp import ClientTimeout
 
                 # By default a silent connection is kept for five minutes.
-                options["client_kwargs"] = {
-                    "timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)
-                }
+                limit = ClientTimeout(total=None, sock_connect=10, sock_read=30)
+                options["client_kwargs"] = {"timeout": limit}
             self._fs, root = file_system(self.url, **options)
         self._root = root.rstrip("/")
         try:

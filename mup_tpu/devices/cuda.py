@@ -67,9 +67,8 @@ class CudaRecorder:
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
         """Record the function without running it; return the replay. Other threads may place batches."""
         graph = torch.cuda.CUDAGraph()
-        captured = torch.cuda.graph(
-            graph, self._memory.handle, self._stream, capture_error_mode="thread_local"
-        )
+        of_thread: dict[str, Any] = {"capture_error_mode": "thread_local"}
+        captured = torch.cuda.graph(graph, self._memory.handle, self._stream, **of_thread)
         try:
             with self._aside(), captured:
                 act()
@@ -287,9 +286,7 @@ def create() -> CudaDevice:
     """Return the current CUDA device."""
     if (why := why_no_gpu()) is not None:
         why = f" ({why})" if why else ""
-        raise ConfigError(
-            f"device 'cuda' is not available: torch sees no CUDA GPU here{why}; use --device cpu"
-        )
+        raise ConfigError(f"device 'cuda' is not available: torch sees no GPU here{why}; use --device cpu")
     with without_advice_on_tf32():
         torch.set_float32_matmul_precision("highest")  # NVIDIA's containers switch TF32 on
     index = torch.cuda.current_device()

@@ -208,18 +208,13 @@ class MoE(Llama):
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """Build a Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""
-        more: dict[str, Any] = {
-            "num_experts_per_tok": config.experts_per_token,
-            "router_aux_loss_coef": config.balance_loss,
-        }
+        more: dict[str, Any] = {"num_experts_per_tok": config.experts_per_token}
+        more["router_aux_loss_coef"] = config.balance_loss
         if not (config.qk_norm or config.shared_experts):
             more |= {"num_local_experts": config.num_experts, "intermediate_size": config.expert_width}
             return stock("Mixtral", config, vocab_size, sequence_length, **more)
-        more |= {
-            "num_experts": config.num_experts,
-            "moe_intermediate_size": config.expert_width,
-            "norm_topk_prob": True,
-        }
+        more |= {"num_experts": config.num_experts, "norm_topk_prob": True}
+        more["moe_intermediate_size"] = config.expert_width
         if config.qk_norm:
             return stock("Qwen3Moe", config, vocab_size, sequence_length, **more)
         more |= {"shared_expert_intermediate_size": config.shared_experts * config.expert_width}

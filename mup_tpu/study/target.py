@@ -134,9 +134,7 @@ def target_study(path: str, target: TransferOptions, results: str | None) -> tup
     kept: Sequence[KeptPrediction] = ()
     if (made := predict_planned(path)) is not None:
         if target.at:
-            raise ConfigError(
-                f"at {target.at[0]!r}: the target of {path} is its plan's; plan again for another"
-            )
+            raise ConfigError(f"at {target.at[0]!r}: the target of {path} is its plan's; plan again")
         point = {key: made.values[key] for key in grid.points[0] if key in made.values}
         planned = Planned.load(path)
         assert planned is not None

@@ -170,9 +170,9 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
         numbers = {host["Labels"].get(WORKER_ID, ""): _address(host) for host in hosts}
         count, rest = divmod(_chips_of(topology), chips)
         if others or chips not in _BOUNDS or rest or "-" not in pod_type:
-            kinds = (
+            kinds = [
                 f"{kind or 'no type'} {shape or 'no topology'} with {n:g}" for kind, shape, n in described
-            )
+            ]
             problems.append(f"slice {name!r} has hosts of {', '.join(kinds)} chips")
         elif count == 1:
             problems.append(f"slice {name!r} is a single host")

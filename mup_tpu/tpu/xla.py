@@ -150,12 +150,9 @@ class _Program:
         given = [*(torch.tensor(0) for _ in range(2)), *real[0], *real[1], *real[2]]
         given.append(torch.empty(self.out_shape, dtype=self.out_dtype, device="meta"))
         builder = xla_builder.create_builder("loop")
-        parameters = [
-            xla_builder.mkparam(
-                builder, i, xla_builder.mkshape(xla_builder.Op.from_torch_type(t.dtype), t.shape)
-            )
-            for i, t in enumerate(given)
-        ]
+        kind, shape = xla_builder.Op.from_torch_type, xla_builder.mkshape
+        made = [shape(kind(t.dtype), t.shape) for t in given]
+        parameters = [xla_builder.mkparam(builder, i, of) for i, of in enumerate(made)]
         loop = xla_builder.Op.mkwhile(parameters, lambda counter, limit, *rest: counter < limit, self._body)
         self.computation = loop.build("loop")
 
@@ -339,9 +336,8 @@ def report() -> dict[str, float]:
         return sum(data[0] for data in values), sum(data[1] for data in values) / 1e9
 
     compilations, seconds = total("CompileTime")
-    fallbacks = sum(
-        metrics.counter_value(name) for name in metrics.counter_names() if name.startswith("aten::")
-    )
+    counters = metrics.counter_names()
+    fallbacks = sum(metrics.counter_value(name) for name in counters if name.startswith("aten::"))
     return {
         "compilations": compilations,
         "compile_s": seconds,

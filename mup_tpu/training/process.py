@@ -42,7 +42,12 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
     name = f"{socket.gethostname()}-{os.getpid()}"
     try:
         folder = Folder(results)
-        handler = _FileHandler(folder, name) if folder.is_local else _UploadHandler(folder / "logs", name)
+        handler: logging.Handler
+        if folder.is_local:
+            os.makedirs(f"{folder}/logs", exist_ok=True)
+            handler = logging.FileHandler(f"{folder}/logs/{name}.log", encoding="utf-8")
+        else:
+            handler = _UploadHandler(folder / "logs", name)
     except OSError as error:
         warnings.warn(f"no log is kept: {results}/logs cannot be written: {reason(error)}", stacklevel=3)
         yield
@@ -98,14 +103,6 @@ def attached(
             logger.propagate = propagates
         with contextlib.suppress(OSError):  # lines that could not be written still cannot
             handler.close()
-
-
-class _FileHandler(logging.FileHandler):
-    """Handler that opens its file as the store does: FileHandler would follow a link."""
-
-    def __init__(self, folder: Folder, name: str) -> None:
-        super().__init__(f"{folder}/logs/{name}.log", delay=True)
-        self.stream = folder.append_to(f"logs/{name}.log")
 
 
 class _UploadHandler(logging.Handler):

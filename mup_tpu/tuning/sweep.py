@@ -109,9 +109,8 @@ def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
     """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ."""
     fields = [*but, *sweep.fields]
     changing = {field_column(field) for field in fields} | {"seed", "corpus"}
-    settings = {
-        c: value for c, value in configured(sweep.base).items() if c in CONFIGURED and c not in changing
-    }
+    of_base = configured(sweep.base).items()
+    settings = {c: value for c, value in of_base if c in CONFIGURED and c not in changing}
     for column, other in store.others(settings):
         raise StoreError(
             f"results folder {store.folder} holds runs with {label(column)} {write(column, other)}, and this "
