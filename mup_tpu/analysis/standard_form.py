@@ -57,7 +57,7 @@ _NEEDED = ("scale", "value", "loss", "loss_error", "step")
 _MOST_RULES = 8  # most values of a column that is compared; one with more names runs
 _DIVERGED = 1e100  # loss from which a run counts as diverged: squares of larger ones overflow
 _FAR_ABOVE, _FAR_RISE = 1.5, 2.0
-"""A run blew up beyond these times the loss at the smallest values, and their rise over the best loss."""
+"""A run blew up if it has 1.5 times the loss at the smallest values, and twice their rise over the best."""
 # Columns of a run's cost, with their units; the first that a table has is taken
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 

@@ -50,8 +50,7 @@ def drawings(analysis: TransferAnalysis) -> dict[str, Callable[..., Figure]]:
             for name, draw in drawings(part).items()
             if name in OF_EACH
         }
-    known = {name: kind for name, kind in FIGURES.items() if kind.has_data is not None}
-    return {name: kind.draw for name, kind in known.items() if kind.has_data and kind.has_data(analysis)}
+    return {name: kind.draw for name, kind in FIGURES.items() if kind.has_data and kind.has_data(analysis)}
 
 
 def prediction_figures(predictions: Predictions) -> dict[str, Figure]:

@@ -137,19 +137,19 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
             f"the {v['meaning']} is {on_one_line(v['name'])}, not "
             f"{list_of(v['others'])} ({given(v['field'])} chooses another)"
         ),
-        "peak of a schedule": "the learning rate is the peak of the schedule whose values {name} has, of no "
-        "warm-up beyond step {step}",
+        "peak of a schedule": "the learning rate is the peak of the schedule that {name} logs, whose warm-up "
+        "ends by step {step}",
         "plain from a logarithm": lambda v: f"{v['of']} is {v['base']}^{on_one_line(v['name'])}",
-        "one size": "no column of a scale is known, so all runs are read as of one size, 1; "
-        "a model of size 2 is twice as large",
+        "one size": "no column is known to be a scale, so all runs count as size 1; a model of size 2 is "
+        "twice as large",
         "unit in a heading": lambda v: (
             f"values of {on_one_line(v['name'])} are multiplied by {v['factor']:g}"
         ),
         "summaries left out": lambda v: (
             f"{v['count']} rows left out that summarise others, with {v['name']} {', '.join(v['words'])}"
         ),
-        "sentinels left out": "{count} runs with loss {values} left out: no run has such a loss, so that it "
-        "stands for a failure",
+        "sentinels left out": "{count} runs with loss {values} left out: no run can end at such a loss, so "
+        "it marks a failure",
         "ended early": "{count} runs ended before their peers (column {name}: {listed}, of {most}): they "
         "count as stopped, and are kept as +inf",
         "ended at odd steps": "{count} runs left out, since they did not end with their peers (column "

@@ -56,7 +56,8 @@ def tune_result(file: Path) -> pd.DataFrame:
         except ValueError:
             if number < len(lines):
                 raise ValueError(f"line {number} is no JSON") from None
-            warnings.warn(f"the last line of {file} is torn, as by a kill: left out", stacklevel=2)
+            incomplete = f"{file}: the last line is incomplete (was the writer killed?) and is skipped"
+            warnings.warn(incomplete, stacklevel=2)
     if not rows:
         warnings.warn(f"{file} holds no report: its trial is left out", stacklevel=2)
     return pd.json_normalize(rows, sep="/").drop(columns=[*_BOOKKEEPING], errors="ignore")

@@ -376,9 +376,7 @@ class LossUnit:
             )
         if self.maximize:
             if unit != "score" and is_cross_entropy(column):
-                raise TableError(
-                    f"{column} is a loss, of which less is better: leave out {given('maximize')}"
-                )
+                raise TableError(f"{column} is a loss, so lower is better: leave out {given('maximize')}")
             columns = replace(columns, unit=column, loss_name=column, maximized=True)
             return rows.assign(loss=-rows["loss"]), columns, Reason.of("maximized", name=column)
         if unit == "nat":
@@ -389,7 +387,7 @@ class LossUnit:
             return rows, replace(columns, unit=column, loss_name=column), unknown
         if unit == "score":
             raise TableError(
-                f"{column} is a score, of which higher is better: give {given('maximize', True)}, or "
+                f"{column} is a score, so higher is better: give {given('maximize', True)}, or "
                 f"{given('unit', 'nat')} if it is a loss"
             )
         if unit == "perplexity":

@@ -231,8 +231,8 @@ def _with_set_rates(
     }
     if lost := next((run for run, peak in peaks.items() if peak is None), None):
         raise TableError(
-            f"{logged[0]} of run {shown(str(lost))} has values of a schedule, from which the rate that was "
-            "set does not follow: name the runs such as width64-lr0.001"
+            f"{logged[0]} of run {shown(str(lost))} logs a schedule of an unknown form, so the rate that was "
+            "set is not known: name the runs such as width64-lr0.001"
         )
     first = by_run.loc[by_run.groupby("run")["rate"].idxmax(), "step"].min()
     note = Reason.of("peak of a schedule", name=logged[0], step=f"{first:g}")

@@ -426,7 +426,7 @@ for what, rate in (("a schedule's value", 0.1), ("the rate", 1.0), ("another rat
 text("a history of the schedule", lambda: pd.concat([
      RATE.drop(columns="learning_rate").assign(name=[f"run {i}" for i in range(15)], step=step, lr=RUNS["lr"] * share,
      **{"val/loss": RUNS["loss"] + 1 - step / 100}) for step, share in ((0, 0.0), (50, 1.0), (100, 0.1))]),
-     note="peak of the schedule whose values lr has")  # fmt: skip
+     note="peak of the schedule that lr logs")  # fmt: skip
 text(
     "two rates",
     RATE.assign(lr=RUNS["lr"] * np.where(RUNS["width"] > 64, 2, 0.5)),
@@ -843,10 +843,10 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, name, content, sentence):
     ("torn", "warning"),
     [
         ("", "a/result.json holds no report: its trial is left out"),
-        ('{"loss": 1.0, "con', "the last line of .*a/result.json is torn, as by a kill"),
+        ('{"loss": 1.0, "con', "a/result.json: the last line is incomplete"),
         (
             '{"loss": 1.0, "training_iteration": 1, "config": {"width": 64, "lr": 1.0}}\n{"lo',
-            "the last line of .*a/result.json is torn",
+            "a/result.json: the last line is incomplete",
         ),
     ],
 )

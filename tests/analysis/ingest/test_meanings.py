@@ -41,7 +41,7 @@ def test_the_error_of_a_perplexity_is_converted_too():
 )
 def test_a_score_is_refused(name):
     columns = Columns(loss=name)
-    with pytest.raises(TableError, match=f"{name} is a score, of which higher is better"):
+    with pytest.raises(TableError, match=f"{name} is a score, so higher is better"):
         check_table(renamed(name), Reading(columns))
     assert len(check_table(renamed(name), Reading(columns, unit=LossUnit("nat"))).runs) == len(RUNS), (
         "if it is so called"
