@@ -112,7 +112,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.timeout(3 * 3600))
         groups.setdefault(group_of(item), []).append(item)
     items.clear()
-    order = {n: (n not in RAYS, -sum(map(seconds, group))) for n, group in groups.items()}
+    order = {
+        n: (n not in RAYS, -max(sum(map(seconds, group)), SECONDS.get(n, 0))) for n, group in groups.items()
+    }
     for name in sorted(groups, key=order.__getitem__):
         for item in groups[name]:
             item.add_marker(pytest.mark.xdist_group(name))
@@ -132,7 +134,7 @@ def is_slow(item: pytest.Item) -> bool:
 
 
 def measured_seconds() -> dict[str, float]:
-    """Seconds of the longest tests, as `scripts/test --durations=200` once printed them."""
+    """Seconds of the longest tests, as `scripts/test --durations=200` once printed them, and of files."""
     lines = Path(__file__).with_name("durations.txt").read_text(encoding="utf-8").splitlines()
     parted = (line.partition("s call") for line in lines)
     return {name.partition("@")[0].strip(): float(took) for took, _, name in parted}

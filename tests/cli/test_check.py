@@ -13,14 +13,14 @@ def tiny_model(corpus, base_width=32):
 
 
 def test_a_check_keeps_its_table_and_shows_it_again(corpus, tmp_path, outcome):
-    command = ["check", "--results", tmp_path, "--num-seeds", 2, "--steps", 2, "--compare", "mup"]
-    command += [*tiny_model(corpus), "learning_rate=2^-9"]
+    to = ["check", "--results", tmp_path, "--compare", "mup", *tiny_model(corpus), "learning_rate=2^-9"]
+    command, short = [*to, "--num-seeds", 2, "--steps", 2], [*to, "--num-seeds", 1, "--steps", 1]
     code, out, err = outcome(*command, "--scale", "32,64,128")
     assert code == 0 and "mup: no layer grows with width" in out, err
     table = pd.read_parquet(tmp_path / "coord_check.parquet")
     assert set(table["width"]) == {32, 64, 128} and table.attrs["adamw_tied"]["passes"] == {"mup": True}
     assert (tmp_path / "figures" / "adamw_tied.png").exists()
-    outcome(*command, "optimizer=sgd", "--scale", "32,64,128")
+    outcome(*to, "optimizer=sgd", "--num-seeds", 2, "--steps", 2, "--scale", "32,64,128")
     again = tmp_path / "again"
     code, out, err = outcome("analyze", "--figures", tmp_path, "--out", again)
     assert code == 0 and {path.stem for path in again.iterdir()} == {"adamw_tied", "sgd_tied"}, err
@@ -35,7 +35,7 @@ def test_a_check_keeps_its_table_and_shows_it_again(corpus, tmp_path, outcome):
         if content:
             stored.write_bytes(content)
         before = stored.read_bytes()
-        code, out, err = outcome(*command, "--scale", given)
+        code, out, err = outcome(*short, "--scale", given)
         assert (code, sentence in err, stored.read_bytes() == before) == (2, True, True), err
 
 
