@@ -387,9 +387,7 @@ ENDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.nightly if how == "Ctrl-C" else ()) for how in ENDS]
-)
+@pytest.mark.parametrize("how", ENDS)
 def test_nothing_that_a_program_has_started_outlives_it(how, tmp_path, patience):
     left = tmp_path / "left"
     code = CHILDREN + ("" if how == "returns" else "time.sleep(1000)\n")
