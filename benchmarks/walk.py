@@ -39,7 +39,6 @@ from mup_tpu.store import Store, load_curves, load_header, load_runs, tables
 from mup_tpu.store.header import load_predictions
 
 LEASE_S = 1.0
-tables.MERGE_EVERY = 3  # parts of a table that a writer merges
 AT = (640, 1280, 2560)  # steps at which predictions are kept
 
 
@@ -242,6 +241,7 @@ def main(seed: int = 0, walks: int = 10, seconds: float = 20.0) -> None:
         walks: Number of walks.
         seconds: Length of a walk before its last run.
     """
+    tables.MERGE_EVERY = 3  # parts of a table that a writer merges
     total = Counter[str]()
     for number in range(seed, seed + walks):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
