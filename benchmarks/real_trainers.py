@@ -232,7 +232,7 @@ def measure(program: Program, clones: Path, out: Path) -> list[str]:
         f"{stored} rows, {len(left)} processes",
         ", ".join(f"{count} {status}" for status, count in statuses),
         str(code),
-        ", ".join(dict.fromkeys(re.findall(r"TRANSFERS|DRIFTS|INCONCLUSIVE", verdict))),
+        ", ".join(dict.fromkeys(re.findall(r"TRANSFERS|MOVES AT NO COST|DRIFTS|OPEN", verdict))),
         next((line for line in prediction.splitlines() if not line.startswith("note")), ""),
         f"{minutes:.1f}",
     ]
