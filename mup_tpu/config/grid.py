@@ -117,6 +117,7 @@ class Grid(ABC, Generic[T]):
 
     @property
     def fields(self) -> tuple[str, ...]:
+        """Return the names of all axes."""
         return *self.points[0], *self.tuned, *self.compared[0]
 
     @cached_property

@@ -140,6 +140,7 @@ class Domain:
 
     @property
     def ends(self) -> tuple[Value, ...]:
+        """Return the values of a choice, or the least and the largest value."""
         return self.values or (self.low, self.high)
 
 

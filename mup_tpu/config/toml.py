@@ -68,6 +68,7 @@ def _read_kind(path: str | Path, kind: str) -> dict[str, Any]:
 
 
 def load_trial(path: str | Path) -> Trial:
+    """Read a trial from a TOML file with tables [model], [data], [optimizer], [train]."""
     return from_dict(Trial, _read_kind(path, "trial"), str(path))
 
 
@@ -103,6 +104,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def load_search(path: str | Path) -> Search:
+    """Read a search from a TOML file: experiment, [base.model] and so on, [space.NAME] with its domain."""
     return from_dict(Search, _read_kind(path, "search"), str(path))
 
 

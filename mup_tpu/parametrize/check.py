@@ -156,6 +156,7 @@ class CoordinateCheck:
 
     @classmethod
     def of(cls, reports: Mapping[str, LintReport]) -> CoordinateCheck:
+        """Join the reports of several rules."""
         sizes = [report.sizes.assign(parametrization=rule) for rule, report in reports.items()]
         return cls(pd.concat(sizes, ignore_index=True), reports)
 

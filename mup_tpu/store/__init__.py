@@ -115,6 +115,7 @@ class Store:
         return {name: float if float in (kind, stored[name]) else kind for name, kind in new.items()}
 
     def plan(self, scales: Iterable[float]) -> None:
+        """Add scales of a sequence to the planned ones."""
         more = {*map(float, scales)}
         change_header(
             self.folder, self.experiment, lambda h: replace(h, planned=tuple(sorted({*h.planned, *more})))
@@ -172,6 +173,7 @@ class Store:
                 yield column, others[0]
 
     def done(self, stopped: bool = True) -> set[str]:
+        """Return ids of trials with a stored result; `stopped` counts trials that were stopped early."""
         statuses = FINAL if stopped else FINAL[:-1]
         return {name for name, result in self.known().items() if result.status in statuses}
 
@@ -185,6 +187,7 @@ class Store:
 
 
 def done_of(results: pd.DataFrame) -> set[str]:
+    """Return trial_ids of `Store.results` without trials that were stopped early."""
     return set(results.loc[results["status"] != "stopped", "trial_id"])
 
 
@@ -228,6 +231,7 @@ def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None
 
 
 def load_values(path: str | os.PathLike[str], column: str) -> list[str]:
+    """Return the different values of a column in a results folder; a new folder has none."""
     folder = results_folder(path)
     runs = tables.read_table(folder, "runs", load_header(path).columns)
     return [] if column not in runs else sorted(runs[column].dropna().unique())

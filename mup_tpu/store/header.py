@@ -39,6 +39,7 @@ _TYPES = {kind.__name__: kind for kind in TYPE_NAMES}
 
 
 def results_folder(path: str | os.PathLike[str]) -> Folder:
+    """Open a results folder by its local path or fsspec URL."""
     with accessed(path, "opened"):
         return Folder(path)
 
