@@ -311,8 +311,10 @@ def _minimize(
 
 
 def _log_loss(theta_T: np.ndarray, log_x_PA: np.ndarray) -> np.ndarray:
-    log_term_PA = theta_T[1::2] - theta_T[2::2] * log_x_PA
-    return np.logaddexp(theta_T[0], np.logaddexp.reduce(log_term_PA, axis=1))
+    irreducible_P = np.full(len(log_x_PA), theta_T[0])
+    log_term_PC = np.column_stack([irreducible_P, theta_T[1::2] - theta_T[2::2] * log_x_PA])
+    most_P = log_term_PC.max(axis=1)
+    return np.asarray(most_P + np.log(np.exp(log_term_PC - most_P[:, None]).sum(axis=1)))
 
 
 def _huber(residual_P: np.ndarray) -> float:
