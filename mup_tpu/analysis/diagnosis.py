@@ -272,8 +272,9 @@ class Diagnosis:
         last = grown[-1] if grown else 0
         self._inner = {p.name for p in called[:last] if p.inputs_grow and not p.outputs_grow}
         self._inner |= {p.name for p in parameters if p.role == "router"}
-        read_out = (p for p in parameters if p.is_tied or p.role == "readout")
+        read_out = [p for p in parameters if p.is_tied or p.role == "readout"]
         self._readouts = [p for p in read_out if p.name not in self._inner]
+        self._inner_readouts = [p for p in read_out if p.role == "readout" and p.name in self._inner]
         # Parameters in front of finite outputs that other layers read, as in an autoencoder. Their effect
         # shows only after the weights behind them have aligned.
         narrow = [i for i, p in enumerate(called) if p.name in self._inner and p.role != "router"]
@@ -424,14 +425,8 @@ class Diagnosis:
                 elif is_input:
                     evidence += f", behind {before or 'the embedding'}"
                     cause = _factor_cause(fit.verdict)
-                    source = self._matrices.get(before)
-                    if (
-                        fit.verdict == "dies"
-                        and source
-                        and source.name in self._inner
-                        and source.role == "readout"
-                    ):
-                        p, cause = source, "inner matrix treated as readout"
+                    if fit.verdict == "dies" and self._matrices.get(before) in self._inner_readouts:
+                        p, cause = self._matrices[before], "inner matrix treated as readout"
                         evidence = f"the input of {layer} behind it at init ∝ {self.scale}^{fit.value:.2f}"
                 elif is_last and layer not in self._matrices:
                     unscaled = any(self._gradient(readout) > -0.5 for readout in self._readouts)

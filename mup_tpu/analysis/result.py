@@ -201,7 +201,7 @@ class PowerLaw:
 
 
 def curve_regret(estimate: Estimate, x: float) -> float:
-    """Read off a cell's curve what a value costs over the optimum; beyond the grid, what its end costs."""
+    """Return the loss of a value above the optimum on a cell's curve; beyond the grid, that of its end."""
     curve, optimum = estimate.curve, estimate.optimum
     used = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - optimum.x) > 0.05)
     at = np.append(curve.x_G[used], optimum.x)

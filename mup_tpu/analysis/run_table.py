@@ -23,7 +23,7 @@ from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import TableError
 from mup_tpu.store import STUDY_COLUMNS, Condition
 
-# How a run ended; an unfinished one says nothing of its trial
+# How a run ended. An unfinished run has no result.
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
 REFUSED = "refused"  # by a condition that an optimum has to meet
 ENDS = pd.CategoricalDtype([FINISHED, DIVERGED, STOPPED, UNFINISHED, REFUSED])

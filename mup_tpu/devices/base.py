@@ -239,7 +239,7 @@ def create() -> CpuDevice:
     """
     mallopt = _glibc("mallopt")
     mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
-    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # glibc's upper limit, which its adaptation would reach
+    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # The most that glibc would raise it to by itself
     return CpuDevice()
 
 

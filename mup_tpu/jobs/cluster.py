@@ -148,8 +148,8 @@ def _joined(address: str) -> Iterator[None]:
         yield
 
 
-# Private parts of Ray, as they are in Ray 2.50 to 2.60. A process reads `RAY_AUTH_MODE` and the token once,
-# when it imports ray; `Config` and `AuthenticationTokenLoader` have it read them again (2.50 has no tokens).
+# Private parts of Ray, as they are in Ray 2.50 to 2.60. A process reads `RAY_AUTH_MODE` and the token only
+# when it imports ray. `Config` and `AuthenticationTokenLoader` read them again; 2.50 has no tokens.
 # `GcsClient` greets a cluster in milliseconds: `ray.init` tries a refused token for minutes, and a driver
 # that sends a token to a cluster without tokens is taken in, but loses its actors.
 _library: Any = _raylet

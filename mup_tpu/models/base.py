@@ -87,8 +87,8 @@ class Forms:
 
     attention: str = "fused"  # A form of `mup_tpu.models.attention`: "fused", or "matmul" under vmap
     one_pass_norms: bool = False  # Norms as few elementary operations, for XLA
-    gathered: bool = False  # Experts compute the tokens sent to them alone; not under vmap
-    vmapped: bool = False  # Layers for members under vmap, which keep as little as possible for backward
+    gathered: bool = False  # Each expert computes only the tokens sent to it; not under vmap
+    vmapped: bool = False  # Layers under vmap; they save as little as possible for the backward pass
 
 
 class Architecture(ABC):

@@ -442,7 +442,7 @@ def _roles(
             continue
         owner = built.owners[-1]
         grows = [a != b for a, b in zip(built.shape, before[name].shape, strict=True)]
-        is_layer = isinstance(owner.module, nn.Linear | nn.Embedding | _ConvNd) or is_linear(owner.module)
+        is_layer = isinstance(owner.module, nn.Embedding) or is_linear(owner.module)
         in_block = bool(re.search(r"\.\d+\.", name))
         if "bias" in owner.attribute and built.shape[0] in experts:
             roles[name] = "bias"  # stacked experts have matrices of biases

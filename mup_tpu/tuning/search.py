@@ -289,7 +289,7 @@ def _per_cent(share: float) -> int:
 
 
 class Chooser:
-    """Algorithm and scheduler of a search, and its proposals by number, which a folder keeps.
+    """Algorithm and scheduler of a search, with its numbered proposals, which it stores in a folder.
 
     `base` holds the values that all trials share.
     """

@@ -152,7 +152,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
         lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
-    # With several hyperparameters `analyze --next` lists the points.
+    # `analyze --next` lists the points where several hyperparameters are tuned.
     elif result.next_batch is not None and not result.parts and not is_target(result):
         lines.append(f"to settle it: {remedy(result, analysis).text}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")

@@ -353,7 +353,7 @@ def _is_list_of_rows(value: Any) -> bool:
 
 
 def _records(rows: Any) -> pd.DataFrame:
-    """Make a table of rows, or of runs that have their rows in a list, as a history."""
+    """Make a table of rows, or of runs that each hold a list of rows, such as a history."""
     if not (rows == [] or _is_list_of_rows(rows)):
         raise ValueError(f"it holds {shown(rows)}, where a list of rows by name is needed")
     by_step: list[dict[str, Any]] = []
