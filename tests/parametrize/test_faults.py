@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize import lint
+from mup_tpu.parametrize import lint, parametrize
 
 WIDTHS = (32, 64, 128)
 TOKENS = torch.randint(0, 23, (8, 11), generator=torch.Generator().manual_seed(0))
@@ -211,3 +211,21 @@ ONE = Model(32)
 def test_what_cannot_be_checked_is_one_sentence(build, sentence):
     with pytest.raises(ConfigError, match=sentence):
         check(build, TOKENS, loss, seeds=2)
+
+
+@pytest.mark.parametrize(("role", "said"), [("readout", "inner matrix treated as readout"), ("hidden", "")])
+def test_a_matrix_to_a_fixed_size_that_layers_follow_is_hidden(role, said):
+    def build(width):
+        narrow = (nn.Linear(width, 16, bias=False), nn.Linear(16, width), nn.GELU())
+        return nn.Sequential(nn.Embedding(23, width), nn.LayerNorm(width), *narrow, nn.Linear(width, 23))
+
+    def trained(width):
+        mup = parametrize(build, width=width, base_width=32, roles={"2.weight": role})
+        module = mup.init_(build(width))
+        return module, torch.optim.AdamW(mup.param_groups(module, lr=2**-8))
+
+    report = lint(trained, TOKENS, loss, widths=WIDTHS, steps=2)
+    assert report.passes == (not said)
+    first = report.findings[0]
+    assert not said or (first.name, first.cause) == ("2.weight", said)
+    assert "roles={'its name': 'hidden'}" in str(report) or not said

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mup_tpu.analysis.diagnosis import Exponent, Finding
+from mup_tpu.analysis.diagnosis import Diagnosis, Exponent, Finding, GrownParameter
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize import LintReport, lint
 from mup_tpu.plots import coordinate_check_figure
@@ -201,3 +201,23 @@ def test_sizes_of_the_first_middle_and_last_block_are_drawn():
     assert {key.split()[1].rstrip(":") for key in keys if key[-8:].split()[0].isdecimal()} <= {"0", "2", "4"}
     assert sum(key.startswith("down") for key in keys) == 3
     assert abs(report.fits["blocks.0.up", "update", 1].value) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("exponents", "verdict"),
+    [((0.0, 0.4, 0.8), "follows"), ((-0.5, -0.2, 0.0), "follows"), ((0.9, 1.0, 1.0), "grows")],
+)
+def test_behind_a_matrix_that_starts_at_0_any_step_may_show_that_effects_are_flat(exponents, verdict):
+    """A readout at 0 hides all effects at the first step; later, training scatters them."""
+    rows = [
+        {"width": width, "seed": 0, "step": step, "layer": "token", "quantity": quantity, "rms": rms}
+        for width in (32, 64, 128, 256)
+        for step, exponent in enumerate((0.0, *exponents), 1)
+        for quantity, rms in (
+            ("effect", width**exponent if step > 1 else 0.0), ("gradient", width ** (exponent - 1)),
+            ("learning rate", 0.01), ("size", 0.01), ("decay", 0.0),
+        )
+    ]  # fmt: skip
+    token = GrownParameter("token", "position_embedding", (1, 32), (1, 256), False, True)
+    (finding,) = Diagnosis(pd.DataFrame(rows), [token], "width").findings()
+    assert finding.verdict == verdict
