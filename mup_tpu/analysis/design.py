@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,14 @@ class Batch:
     little is known to tell."""
     spent: float
     costs: Cost
+
+    @classmethod
+    def of(
+        cls, parametrization: str, cells: Sequence[Cell], reason: Reason, costs: Cost, spent: float = 0.0,
+        to_verdict: float = math.nan,
+    ) -> Batch:  # fmt: skip
+        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
+        return cls(parametrization, tuple(cells), reason, cost, to_verdict, spent, costs)
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -147,8 +156,7 @@ def _is_wide(estimate: Estimate) -> bool:
 
 def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
     """Return a first look at a new scale around an expected optimum, on the grid of another scale."""
-    step = max(1.0, beside.curve.step)
-    origin = beside.optimum.best_x
+    step, origin = max(1.0, beside.curve.step), beside.optimum.best_x
     centre = origin + round((x - origin) / step) * step
     return [Cell(scale, centre + k * step, 1, 1) for k in _FIRST_LOOK]
 
@@ -213,10 +221,8 @@ def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Ba
     values = [centre + k for k in range(-_START // 2, _START // 2)]
     if max(grid) - min(grid) >= _LEAST_SPAN:
         values = [x for x in values if min(grid) - 1e-6 <= x <= max(grid) + 1e-6]
-    cells = tuple(Cell(scale, x, _START_SEEDS, _START_SEEDS) for x in values)
-    costs = Cost(0.0, 1.0, "runs")
-    runs = sum(cell.runs for cell in cells)
-    return Batch(parametrization, cells, Reason.of("start"), runs, math.nan, 0.0, costs)
+    cells = [Cell(scale, x, _START_SEEDS, _START_SEEDS) for x in values]
+    return Batch.of(parametrization, cells, Reason.of("start"), Cost(0.0, 1.0, "runs"))
 
 
 def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: Question) -> Batch:
@@ -226,11 +232,7 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
     """
     estimates, planned = evidence.estimates, question.planned
     spent = float(sum(c.count_G.sum() * costs.of(c.scale) for c in evidence.curves))
-
-    def batch(cells: Sequence[Cell], reason: Reason, to_verdict: float = math.nan) -> Batch:
-        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
-        return Batch(parametrization, tuple(cells), reason, cost, to_verdict, spent, costs)
-
+    batch = partial(Batch.of, parametrization, costs=costs, spent=spent)
     # Values beyond the edge of grids without an optimum, and a new scale if there are too few
     bracketed = [e for e in estimates if e.optimum.is_bracketed]
     outside = [e for e in estimates if not e.optimum.is_bracketed]
@@ -277,7 +279,7 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
     cells = [cell for before, after in zip(known, bought, strict=True) for cell in after.added_to(before)]
     quantity = "α" if distance.quantity() == "α" else "regret"
     reason = Reason.of("wide interval", quantity=quantity, scales=sorted({cell.scale for cell in cells}))
-    return batch(cells, reason, to_verdict)
+    return batch(cells, reason, to_verdict=to_verdict)
 
 
 def why_stop(look: LookTaken, batch: Batch, left: float = math.inf) -> Reason | None:
@@ -359,18 +361,13 @@ class Known:
             error_C = known._error_C(1)
             gain_C = known.covariance[0, 1:] ** 2 / (np.diag(known.covariance)[1:] + error_C)
             c = int(np.argmax(gain_C))
-            one_C = np.arange(len(self.x_C)) == c
-            after = known._observed(c, error_C[c])
-            known = replace(known, covariance=after, runs_C=known.runs_C + one_C)
+            runs_C = known.runs_C + (np.arange(len(self.x_C)) == c)
+            known = replace(known, covariance=known._observed(c, error_C[c]), runs_C=runs_C)
         return known
 
     def added_to(self, before: Known) -> list[Cell]:
-        added_C = self.runs_C - before.runs_C
-        return [
-            Cell(self.scale, float(x), int(added), int(total))
-            for x, added, total in zip(self.x_C, added_C, self.runs_C, strict=True)
-            if added
-        ]
+        of_C = zip(self.x_C, self.runs_C - before.runs_C, self.runs_C, strict=True)
+        return [Cell(self.scale, float(x), int(added), int(total)) for x, added, total in of_C if added]
 
 
 @dataclass(frozen=True)

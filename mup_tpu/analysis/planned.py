@@ -142,10 +142,8 @@ class Planned:
 
     def rows_of(self, rows: pd.DataFrame, cell: int) -> pd.Series:
         """Return which rows are a cell's."""
-        is_its = pd.Series(True, rows.index)
-        for column, value in self.cells[cell][0].items():
-            is_its &= rows[column] == value
-        return is_its
+        values = pd.Series(self.cells[cell][0], dtype=object)
+        return (rows[values.index] == values).all(axis=1)
 
     def estimates(self, rows: pd.DataFrame) -> Estimates:
         """Return the optimum of each cell that has been run, by its number, for each hyperparameter."""

@@ -22,7 +22,7 @@ from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.run_table import RunTable, rows_of
 from mup_tpu.analysis.transfer import TransferAnalysis, analyze
-from mup_tpu.analysis.verdict import Decision, Regret
+from mup_tpu.analysis.verdict import Regret
 from mup_tpu.config.columns import label
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.store import is_search, load_runs
@@ -81,11 +81,6 @@ class Ruling:
     def parts_from_parabola(self) -> bool:
         is_known = self.drift.is_told and not math.isnan(self.parabola)
         return is_known and not self.drift.low <= self.parabola <= self.drift.high
-
-    @property
-    def is_no_power_law(self) -> bool:
-        # It DRIFTS by its regret alone
-        return self.decision == Decision.DRIFTS and not self.drift.has_moved
 
     @property
     def setting(self) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.trend import Pace, Priors, Trend
 from mup_tpu.analysis.valley import Valley
-from mup_tpu.analysis.verdict import LookTaken, Regret, Verdict
+from mup_tpu.analysis.verdict import Evidence, LookTaken, Regret, Verdict
 from mup_tpu.errors import TableError
 
 if TYPE_CHECKING:
@@ -235,6 +235,15 @@ class TransferResult:
     pairs: tuple[Interaction, ...] = ()  # Interactions of several hyperparameters
     parts: tuple[TransferResult, ...] = ()
     """Each of several hyperparameters with the others at their best; the verdict is on all together."""
+
+    @classmethod
+    def of(cls, compared: str, evidence: Evidence, verdict: Verdict, **of_rule: Any) -> TransferResult:
+        """Make the result of evidence; `of_rule` has the other fields."""
+        valleys = tuple(e.valley for e in evidence.estimates)
+        drift, curves = evidence.drift, evidence.curves
+        return cls(
+            compared, evidence.noise, evidence.optima, valleys, drift, verdict, curves=curves, **of_rule
+        )
 
     @property
     def parametrization(self) -> str:

@@ -80,26 +80,21 @@ class Surface:
 
     def rise_RN(self, u_NH: np.ndarray, number_N: np.ndarray) -> np.ndarray:
         """Return how far the loss at some values lies above the optimum of their scale."""
-        v_RNH = _bend(u_NH - self.reference_SH[number_N], self.bend_RH[:, None])
-        return self._rise(v_RNH - self.vertex_RSH[:, number_N], number_N, u_NH - self.reference_SH[number_N])
-
-    def _rise(self, away_RNH: np.ndarray, number_N: np.ndarray, x_NH: np.ndarray) -> np.ndarray:
-        """Return the rise at bent distances from an optimum, x octaves from its reference."""
-        curvature_RNHH = self.curvature_RHH[:, None] * self.height_RS[:, number_N, None, None]
-        rise_RN = 0.5 * np.einsum("rnh,rnhk,rnk->rn", away_RNH, curvature_RNHH, away_RNH)
-        form_RNH = np.einsum("...hm,rhm->r...h", _kernel(x_NH), self.form_RHM)
-        alone_RNH = 0.5 * np.diagonal(self.curvature_RHH, axis1=1, axis2=2)[:, None] * away_RNH**2
-        return np.asarray(np.maximum(rise_RN + (alone_RNH * form_RNH).sum(axis=2), 0.1 * rise_RN))
+        return self._rise((u_NH - self.reference_SH[number_N])[None], number_N)
 
     def regret_R(self, source: int, target: int) -> np.ndarray:
         """Return what all of a scale's best values cost at another."""
-        x_RNH = (self.optimum_RSH[:, source] - self.reference_SH[target])[:, None]
-        away_RNH = _bend(x_RNH, self.bend_RH[:, None]) - self.vertex_RSH[:, [target]]
-        curvature_RHH = self.curvature_RHH * self.height_RS[:, target, None, None]
-        rise_R = 0.5 * np.einsum("rh,rhk,rk->r", away_RNH[:, 0], curvature_RHH, away_RNH[:, 0])
-        form_RH = np.einsum("rhm,rhm->rh", _kernel(x_RNH[:, 0]), self.form_RHM)
-        alone_RH = 0.5 * np.diagonal(self.curvature_RHH, axis1=1, axis2=2) * away_RNH[:, 0] ** 2
-        return np.asarray(np.maximum(rise_R + (alone_RH * form_RH).sum(axis=1), 0.1 * rise_R))
+        x_RNH = self.optimum_RSH[:, [source]] - self.reference_SH[target]
+        return self._rise(x_RNH, np.array([target]))[:, 0]
+
+    def _rise(self, x_RNH: np.ndarray, number_N: np.ndarray) -> np.ndarray:
+        """Return the rise at points, x octaves from the references of their scales."""
+        away_RNH = _bend(x_RNH, self.bend_RH[:, None]) - self.vertex_RSH[:, number_N]
+        curvature_RNHH = self.curvature_RHH[:, None] * self.height_RS[:, number_N, None, None]
+        rise_RN = 0.5 * np.einsum("rnh,rnhk,rnk->rn", away_RNH, curvature_RNHH, away_RNH)
+        form_RNH = np.einsum("rnhm,rhm->rnh", _kernel(x_RNH), self.form_RHM)
+        alone_RNH = 0.5 * np.diagonal(self.curvature_RHH, axis1=1, axis2=2)[:, None] * away_RNH**2
+        return np.asarray(np.maximum(rise_RN + (alone_RNH * form_RNH).sum(axis=2), 0.1 * rise_RN))
 
     @cached_property
     def optimum_RSH(self) -> np.ndarray:

@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -178,11 +179,7 @@ def next_points(compared: str, surface: Surface, parts: Sequence[TransferResult]
     curvature_HH = np.median(surface.curvature_RHH, axis=0)
     inside = points.low_SH - _FAR, points.high_SH + _FAR
     optimum_RU = np.clip(surface.optimum_RSH, *inside).reshape(len(surface.loss_RS), scales * h)
-
-    def batch(chosen: Sequence[Cell], reason: Reason) -> Batch:
-        cost = sum(cell.runs * costs.of(cell.scale) for cell in chosen)
-        return Batch(compared, tuple(chosen), reason, cost, math.nan, spent, costs)
-
+    batch = partial(Batch.of, compared, costs=costs, spent=spent)
     outside = list[Cell]()
     at_edge = list[float]()
     for s, scale in enumerate(surface.scales):

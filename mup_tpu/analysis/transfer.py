@@ -164,7 +164,7 @@ def _analyze_one(
     table = table.part(lambda frame: frame["compared"] == parametrization)
     looks = tuple(take_looks(table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
-    optima = tuple(e.optimum for e in evidence.estimates)
+    optima = evidence.optima
     pairs = itertools.combinations(evidence.estimates, 2) if whole else ()
     regrets = [regret(source, target, evidence.drift.trend) for source, target in pairs]
     if not whole and evidence.headline is not None:
@@ -174,18 +174,14 @@ def _analyze_one(
     if whole and not last.verdict.is_settled:
         batch = next_batch(parametrization, evidence, costs, question)
         stops = why_stop(last, batch) if question.planned else None
-    return TransferResult(
-        compared=parametrization,
-        curves=evidence.curves,
-        noise=evidence.noise,
-        optima=optima,
-        valleys=tuple(e.valley for e in evidence.estimates),
-        drift=evidence.drift,
+    return TransferResult.of(
+        parametrization,
+        evidence,
+        last.verdict,
         regrets=tuple(regrets),
         wider_is_better=wider_is_better(evidence.curves, optima),
         law=_law(table.runs, optima),
         learning_curves=learning_curves(optima, table.history) if whole else (),
-        verdict=last.verdict,
         next_batch=batch,
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
         guessing=table.guessing,
@@ -215,16 +211,8 @@ def _analyze_sizes(compared: str, runs: pd.DataFrame, question: Question) -> Tra
             f"{compared}: a power law in {', '.join(scales)} needs {len(scales) + 2} cells with an "
             f"optimum inside their grid, and {len(known)} of {len(evidence.estimates)} have one"
         )
-    return TransferResult(
-        compared=compared,
-        noise=evidence.noise,
-        optima=tuple(e.optimum for e in evidence.estimates),
-        valleys=tuple(e.valley for e in evidence.estimates),
-        drift=evidence.drift,
-        verdict=Verdict(Decision.OPEN),
-        curves=evidence.curves,
-        power_law=PowerLaw(scales, known),
-    )
+    power_law = PowerLaw(scales, known)
+    return TransferResult.of(compared, evidence, Verdict(Decision.OPEN), power_law=power_law)
 
 
 def _law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:

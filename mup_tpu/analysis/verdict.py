@@ -285,6 +285,10 @@ class Evidence:
     headline: Regret | None
     """Regret from the smallest bracketed scale to the largest that was run; None if they are the same."""
 
+    @property
+    def optima(self) -> tuple[Optimum, ...]:
+        return tuple(e.optimum for e in self.estimates)
+
     @cached_property
     def luck(self) -> float:
         """Return how much too low the largest scale's best loss may be, where it is that of one run, nat.
@@ -377,7 +381,7 @@ class LookTaken:
     @cached_property
     def verdict(self) -> Verdict:
         return decide(
-            [e.optimum for e in self.evidence.estimates],
+            self.evidence.optima,
             [self.evidence.drift],
             self.evidence.headline,
             self.question.epsilon,

@@ -154,7 +154,7 @@ def sweep_page(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> Page
     table, scale, lead = analysis.table, label(analysis.scale), list[Block]()
     for result in results_of(analysis):
         settles = remedy(result, analysis)
-        commands = (settles.text,) if settles.is_command else ()
+        commands = (settles,) if table.command and settles.startswith(table.command) else ()
         sentence = verdict(result, analysis, scores)
         lead.append(Box(sentence, details(result, analysis), commands, result.verdict.decision))
     if (stored := table.stored) is not None:

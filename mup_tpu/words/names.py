@@ -120,8 +120,7 @@ def exponent(alpha: float, low: float, high: float) -> str:
     """Write a drift exponent with its interval, or "not known" where the interval is too wide."""
     if not is_told(low, high):
         return "not known"
-    value, least, most = (f"{round(number, 2) + 0.0:.2f}" for number in (alpha, low, high))
-    return f"{value} ({least} to {most})"
+    return f"{number(alpha, 2)} ({number(low, 2)} to {number(high, 2)})"
 
 
 def amount(costs: Cost, cost: float) -> str:
@@ -135,8 +134,8 @@ def listed(words: list[str]) -> str:
 
 
 def signed(value: float) -> str:
-    # With a minus sign, and never −0.00
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+    # With a minus sign
+    return number(value, 2).replace("-", "−")
 
 
 def alpha(result: TransferResult) -> str:

@@ -20,7 +20,7 @@ from mup_tpu.analysis.verdict import AT_LEAST, Decision
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, Table, configured, label, write, write_scale
 from mup_tpu.config.values import counted
-from mup_tpu.words.names import exponent, heading, number, plain, power, rule_name
+from mup_tpu.words.names import exponent, heading, number, plain, power, rule_name, signed
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import status
 
@@ -159,11 +159,8 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
     labels = zip(map(label, r.setting), map(label, common), strict=True)
     differs = [of_row for of_row, of_most in labels if of_row != of_most]
     alpha = exponent(r.drift.alpha, r.drift.low, r.drift.high)
-    by_hand = (
-        "–"
-        if math.isnan(r.parabola)
-        else f"{r.parabola:.2f}".replace("-", "−") + " ≠" * r.parts_from_parabola
-    )
+    by_hand = "–" if math.isnan(r.parabola) else signed(r.parabola) + " ≠" * r.parts_from_parabola
+    is_no_power_law = r.decision == Decision.DRIFTS and not r.drift.has_moved  # its regret alone shows it
     return {
         "rule": ", ".join([rule_name(r.rule, r.columns.parametrization), *differs]),
         "stored rule": ", ".join([r.rule, *differs]),
@@ -173,7 +170,7 @@ def _cells(r: Ruling, common: tuple[str, str, str]) -> dict[str, str]:
         "by hand": by_hand,
         "regret": cost,
         "regret (nat, 95 %)": bounded,
-        "verdict": r.decision + " (no power law)" * r.is_no_power_law,
+        "verdict": r.decision + " (no power law)" * is_no_power_law,
         "hours": f"{r.hours:.2f}",
         "sweep": r.sweep,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.analysis.design import Batch
@@ -13,7 +12,6 @@ from mup_tpu.analysis.drift import NEEDED, Drift, is_told
 from mup_tpu.analysis.ingest.table_columns import Columns, means
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.result import TransferResult
-from mup_tpu.analysis.run_table import Cost
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.analysis.verdict import AT_LEAST, MOST_LOOKS, Decision, LookTaken, Regret, Verdict
 from mup_tpu.config.columns import CONFIGURED, label, plural
@@ -154,7 +152,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
     # `analyze --next` lists the points where several hyperparameters are tuned.
     elif result.next_batch is not None and not result.parts and not is_target(result):
-        lines.append(f"to settle it: {remedy(result, analysis).text}")
+        lines.append(f"to settle it: {remedy(result, analysis)}")
         lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
     if result.drift.is_known and result.drift.rests_on_prior:
         lines.append(
@@ -210,23 +208,15 @@ def recommendation(result: TransferResult, columns: Columns) -> str:
     return f"{advice}: the expected cost is {cost}, at most {high}{beyond}"
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """Runs that would settle a verdict."""
-
-    text: str
-    is_command: bool  # Whether the text is command lines; else it is sentences
-
-
-def remedy(result: TransferResult, analysis: TransferAnalysis) -> Remedy:
-    """Return what would settle a verdict; no text if it is settled."""
+def remedy(result: TransferResult, analysis: TransferAnalysis) -> str:
+    """Return the runs that would settle a verdict: command lines of our own sweeps, else sentences."""
     batch, command = result.next_batch, analysis.table.command
     if batch is None:
-        return Remedy("", False)
+        return ""
     if command and result.sequence is not None:
-        return Remedy(f"{command} --until-settled", True)
-    is_ours = _is_ours(analysis.columns, command)
-    return Remedy((" && " if is_ours else "; ").join(commands(batch, analysis.columns, command)), is_ours)
+        return f"{command} --until-settled"
+    between = " && " if _is_ours(analysis.columns, command) else "; "
+    return between.join(commands(batch, analysis.columns, command))
 
 
 def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, ...]:
@@ -261,8 +251,12 @@ def _is_ours(columns: Columns, command: str | None) -> bool:
 
 def price(batch: Batch) -> str:
     """Return the cost of a batch, beside the cost so far and until the verdict."""
-    costs = batch.costs
-    parts = [spending(costs, batch.cost, batch.spent)]
+    costs, at = batch.costs, ""
+    # Runs of other sizes count as so many of the smallest: they are no number of runs to start.
+    if not costs.is_measured and math.isfinite(costs.smallest):
+        at = f" at {point(costs.scale, costs.smallest)}"
+    cost, spent = amount(costs, batch.cost), amount(costs, batch.spent)
+    parts = [f"next batch: {'as dear as ' * bool(at)}{cost}{at}", f"spent so far: {spent}"]
     if math.isinf(batch.to_verdict):
         parts.append("total to a verdict: unknown")
     elif math.isfinite(batch.to_verdict):
@@ -271,14 +265,6 @@ def price(batch: Batch) -> str:
         power_law = f"cost ∝ {label(costs.scale)}^{costs.exponent:.1f}"
         parts.append(f"{'measured' if costs.is_measured else 'assumed'}: {power_law}")
     return "; ".join(parts)
-
-
-def spending(costs: Cost, batch: float, spent: float) -> str:
-    # Runs of other sizes count as so many of the smallest: they are no number of runs to start.
-    if not costs.is_measured and math.isfinite(costs.smallest):
-        at = point(costs.scale, costs.smallest)
-        return f"next batch: as dear as {amount(costs, batch)} at {at}; spent so far: {amount(costs, spent)}"
-    return f"next batch: {amount(costs, batch)}; spent so far: {amount(costs, spent)}"
 
 
 def status(optimum: Optimum, unit: str = "nat") -> str:
@@ -359,7 +345,7 @@ def _add_sentences(
     columns = analysis.columns
     values["verdict"] |= {
         "sentence": verdict(result, analysis, scores, result.compared),
-        "settle": remedy(result, analysis).text,
+        "settle": remedy(result, analysis),
     }
     for optimum, of_scale in zip(values["optima"], result.optima, strict=True):
         optimum["sentence"] = status(of_scale, columns.unit)

@@ -116,7 +116,7 @@ def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_pat
     """Powers in a command line stay as they are typed."""
     monkeypatch.setattr(report.plots, "drawings", lambda analysis: {})  # they take most of the time
     analysis = analyze(TableOptions().load(str(RESULTS / "decay_transfer")))
-    settle = next(filter(None, (remedy(r, analysis).text for r in analysis.results)))
+    settle = next(filter(None, (remedy(r, analysis) for r in analysis.results)))
     page = report.render(report.sweep_page(analysis))
     assert f"to settle it: <code>{html.escape(settle)}</code>" in page
     rows = [f"{w},{2.0**x},{2.5 + 0.01 * (x + 7) ** 2}" for w in (64, 128) for x in range(-9, -4)]

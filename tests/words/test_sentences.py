@@ -377,10 +377,10 @@ def test_lines_below_a_verdict_begin_with_advice_and_name_the_next_runs():
     assert "at width 256: the optimum there is 2^-10.0 = 0.00097" in details(drifting, analysis)[0]
     (few,) = (analysis := analyze(check_table(runs(widths=(64, 128))))).results
     settle, purpose, *_ = details(few, analysis)[1:]
-    assert settle == f"to settle it: {remedy(few, analysis).text}"
+    assert settle == f"to settle it: {remedy(few, analysis)}"
     assert purpose.startswith("a verdict needs 3 widths, and there are 2; next batch: as dear as ")
     ours = replace(analysis, table=replace(analysis.table, command="x.py"))
-    assert remedy(few, ours).is_command and " && " not in remedy(few, ours).text
+    assert remedy(few, ours).startswith("x.py ") and " && " not in remedy(few, ours)
 
 
 def test_json_has_the_sentences_beside_the_numbers():
