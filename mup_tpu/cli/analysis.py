@@ -101,33 +101,31 @@ def last_folder() -> str:
 
 
 def _show_folder(
-    console: Console, path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool
+    console: Console, path: str, options: TableOptions, runs: bool, csv: Path | None, keep: bool
 ) -> None:
     from mup_tpu.analysis.run_table import select, varied
     from mup_tpu.store import Store, is_search, load_axes, load_header, load_runs
 
-    header, conditions = load_header(path), tuple(table.conditions or ())
+    header, conditions = load_header(path), tuple(options.conditions or ())
     axes = load_axes(path)
     along = axes.columns((*axes.compare, *axes.scale, *axes.tune))
     # A few columns of a long table are read fast.
     is_whole = csv is not None or conditions or is_search(path)
-    rows = select(load_runs(path, None if is_whole else [*along, *_RESULT]), conditions)
+    table = select(load_runs(path, None if is_whole else [*along, *_RESULT]), conditions)
     if keep:
         Store(path, header.experiment).ask(conditions)
         words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
         console.print(f"the verdict of {path} uses {words}")
     if csv is not None:
-        write_output("csv", csv, to_csv(rows))
-        console.print(f"{len(rows)} runs exported to {csv}")
-    if runs:
-        _print_runs(console, rows, [*(varied(rows) if is_search(path) else along), "seed"])
-
-
-def _print_runs(console: Console, table: pd.DataFrame, varied: Sequence[str]) -> None:
+        write_output("csv", csv, to_csv(table))
+        console.print(f"{len(table)} runs exported to {csv}")
+    if not runs:
+        return
     from mup_tpu.config.columns import Table, write
 
-    shared = [c for c in varied if len(table) > 1 and table[c].nunique(dropna=False) == 1]
-    headings = {c: c.replace("_", "_\n") for c in varied if c not in shared}
+    columns = [*(varied(table) if is_search(path) else along), "seed"]
+    shared = [c for c in columns if len(table) > 1 and table[c].nunique(dropna=False) == 1]
+    headings = {c: c.replace("_", "_\n") for c in columns if c not in shared}
     headings |= {"loss": "loss", "status": "status", "steps_done": "steps", "wall_time_s": "s"}
     digits = {"loss": 4, "wall_time_s": 1}
 
@@ -189,110 +187,99 @@ def predict(
     """
     if out is not None and not figures:
         raise ConfigError(f"out {str(out)!r} needs --figures")
+    console = Console()
     if not path:
         if loss_law or figures or keep or claim != "by-name" or format != "text" or table != TableOptions():
             raise ConfigError("without a table or results folder, published laws take --at and --json alone")
-        _print_published(at, json)
+        if not at:
+            raise ConfigError("predict needs a table or folder, or a transformer's size: --at params=1.3B")
+        from mup_tpu.tuning.target import goal_of, read_target
+        from mup_tpu.words.plans import published_table, published_words
+
+        goal = goal_of(read_target(at), None, 0)
+        prior = goal.published
+        assert prior is not None
+        if json:
+            console.write(to_json(prior.to_dict() | {"derived": list(goal.derived)}))
+            return
+        console.print(published_words(prior), style="bold")
+        for sentence in goal.derived:
+            console.print(f"  derived: {sentence}")
+        console.print(published_table(prior))
+        console.print("next: mup-tpu plan --at ... --budget 200h names the runs that move it", wrap=False)
         return
-    if loss_law:
-        if keep or claim != "by-name" or format != "text":
-            raise ConfigError("loss_law predicts losses, which take no option keep, claim or format")
-        _predict_losses(path, at, table, asymptote, figures, out, json)
-        return
-    if asymptote is not None:
+    if loss_law and (keep or claim != "by-name" or format != "text"):
+        raise ConfigError("loss_law predicts losses, which take no option keep, claim or format")
+    if asymptote is not None and not loss_law:
         raise ConfigError(f"{given('asymptote', asymptote)} needs {given('loss_law')}")
-    path = folder_of_plan(path)
+    path = path if loss_law else folder_of_plan(path)
     if format != "text" and (json or figures):
         raise ConfigError(f"format {format} prints the values alone: give no other output")
-    if (recipe := predict_planned_folder(path, at)) is not None:
+    if not loss_law and (recipe := predict_planned_folder(path, at)) is not None:
         if figures or claim != "by-name" or table != TableOptions():
             raise ConfigError("the prediction of a plan takes --at, --keep, --format and --json alone")
         if keep:
-            _keep_planned(path, recipe)
+            from mup_tpu.config.options import TransferOptions
+            from mup_tpu.store import load_axes
+            from mup_tpu.tuning.transfer import Transfer
+
+            if (axes := load_axes(path)).is_study:
+                raise ConfigError(f"the prediction of your own training is kept by mup-tpu transfer {path}")
+            Transfer(path, TransferOptions(tuple(f"{n}={recipe.values[n]}" for n in axes.scale))).keep(path)
         print_recipe(recipe, path, format, json)
         return
-    from mup_tpu.analysis.run_table import rows_of
-    from mup_tpu.cli.results import open_results
-    from mup_tpu.words.predictions import predictions_to_dict
+    from mup_tpu.cli.results import Results, open_results
+    from mup_tpu.words import predictions as words
+    from mup_tpu.words.reasons import because, notes
 
-    results = open_results(path, table)
-    rows, column = results.table.rows, results.table.columns.parametrization
-    assert rows is not None, "a place was read"
-    predictions = results.predict(at, {"yes": True, "no": False}.get(claim))
-    if keep:
-        results.keep(predictions)
-    written = list[str]()
-    if figures:
-        from mup_tpu import plots
+    # Rows of a rule and its predicted values at a target, as programs take them
+    asked: list[tuple[pd.DataFrame, Mapping[str, Sequence[float]], Mapping[str, Any], str]] = []
+    if loss_law:
+        from mup_tpu.analysis import loss_laws
 
-        written = write_figures(plots.prediction_figures(predictions), out or results.figures_folder)
-    if format != "text":
+        laws, results = loss_laws(path, at, asymptote, table.reading(path)), Results(path, table)
+        values, lines = words.loss_laws_to_dict(laws), words.loss_law_lines(laws)
+        before, after = [because(note, laws.table.columns) for note in laws.notes], list[str]()
+    else:
+        from mup_tpu.analysis.prediction import predict_analysis, read_targets, to_keep
+        from mup_tpu.analysis.run_table import rows_of
+        from mup_tpu.store.header import keep_predictions
+
+        results = open_results(path, table)
+        rows, column = results.table.rows, results.table.columns.parametrization
+        assert rows is not None, "a place was read"
+        targets, claims = read_targets(results.table, at), {"yes": True, "no": False}.get(claim)
+        made = predict_analysis(table.analyze(results.table, whole=False), targets, claim=claims)
+        if keep:
+            keep_predictions(path, to_keep(made))
+        values, lines = words.predictions_to_dict(made), words.lines(made)
+        before, after = notes(made.analysis), [because(n, made.analysis.columns) for n in made.notes]
         best: dict[tuple[str, str], tuple[Mapping[str, float], dict[str, Sequence[float]]]] = {}
-        for made in predictions.predictions:
-            _, tuned = best.setdefault((made.compared, made.target), (made.sizes, {}))
-            tuned[made.hyperparameter] = (made.x, *made.interval)
-        for (rule, _), (sizes, tuned) in best.items():
-            _print_for(format, path, rows_of(rows, column, rule), tuned, sizes, rule)
-        return
-    if json:
-        Console().write(to_json(predictions_to_dict(predictions)))
-        return
-    results.show_predictions(Console(), predictions)
-    for made in predictions.predictions:
-        of_rule = rows_of(rows, column, made.compared)
-        _print_base_rate(of_rule, made.sizes, made.compared, made.hyperparameter, made.value)
-    _print_figures(Console(), written)
-
-
-def _print_published(at: Sequence[str], json: bool) -> None:
-    from mup_tpu.tuning.target import goal_of, read_target
-    from mup_tpu.words.plans import published_table, published_words
-
-    if not at:
-        raise ConfigError("predict needs a table or folder, or a transformer's size: --at params=1.3B")
-    goal = goal_of(read_target(at), None, 0)
-    prior = goal.published
-    assert prior is not None
-    if json:
-        Console().write(to_json(prior.to_dict() | {"derived": list(goal.derived)}))
-        return
-    Console().print(published_words(prior), style="bold")
-    for sentence in goal.derived:
-        Console().print(f"  derived: {sentence}")
-    Console().print(published_table(prior))
-    Console().print("next: mup-tpu plan --at ... --budget 200h names the runs that move it", wrap=False)
-
-
-def _predict_losses(
-    path: str,
-    at: Sequence[str],
-    table: TableOptions,
-    asymptote: float | None,
-    figures: bool,
-    out: Path | None,
-    json: bool,
-) -> None:
-    from mup_tpu.analysis import loss_laws
-    from mup_tpu.cli.results import Results
-    from mup_tpu.words.predictions import loss_law_lines, loss_laws_to_dict
-    from mup_tpu.words.reasons import because
-
-    laws = loss_laws(path, at, asymptote, table.reading(path))
+        for one in made.predictions:
+            _, tuned = best.setdefault((one.compared, one.target), (one.sizes, {}))
+            tuned[one.hyperparameter] = (one.x, *one.interval)
+        asked = [(rows_of(rows, column, rule), tuned, at, rule) for (rule, _), (at, tuned) in best.items()]
     written = list[str]()
     if figures:
         from mup_tpu import plots
 
-        written = write_figures(
-            {"loss_law": plots.loss_law_figure(laws)}, out or Results(path, table).figures_folder
-        )
-    if json:
-        Console().write(to_json(loss_laws_to_dict(laws)))
+        drawn = {"loss_law": plots.loss_law_figure(laws)} if loss_law else plots.prediction_figures(made)
+        written = write_figures(drawn, out or results.figures_folder)
+    if format != "text":
+        for values_of_rule in asked:
+            _print_for(format, path, *values_of_rule)
         return
-    for note in laws.notes:
-        Console().print(f"note: {because(note, laws.table.columns)}", style="yellow")
-    for line in loss_law_lines(laws):
-        Console().print(line, style=None if line.startswith(" ") else "bold")
-    _print_figures(Console(), written)
+    if json:
+        console.write(to_json(values))
+        return
+    for note in before:
+        console.print(f"note: {note}", style="yellow")
+    for line in lines:
+        console.print(line, style=None if line.startswith(" ") else "bold")
+    for note in after:
+        console.print(f"note: {note}", style="yellow")
+    _print_base_rates(asked)
+    _print_figures(console, written)
 
 
 def folder_of_plan(path: str) -> str:
@@ -327,18 +314,6 @@ def predict_planned_folder(path: str, at: Sequence[str]) -> Recipe | None:
     return predict_planned(path, {name: value for name, value in sizes.items() if value is not None})
 
 
-def _keep_planned(path: str, made: Recipe) -> None:
-    from mup_tpu.config.options import TransferOptions
-    from mup_tpu.store import load_axes
-    from mup_tpu.tuning.transfer import Transfer
-
-    axes = load_axes(path)
-    if axes.is_study:
-        raise ConfigError(f"the prediction of your own training is kept by mup-tpu transfer {path}")
-    at = tuple(f"{name}={made.values[name]}" for name in axes.scale)
-    Transfer(path, TransferOptions(at)).keep(path)
-
-
 def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = False) -> None:
     """Print the recipe of a plan's target."""
     from mup_tpu.analysis.run_table import rows_of
@@ -349,19 +324,18 @@ def print_recipe(made: Recipe, path: str, format: str = "text", json: bool = Fal
         Console().write(to_json(made.to_dict()))
         return
     rows = rows_of(load_runs(path), load_axes(path).compared, made.rule)
+    tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
     if format != "text":
-        tuned = {one.hyperparameter: (one.x, *one.interval) for one in made.optima}
         _print_for(format, path, rows, tuned, made.values, made.rule)
-    else:
-        Console().print(recipe_table(made))
-        lines = recipe_lines(made)
-        for line, below in itertools.pairwise([*lines, ""]):
-            has_details = below.startswith(" ") and not line.startswith(" ")
-            Console().print(line, style="bold" if has_details else None)
-        for one in made.optima:
-            _print_base_rate(rows, made.values, made.rule, one.hyperparameter, one.value)
-        if made.came is None and all(one.known == made.cells for one in made.optima):
-            Console().print(f"next: mup-tpu transfer {near(path)}", wrap=False)
+        return
+    Console().print(recipe_table(made))
+    lines = recipe_lines(made)
+    for line, below in itertools.pairwise([*lines, ""]):
+        has_details = below.startswith(" ") and not line.startswith(" ")
+        Console().print(line, style="bold" if has_details else None)
+    _print_base_rates([(rows, tuned, made.values, made.rule)])
+    if made.came is None and all(one.known == made.cells for one in made.optima):
+        Console().print(f"next: mup-tpu transfer {near(path)}", wrap=False)
 
 
 def _print_for(
@@ -393,14 +367,16 @@ def _print_for(
     Console().write((f"# {rule}\n" if rule not in ("", "all") else "") + text.rstrip("\n"))
 
 
-def _print_base_rate(
-    rows: pd.DataFrame, values: Mapping[str, Any], rule: str, tuned: str, value: float
+def _print_base_rates(
+    of_rules: Sequence[tuple[pd.DataFrame, Mapping[str, Sequence[float]], Mapping[str, Any], str]],
 ) -> None:
     """Say that a predicted learning rate is the base width's, where the rule gives others to the target."""
     from mup_tpu.words.recipes import base_rate_words, shared_settings
 
-    if words := base_rate_words({**shared_settings(rows), **values}, rule, tuned, value):
-        Console().print(words)
+    for rows, tuned, values, rule in of_rules:
+        for name, (x, *_) in tuned.items():
+            if words := base_rate_words({**shared_settings(rows), **values}, rule, name, 2.0**x):
+                Console().print(words)
 
 
 def show(path: str, table: TableOptions = TableOptions()) -> Results:

@@ -21,7 +21,7 @@ from mup_tpu.config.columns import Table
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import is_search, load_runs
-from mup_tpu.store.header import STORE_FILE, keep_predictions, load_predictions
+from mup_tpu.store.header import STORE_FILE, load_predictions
 from mup_tpu.words import tables, verdicts
 from mup_tpu.words.names import power, rule_name
 from mup_tpu.words.reasons import because, notes
@@ -29,7 +29,7 @@ from mup_tpu.words.reasons import because, notes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mup_tpu.analysis import Predictions, RunTable, TransferAnalysis
+    from mup_tpu.analysis import RunTable, TransferAnalysis
     from mup_tpu.analysis.planned import Recipe
     from mup_tpu.analysis.prediction import Score
     from mup_tpu.analysis.referee import Comparison
@@ -90,29 +90,27 @@ class Results:
         return self.options.load(*self._paths)
 
     @cached_property
-    def analysis(self) -> TransferAnalysis:
-        # A predicted scale alone has its score in the verdict's place.
+    def _judged(self) -> tuple[TransferAnalysis, list[Score]]:
+        scores: list[Score] = []
         analysis = self.options.analyze(self.table)
         if not self.is_folder:
-            return analysis
-        from mup_tpu.analysis.prediction import answered
+            return analysis, scores
+        from mup_tpu.analysis.prediction import answered, score
 
-        return answered(analysis, self._scores(analysis))
-
-    def _scores(self, analysis: TransferAnalysis) -> list[Score]:
-        if not self.is_folder:
-            return []
         try:
-            from mup_tpu.analysis.prediction import score
-
-            return score(load_predictions(self.path), analysis)
+            scores = score(load_predictions(self.path), analysis)
         except StoreError as error:  # the verdict does not need them
             warnings.warn(f"{error}; kept predictions are left out", stacklevel=2)
-            return []
+        # A predicted scale alone has its score in the verdict's place.
+        return answered(analysis, scores), scores
+
+    @property
+    def analysis(self) -> TransferAnalysis:
+        return self._judged[0]
 
     @property
     def scores(self) -> list[Score]:
-        return self._scores(self.analysis)
+        return self._judged[1]
 
     def to_dict(self) -> dict[str, Any]:
         return verdicts.to_dict(self.analysis, self.scores)
@@ -174,26 +172,6 @@ class Results:
     def next_to_dict(self) -> dict[str, Any]:
         batches = {r.compared: r.next_batch for r in self.analysis.results}
         return {rule: b and verdicts.batch_to_dict(b, self.analysis.columns) for rule, b in batches.items()}
-
-    def predict(self, at: Sequence[str], claim: bool | None = None) -> Predictions:
-        from mup_tpu.analysis.prediction import predict_analysis, read_targets
-
-        targets = read_targets(self.table, at)
-        return predict_analysis(self.options.analyze(self.table, whole=False), targets, claim=claim)
-
-    def keep(self, predictions: Predictions) -> None:
-        from mup_tpu.analysis.prediction import to_keep
-
-        keep_predictions(self.path, to_keep(predictions))
-
-    def show_predictions(self, console: Console, predictions: Predictions) -> None:
-        from mup_tpu.words.predictions import lines
-
-        self.show_notes(console, predictions.analysis)
-        for line in lines(predictions):
-            console.print(line, style=None if line.startswith(" ") else "bold")
-        for note in predictions.notes:
-            console.print(f"note: {because(note, predictions.analysis.columns)}", style="yellow")
 
     def figures(self) -> Mapping[str, Figure]:
         from mup_tpu.plots import transfer_figures

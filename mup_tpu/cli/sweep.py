@@ -44,12 +44,13 @@ class GridOptions:
     num_seeds: int | None = None
     """Number of seeds of every cell, from 0."""
 
+    @property
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
     def change(self, sweep: Sweep) -> Sweep:
         """Return the sweep with these axes in place of its own."""
-        changes: dict[str, Any] = {} if self.num_seeds is None else {"num_seeds": self.num_seeds}
-        for axis in ("scale", "tune", "compare"):
-            if (text := getattr(self, axis)) is not None:
-                changes[axis] = parse_axis(text, axis)
+        changes = {n: v if n == "num_seeds" else parse_axis(v, n) for n, v in self.given.items()}
         changes |= {"measured_by": None} if "scale" in changes else {}
         changes |= {"design": None} if "tune" in changes else {}
         return replace(sweep, **changes)
@@ -121,14 +122,24 @@ def sweep(
             shorter ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
         study: Options of a study.
     """
-    if is_study(file, study):
-        if continue_to is not None:
-            raise ConfigError(
-                "continue_to is for our networks: give a study's longer runs as values of its scale"
-            )
-        run_study(file, study, how)
-    else:
+    if not is_study(file, study):
         run_and_show(read_script(file, "SWEEP", Sweep) or load_sweep(file), how, continue_to)
+        return
+    if continue_to is not None:
+        raise ConfigError(
+            "continue_to is for our networks: give a study's longer runs as values of its scale"
+        )
+    refuse_options_of_networks(how.run, how.where)
+    made, trainer = study.load(file, how.results, how.grid.given)
+    if made.grid.space is not None:
+        raise ConfigError(f"{file} is the file of a search, not of a sweep: `mup-tpu search {file}` takes it")
+    if how.dry_run:
+        Console().print(f"{made.grid.experiment}: {len(made.trials())} trials in the grid")
+        return
+    keep_plan(made.grid, made.folder)
+    until = vars(_until(how, made.grid))
+    outcome = study.run(made, trainer, how.where, how.run.price, **until)
+    show_and_judge(outcome, made.folder, lambda: _show(made.folder))
 
 
 def is_study(file: Path, options: StudyOptions) -> bool:
@@ -157,21 +168,6 @@ def read_script(file: Path, name: str, kind: type[T]) -> T | None:
         names = ", ".join(sorted(n for n, value in values.items() if isinstance(value, kind))) or "none"
         raise ConfigError(f"script {path} has no {kind.__name__} of the name {name}; there are {names}")
     return value
-
-
-def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
-    """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
-    refuse_options_of_networks(how.run, how.where)
-    grid = {name: value for name, value in vars(how.grid).items() if value is not None}
-    study, trainer = options.load(file, how.results, grid)
-    if study.grid.space is not None:
-        raise ConfigError(f"{file} is the file of a search, not of a sweep: `mup-tpu search {file}` takes it")
-    if how.dry_run:
-        Console().print(f"{study.grid.experiment}: {len(study.trials())} trials in the grid")
-        return
-    keep_plan(study.grid, study.folder)
-    outcome = options.run(study, trainer, how.where, how.run.price, **vars(_until(how, study.grid)))
-    show_and_judge(outcome, study.folder, lambda: _show(study.folder))
 
 
 def _until(how: SweepRun, grid: Grid[Any]) -> SequenceOptions:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -20,9 +20,6 @@ from mup_tpu.config.options import File, FolderName
 from mup_tpu.config.toml import load_trial
 from mup_tpu.config.values import VisibleFormatter, parse_price
 from mup_tpu.errors import ConfigError, Preempted, raised_as
-
-if TYPE_CHECKING:
-    from mup_tpu.training.record import PackResult
 
 
 @dataclass(frozen=True)
@@ -54,13 +51,6 @@ class Kept:
     """Folder for the trained model and its tokenizer, as transformers' AutoModelForCausalLM and AutoTokenizer
     load them."""
 
-    def prepare(self) -> None:
-        """Make folders, so that a bad path ends the command before training."""
-        for name, path in (("checkpoint folder", self.checkpoints), ("export", self.export)):
-            if path is not None and "://" not in str(path):
-                with raised_as(ConfigError, f"{name} {path} cannot be written"):
-                    Path(path).mkdir(parents=True, exist_ok=True)
-
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -89,8 +79,7 @@ def train(
         kept: Files and folders for row, checkpoints, model and profile.
         options: Source and length of the trial, and its report.
     """
-    on_xla = run.device in ("tpu", "xla")
-    if options.xla_dump is not None and not on_xla:
+    if options.xla_dump is not None and run.device not in ("tpu", "xla"):
         raise ConfigError(f"--xla-dump needs --device tpu or xla, not {run.device}")
     if run.checkpoint_every and kept.checkpoints is None:
         raise ConfigError(f"--checkpoint-every {run.checkpoint_every} needs --checkpoints, a folder for them")
@@ -108,61 +97,20 @@ def train(
         from mup_tpu.training import longer
 
         shorter, trial = trial, longer(trial, options.continue_to)
-    if options.xla_dump is not None:
-        _module_of(run).dump_programs(options.xla_dump)
-    from mup_tpu.tuning.progress import cost, starting
-
-    console, what = Console(), f"1 trial, {trial.train.steps} steps"
-    again = "the same command goes on" if kept.checkpoints else ""
-    Console(stderr=True).print(starting(what, again=again))
-    result, exported = train_one(trial, run, kept, console, shorter)
-    row, rates = result.rows[0], result.rates
-    took = cost(row["wall_time_s"], parse_price(run.price))
-    loss = f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
-    console.print(
-        f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
-        f"{row['params']:,} parameters, {row['tokens']:,} tokens, {took} · {rates}"
-    )
-    if on_xla:
-        _print_xla_report(console, _module_of(run).report(), row, rates.input_wait if rates else 0.0)
-    if exported is not None:
-        console.print(f"exported a stock model to {exported}")
-
-
-def _module_of(run: RunOptions) -> Any:
     from mup_tpu.devices.base import MODULES
-
-    return importlib.import_module(MODULES[run.device])
-
-
-def _print_xla_report(
-    console: Console, counts: dict[str, float], row: dict[str, Any], input_wait: float
-) -> None:
-    share = counts["compile_s"] / row["wall_time_s"]
-    rate = row["tokens"] / row["wall_time_s"]
-    stops = ": each stops the device" if counts["fallbacks"] else ""
-    for line in (
-        f"XLA compiled {counts['compilations']:.0f} programs in {counts['compile_s']:.1f} s ({share:.0%} of "
-        "the run); expected: one for the steps, and one for evaluations",
-        f"{counts['executions']:.0f} executions for {row['steps_done']} steps; expected: one for up to 100 "
-        "steps, and one for each evaluation",
-        f"{counts['transfers_to_host']:.0f} transfers to the host: losses, read at evaluations",
-        f"{counts['fallbacks']:.0f} operations that XLA lacks ran on the host{stops}",
-        f"input wait {input_wait:.1%}; {rate:,.0f} tokens/s with compilation counted",
-    ):
-        console.print(line)
-
-
-def train_one(
-    trial: Trial, run: RunOptions, kept: Kept, console: Console, shorter: Trial | None = None
-) -> tuple[PackResult, Path | None]:
-    """Train a trial, store its row, then export it; return its result and the folder of the export.
-
-    With `shorter`, the same trial with fewer steps, training goes on from its checkpoint.
-    """
+    from mup_tpu.tuning.progress import cost, starting
     from mup_tpu.tuning.runner import refuse_another_device, with_precision
 
-    kept.prepare()
+    if options.xla_dump is not None:
+        importlib.import_module(MODULES[run.device]).dump_programs(options.xla_dump)
+    console = Console()
+    again = "the same command goes on" if kept.checkpoints else ""
+    Console(stderr=True).print(starting(f"1 trial, {trial.train.steps} steps", again=again))
+    # A bad path ends the command before training.
+    for name, path in (("checkpoint folder", kept.checkpoints), ("export", kept.export)):
+        if path is not None and "://" not in str(path):
+            with raised_as(ConfigError, f"{name} {path} cannot be written"):
+                Path(path).mkdir(parents=True, exist_ok=True)
     refuse_another_device(kept.results, run)
     trial = with_precision(trial, kept.results, run, console)
     with console.status("importing torch"):
@@ -196,18 +144,40 @@ def train_one(
             result = training.finish(lambda report: status.update(str(report)))
         if store is not None:
             store.append(result.rows, result.curves)
-    row = result.rows[0]
+    (row,), rates = result.rows, result.rates
     if row["status"] == "preempted":
         place = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
         raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {place}")
-    if kept.export is None:
-        return result, None
-    assert result.pack is not None
-    weights = result.pack.member_parameters(0)
-    length, tokenizer = trial.data.sequence_length, dataset.tokenizer
-    out = export_stock(trial, weights, result.pack.vocab_size, length, tokenizer.separator, kept.export)
-    save_stock(tokenizer, length, out)
-    return result, out
+    exported = None
+    if kept.export is not None:
+        assert result.pack is not None
+        weights, tokenizer = result.pack.member_parameters(0), dataset.tokenizer
+        length, separator = trial.data.sequence_length, tokenizer.separator
+        exported = export_stock(trial, weights, result.pack.vocab_size, length, separator, kept.export)
+        save_stock(tokenizer, length, exported)
+    took = cost(row["wall_time_s"], parse_price(run.price))
+    loss = f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
+    console.print(
+        f"{row['status']}: {loss if math.isfinite(row['loss']) else row['reason']}, width {row['width']}, "
+        f"{row['params']:,} parameters, {row['tokens']:,} tokens, {took} · {rates}"
+    )
+    if run.device in ("tpu", "xla"):
+        counts, seconds = importlib.import_module(MODULES[run.device]).report(), row["wall_time_s"]
+        stops = ": each stops the device" if counts["fallbacks"] else ""
+        for line in (
+            f"XLA compiled {counts['compilations']:.0f} programs in {counts['compile_s']:.1f} s "
+            f"({counts['compile_s'] / seconds:.0%} of the run); expected: one for the steps, and one for "
+            "evaluations",
+            f"{counts['executions']:.0f} executions for {row['steps_done']} steps; expected: one for up to "
+            "100 steps, and one for each evaluation",
+            f"{counts['transfers_to_host']:.0f} transfers to the host: losses, read at evaluations",
+            f"{counts['fallbacks']:.0f} operations that XLA lacks ran on the host{stops}",
+            f"input wait {rates.input_wait if rates else 0.0:.1%}; {row['tokens'] / seconds:,.0f} tokens/s "
+            "with compilation counted",
+        ):
+            console.print(line)
+    if exported is not None:
+        console.print(f"exported a stock model to {exported}")
 
 
 @contextlib.contextmanager

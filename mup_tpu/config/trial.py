@@ -385,7 +385,7 @@ class Trial:
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        return dataclasses.asdict(self)
+        return {part: {**vars(getattr(self, part))} for part in PARTS}
 
     def flat(self) -> dict[str, Any]:
         return {name: value for part in self.to_dict().values() for name, value in part.items()}

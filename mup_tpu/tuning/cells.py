@@ -20,7 +20,7 @@ from mup_tpu.analysis.planned import Assumed, runs_within_reach
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.trend import LAWFUL, NORMAL_95, Priors, Trend, claims, fixed, kind_of, priors_of
 from mup_tpu.tuning.target import Goal, Values
-from mup_tpu.words.plans import WORTH, cost_words
+from mup_tpu.words.plans import WORTH
 
 _LEVELS, _MOST_CELLS = 10, 9
 _SAME_RATES = 0.8  # share of a longer size's runs whose rate a shorter one has run: four of five
@@ -123,39 +123,22 @@ def rungs_of(goal: Goal) -> list[dict[str, float]]:
     return [{n: low[n] * (target[n] / low[n]) ** share for n in goal.shrinks} for share in shares]
 
 
-@dataclass(frozen=True)
-class Offer:
-    """What a plan may run, and its prices."""
+def design(
+    belief: Belief,
+    rungs: Sequence[Mapping[str, float]],
+    first: Sequence[Cell],
+    around: Sequence[Cell],
+    cost: Callable[[Values, int], float],
+    budget: float,
+    whole: float,
+) -> tuple[tuple[Step, ...], Step | None, float] | None:
+    """Choose cells one by one, the cheapest first; None if three cost too much.
 
-    rungs: Sequence[Mapping[str, float]]  # sizes of the ladder
-    first: Sequence[Cell]  # learning rates and seeds of the smallest size
-    around: Sequence[Cell]  # those of each other size
-    cost: Callable[[Values, int], float]  # of some runs of a size
-
-    def too_little(self, goal: Goal, paid: float, is_time: bool, at: str) -> str:
-        """Say why no plan of three sizes is paid."""
-        cells = list[Values]()
-        for values in map(goal.values_at, self.rungs):
-            cells += [values] if values not in cells and values != goal.values else []
-        if len(cells) < NEEDED:
-            least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
-            return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
-        counts = (sum(look.runs for look in self.first), len(self.around), len(self.around))
-        least_cost = sum(self.cost(values, count) for values, count in zip(cells, counts, strict=False))
-        runs = " + ".join(map(str, counts))
-        return (
-            f"budget ({cost_words(paid, is_time)}) does not pay three proxies ({runs} runs), which cost "
-            f"at the least {cost_words(least_cost, is_time)}: give a larger one"
-        )
-
-
-Designed = tuple[tuple[Step, ...], Step | None, float]
-"""Chosen cells, the next larger one, and the regret that it would save (nan if it is not paid)."""
-
-
-def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designed | None:
-    """Choose cells one by one, the cheapest first; None if three cost too much."""
-    goal, rungs = belief.goal, offer.rungs
+    `rungs` are sizes of the ladder, `first` the looks at the smallest size and `around` those at each other
+    one, `cost` the price of some runs of a size, and `whole` that of the target's run. Returns the chosen
+    cells, the next larger one, and the regret that it would save (nan if it is not paid).
+    """
+    goal = belief.goal
     apart = [
         {**rungs[i], name: rungs[j][name]}
         for i, further, name in itertools.product(range(0, _LEVELS - 2, 2), (2, 4), goal.shrinks)
@@ -169,9 +152,9 @@ def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designe
         if values == goal.values or work in seen or is_short:
             continue
         seen.add(work)
-        looks = tuple(offer.around if pool else offer.first)
+        looks = tuple(around if pool else first)
         runs = sum(look.runs for look in looks)
-        pool.append(Step(values, goal.sizes(values), looks, offer.cost(values, runs)))
+        pool.append(Step(values, goal.sizes(values), looks, cost(values, runs)))
     if len(pool) < NEEDED:
         return None
 
@@ -221,6 +204,7 @@ def design(belief: Belief, offer: Offer, budget: float, whole: float) -> Designe
 
 def _shared(goal: Goal, shorter: Values, values: Values) -> float:
     """Return the share of a run's steps that a shorter run of the same size has made, if it can go on."""
+    if not goal.is_continued or {**shorter, "steps": 0} != {**values, "steps": 0}:
+        return 0.0
     before, steps = goal.steps(shorter)[0], goal.steps(values)[0]
-    is_same = before < steps and {**shorter, "steps": 0} == {**values, "steps": 0}
-    return _OPEN * before / steps if goal.is_continued and is_same else 0.0
+    return _OPEN * before / steps if before < steps else 0.0

@@ -163,16 +163,12 @@ _LARGE_FACTOR = 4.0  # between two laws, from which their disagreement is report
 _CEREBRAS_GPT = {
     111e6: 6e-4, 256e6: 6e-4, 590e6: 2e-4, 1.3e9: 2e-4, 2.7e9: 2e-4, 6.7e9: 1.2e-4, 13e9: 1.2e-4,
 }  # fmt: skip
+_CEREBRAS_GPT_LOG2 = np.log2([*_CEREBRAS_GPT]), np.log2([*_CEREBRAS_GPT.values()])
 
 
 def rate_by_law(params: float, tokens: float) -> float:
     """Return the best learning rate with AdamW, without a rule: 1.79·N^-0.713·D^0.307 (Step Law)."""
     return 1.79 * params**-0.713 * tokens**0.307
-
-
-def _of_cerebras_gpt(params: float) -> float:
-    x_N, y_N = np.log2([*_CEREBRAS_GPT]), np.log2([*_CEREBRAS_GPT.values()])
-    return float(2 ** np.interp(math.log2(params), x_N, y_N))
 
 
 @dataclass(frozen=True)
@@ -206,7 +202,7 @@ LAWS = (
     RateLaw(
         "Cerebras-GPT", "Dey et al. 2023, arXiv:2304.03208, and its model cards", "its table, by parameters",
         {"params": (1.1e8, 1.3e10)}, 2.24,
-        lambda of: _of_cerebras_gpt(of["params"]),
+        lambda of: float(2 ** np.interp(math.log2(of["params"]), *_CEREBRAS_GPT_LOG2)),
     ),
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ import pandas as pd
 
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
 from mup_tpu.analysis.design import Cell, first_batch
+from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.planned import Planned
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.together import design_around
@@ -27,8 +28,8 @@ from mup_tpu.config.grid import DESIGNS, ORDERS, design_points
 from mup_tpu.config.toml import write_grid, write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
-from mup_tpu.tuning.cells import Belief, Designed, Offer, Step, belief_of, design, rungs_of
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+from mup_tpu.tuning.cells import Step, belief_of, design, rungs_of
 from mup_tpu.tuning.laws import ParameterCounts, RatePrior, params_of, rate_by_law
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, read_target
 from mup_tpu.words.plans import (
@@ -36,6 +37,7 @@ from mup_tpu.words.plans import (
     WORTH,
     as_text,
     at_words,
+    cost_words,
     plan_lines,
     plan_table,
     plan_target,
@@ -140,9 +142,7 @@ class Plan:
     @property
     def checkpoint_every(self) -> int:
         """Return the steps between checkpoints of our networks, about five minutes; 0 for shorter runs."""
-        if self.goal.base is None:
-            return 0
-        if not self.is_time:
+        if self.goal.base is None or not self.is_time:
             return 0
         # The runs of a size may train in one pack.
         parts = max(step.cost for step in self.steps) / CHECKPOINT_S
@@ -161,7 +161,11 @@ class Plan:
         target |= {"counts": asdict(self.goal.counts)} if self.goal.counts else {}
         if (prior := self.published) is not None:
             target |= {"published": {self.tuned: [round(math.log2(prior.rate), 3), round(prior.error, 3)]}}
-        promised = [_promised(step) for step in self.steps]
+        promised = list[dict[str, Any]]()
+        for step in self.steps:
+            octaves = [round(width, 3) for width in (step.half_width, *step.beside) if math.isfinite(width)]
+            known = {"octaves": octaves, "regret": float(f"{step.regret:.4g}")} if octaves else {}
+            promised.append({"runs": step.runs, "cost": float(f"{step.cost:.4g}")} | known)
         target |= {"unit": "s" if self.is_time else "FLOP", "promised": promised}
         if self.sweep is not None:
             return f"{comments}{write_sweep(self.sweep)}\n[target]\n{write_values(target)}"
@@ -299,8 +303,18 @@ def plan(
     rates, seeds = given_values[tuned[0]], 1
     if base is not None and len(tuned) > 1:
         seeds = (sweep or grid).num_seeds
-    designs: list[tuple[float, int, Designed, str, Belief, tuple[float, ...]]] = []
-    for name in _rules(sweep, goal, rule):
+    designs = []
+    rules: Sequence[str] = ("",)
+    if rule is not None:
+        rules = (rule,)
+    elif sweep is not None and sweep.compare is not None and "parametrization" in sweep.compared[0]:
+        rules = tuple(sweep.rules)
+    elif sweep is not None:
+        follow = ("mup", "completep") if "depth" in goal.values else ("mup",)
+        trained = sweep.base.optimizer.optimizer
+        rules = [name for name in follow if trained in PARAMETRIZATIONS[name].parameters]
+        rules = rules or (sweep.base.model.parametrization,)
+    for name in rules:
         belief = belief_of(goal, name, fixes, analysis, tuned)
         start = rates or (_guess(goal, name, analysis),)
         first = first_batch(name, 1.0, [math.log2(r) for r in start if r > 0]).cells
@@ -309,8 +323,7 @@ def plan(
         about = sorted(design_around([first[len(first) // 2].x] + [0.0] * (len(tuned) - 1)))
         around = [Cell(1.0, at[0], seeds, seeds) for at in about]
         looks = first if len(tuned) == 1 else tuple(sorted([*around, *around], key=lambda look: look.x))
-        offer = Offer(rungs, looks, around, cost)
-        made = design(belief, offer, paid, whole)
+        made = design(belief, rungs, looks, around, cost, paid, whole)
         if made is not None:
             steps = made[0]
             score = steps[-1].regret + WORTH * sum(step.cost for step in steps) / whole
@@ -318,7 +331,21 @@ def plan(
             designs.append((score, len(designs), made, name, belief, values))
     if not designs:
         at = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ConfigError(offer.too_little(goal, paid, machine is not None, at))
+        cells = list[Values]()
+        for smaller in map(goal.values_at, rungs):
+            cells += [smaller] if smaller not in cells and smaller != goal.values else []
+        if len(cells) < NEEDED:
+            least = ", ".join(f"{name} {size:g}" for name, size in goal.floors.items())
+            raise ConfigError(
+                f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
+            )
+        counts = (sum(look.runs for look in looks), len(around), len(around))
+        needed = sum(cost(smaller, count) for smaller, count in zip(cells, counts, strict=False))
+        has, needs = (cost_words(amount, machine is not None) for amount in (paid, needed))
+        raise ConfigError(
+            f"budget ({has}) does not pay three proxies ({' + '.join(map(str, counts))} runs), which cost "
+            f"at the least {needs}: give a larger one"
+        )
     _, _, (steps, larger, saved), name, belief, rates = min(designs)
     belief, sp = belief.promised, belief_of(goal, "sp", fixes, None, tuned).promised
     is_other = name not in ("", "sp") and analysis is None and sp.priors != belief.priors
@@ -368,12 +395,6 @@ def planned_of(grid: Grid[Any]) -> Planned:
         return Planned.parse({"fix": {}, **table, **axes, **made})
 
 
-def _promised(step: Step) -> dict[str, Any]:
-    octaves = [round(width, 3) for width in (step.half_width, *step.beside) if math.isfinite(width)]
-    known = {"octaves": octaves, "regret": float(f"{step.regret:.4g}")} if octaves else {}
-    return {"runs": step.runs, "cost": float(f"{step.cost:.4g}")} | known
-
-
 def _budget(budget: str | float, machine: Speed | None) -> float:
     text = str(budget).strip()
     try:
@@ -388,23 +409,6 @@ def _budget(budget: str | float, machine: Speed | None) -> float:
     if machine is not None and machine.measured is not None:
         raise ConfigError(f"budget {text} is FLOP, and the trainer is timed: give a time, as 2h")
     return flops if machine is None else flops / machine.flops_per_second
-
-
-def _rules(sweep: Sweep | None, goal: Goal, rule: str | None) -> tuple[str, ...]:
-    if rule is not None:
-        return (rule,)
-    if sweep is None:
-        return ("",)
-    if sweep.compare is not None and "parametrization" in sweep.compared[0]:
-        return tuple(sweep.rules)
-    default, fits = ("mup", "completep") if "depth" in goal.values else ("mup",), []
-    for name in default:
-        try:
-            require_rule(name, sweep.base.optimizer.optimizer)
-        except ConfigError:
-            continue
-        fits += [name] if name in PARAMETRIZATIONS else []
-    return tuple(fits) or (sweep.base.model.parametrization,)
 
 
 def _start(grid: Grid[Any] | None, tune: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:

@@ -76,17 +76,10 @@ class TrialProgress(Generic[T]):
         """Share of the expected work whose trials have ended."""
         return self._stored_work / (self._bars.tasks[-1].total or math.inf)
 
-    def started(self, job: Any) -> None:
-        self._advance(job, 0.0, "starting")
-
     def update(self, job: Any, doing: str = "", report: Any = None) -> None:
         if report is not None:
             doing = type(report).note([report])
         self._advance(job, report.step / report.steps if report is not None and report.steps else 0.0, doing)
-
-    def split(self, job: Any) -> None:
-        self._advance(job, 0.0, "split")
-        del self._shares[job]
 
     def ended(
         self, job: Any, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]] = ()

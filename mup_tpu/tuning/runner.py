@@ -139,10 +139,8 @@ class Runner(ABC, Generic[T]):
             self.console.print("the budget is used up; the same command goes on")
 
     def run(self, trials: Purchases[T]) -> Counter[str]:
-        elsewhere, outcome = self.elsewhere(), Counter[str]()
-        for part in self.parts(trials):
-            outcome += self._run(part, elsewhere)
-        return outcome
+        elsewhere = self.elsewhere()
+        return sum((self._run(part, elsewhere) for part in self.parts(trials)), Counter[str]())
 
     def _run(self, trials: Purchases[T], elsewhere: Collection[str]) -> Counter[str]:
         store, console = self.store, self.console
@@ -186,12 +184,12 @@ class Runner(ABC, Generic[T]):
                 match event:
                     case Started():
                         running.add(job)
-                        progress.started(job)
+                        progress.update(job, "starting")
                     case Preparing(doing):
                         progress.update(job, doing)
                     case Split(parts, reason):
                         running.discard(job)
-                        progress.split(job)
+                        progress.update(job, "split")
                         self.console.print(f"{reason}: split into {len(parts)} packs")
                     case Finished() | Failed():
                         rows, curves = self.rows(job, event)

@@ -224,12 +224,6 @@ class Searched(Generic[T]):
     def __exit__(self, *error: object) -> None:
         self._status.stop()
 
-    def started(self, job: Any) -> None:
-        self.update(job, "starting")
-
-    def split(self, job: Any) -> None:
-        self.update(job, "split")
-
     def update(self, job: Any, doing: str = "", report: Any = None) -> None:
         doing = doing or f"at step {report.step}"
         self._show([n for t in job.trials for n in self._numbers[self._runner.trial_id(t)]], doing)

@@ -6,6 +6,7 @@ an interrupted purchase is planned again from the rows before it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -216,30 +217,26 @@ class Buyer(Generic[T]):
     def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> _Plan[T]:
         runs = table.runs[table.runs["compared"] == name] if table is not None else pd.DataFrame()
         if table is None or not len(runs):
-            return self._bought(name, (), self._next(name, None, (), None), None, 1)
-        question = Question.of(table)
+            return self._bought(name, (), replace(self._first, parametrization=name), None, 1)
+        question, whole = Question.of(table), table
+
+        def following(runs: pd.DataFrame, looks: Sequence[LookTaken]) -> Batch | None:
+            if not looks:
+                return replace(self._first, parametrization=name)
+            costs, last = run_cost(replace(whole, runs=runs)), looks[-1]
+            return None if last.verdict.is_settled else next_batch(name, last.evidence, costs, question)
+
         looks = tuple(take_looks(runs, question))
-        last = looks[-1].purchase
-        if last:
+        if last := looks[-1].purchase:
             # A killed call may have run a part of the last purchase: plan it again from the rows before it,
             # so that the same trials are bought, and a look at half a purchase does not count.
-            before = runs[runs["purchase"] < last]
-            batch = self._next(name, replace(table, runs=before), looks[:-1], question)
+            batch = following(runs[runs["purchase"] < last], looks[:-1])
             again = self._bought(name, looks[:-1], batch, None, last)
             if missing_trials(again.trials, done, self._trial_id):
                 return again
-        batch = self._next(name, replace(table, runs=runs), looks, question)
+        batch = following(runs, looks)
         stops = why_stop(looks[-1], batch, self._left(batch.costs, stored)) if batch else None
         return self._bought(name, looks, batch, stops, last + 1)
-
-    def _next(
-        self, name: str, table: RunTable | None, looks: Sequence[LookTaken], question: Question | None
-    ) -> Batch | None:
-        if table is None or question is None or not looks:
-            return replace(self._first, parametrization=name)
-        if looks[-1].verdict.is_settled:
-            return None
-        return next_batch(name, looks[-1].evidence, run_cost(table), question)
 
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: Reason | None, purchase: int
@@ -263,9 +260,10 @@ class Buyer(Generic[T]):
         estimates = self._estimates(planned, rows)
         known = {tuned: estimates.known(tuned) for tuned in planned.tuned}
         wanted, report = list[T](), list[str]()
+        looks: list[tuple[Sequence[float], int]]
         around = len(design_around([0.0] * len(planned.tuned))) * self._seeds
 
-        def want(cell: int, looks: Sequence[tuple[Sequence[float], int]], line: str) -> bool:
+        def want(cell: int, looks: Sequence[tuple[Sequence[float], int]], line: str) -> None:
             values, _ = planned.cells[cell]
             columns = ((p, self._grid.by_column(p).items()) for p in self._points.values())
             point = next(p for p, of in columns if all(values.get(n, v) == v for n, v in of))
@@ -273,11 +271,10 @@ class Buyer(Generic[T]):
             at = at_words(values, [*values])
             report.extend([f"{at}, {listed([*map(label, planned.tuned)])} {line}"] if trials else [])
             wanted.extend(trials)
-            return bool(trials)
 
         for cell in range(len(planned.cells)):
             count = int(planned.rows_of(rows, cell).sum()) if len(rows) else 0
-            others = [{c: e for c, e in of.items() if c != cell} for of in known.values()]
+            elsewhere = [{c: e for c, e in of.items() if c != cell} for of in known.values()]
             optima = [of[cell].optimum for of in estimates.optima.values() if cell in of]
             is_known = all(cell in of for of in known.values())
             if cell == 0 and count < sum(seeds for _, seeds in self._start):
@@ -287,10 +284,10 @@ class Buyer(Generic[T]):
             elif count < around:  # also after a kill within a purchase
                 expected = [
                     planned.trend(tuned, of).optimum(planned.sizes(planned.cells[cell][1]))
-                    for tuned, of in zip(planned.tuned, others, strict=True) if of
+                    for tuned, of in zip(planned.tuned, elsewhere, strict=True) if of
                 ]  # fmt: skip
                 spread = max((math.sqrt(one.variance) for one in expected), default=math.inf)
-                if spread > 1.0 and wanted or len(expected) < len(others):
+                if spread > 1.0 and wanted or len(expected) < len(elsewhere):
                     continue
                 centre = [float(round(one.mean)) for one in expected]
                 words = ((round(e.mean), f"{e.mean:.1f} ± {math.sqrt(e.variance):.1f}") for e in expected)
@@ -304,24 +301,19 @@ class Buyer(Generic[T]):
                 looks = [(x, self._seeds) for x in design_around(moved_centre(near or optima))]
                 want(cell, looks, "around its first optimum")
             elif count < max(_MOST_RUNS * self._seeds, 4 * around):
-                self._extend(want, cell, estimates, optima)
+                alone, *others = (of[cell] for of in estimates.optima.values())
+                if others:
+                    looks = [(x, self._seeds) for x in design_around(moved_centre(optima))]
+                elif "edge" in alone.optimum.status and isinstance(alone, Estimate):
+                    looks = [((look.x,), look.seeds) for look in beyond(alone)]
+                else:
+                    continue
+                ends = f"2^{looks[0][0][0]:g} and 2^{looks[-1][0][0]:g}"
+                want(cell, looks, f"on to {ends}: the best so far is at an end")
         if not wanted:
             both = sum(all(cell in of for of in known.values()) for cell in range(len(planned.cells)))
             report = [f"the plan's sizes are run: {both} of {len(planned.cells)} have a known optimum"]
         return wanted, report
-
-    def _extend(
-        self, want: Callable[..., bool], cell: int, estimates: Estimates, optima: Sequence[Optimum]
-    ) -> None:
-        (alone, *others) = (of[cell] for of in estimates.optima.values())
-        if others:
-            looks = [(x, self._seeds) for x in design_around(moved_centre(optima))]
-        elif "edge" in alone.optimum.status and isinstance(alone, Estimate):
-            looks = [((look.x,), look.seeds) for look in beyond(alone)]
-        else:
-            return
-        ends = f"2^{looks[0][0][0]:g} and 2^{looks[-1][0][0]:g}"
-        want(cell, looks, f"on to {ends}: the best so far is at an end")
 
     def _settling(self, name: str, done: set[str]) -> tuple[list[T], list[Any]]:
         """Return the runs that bring a rule's verdict on several hyperparameters nearest per cost."""
@@ -344,27 +336,24 @@ class Buyer(Generic[T]):
         return missing, report
 
     def _estimates(self, planned: Planned, rows: pd.DataFrame) -> Estimates:
-        try:
-            return planned.estimates(rows) if len(rows) else Estimates({name: {} for name in planned.tuned})
-        except TableError:  # too few runs of several hyperparameters, or no minimum yet
-            return _lowest(planned, rows)
+        if not len(rows):
+            return Estimates({name: {} for name in planned.tuned})
+        with contextlib.suppress(TableError):  # too few runs of several hyperparameters, or no minimum yet
+            return planned.estimates(rows)
+        # The lowest run of each size
+        optima: dict[str, dict[int, Profile | Estimate]] = {name: {} for name in planned.tuned}
+        for cell in range(len(planned.cells)):
+            runs = rows[planned.rows_of(rows, cell) & (rows["loss"] < math.inf)].sort_values("loss")
+            for name in planned.tuned if len(runs) else ():
+                values, best = runs[name], float(runs[name].iloc[0])
+                is_edge = {Status.LOWER: best == values.min(), Status.UPPER: best == values.max()}
+                status = next((status for status, is_so in is_edge.items() if is_so), Status.NO_RUN)
+                optimum = Optimum(cell + 1.0, status, math.log2(best), -math.inf, math.inf, se=math.nan)
+                optima[name][cell] = Profile(optimum, None, None)
+        return Estimates(optima)
 
 
 def _exact(x: float, known: Iterable[float]) -> float:
     """Return 2^x, or the value that is known there: rounding in the last digit would make another trial."""
     near = min((value for value in known if value > 0), key=lambda value: abs(math.log2(value) - x))
     return float(near) if abs(math.log2(near) - x) < _SAME_X else 2.0**x
-
-
-def _lowest(planned: Planned, rows: pd.DataFrame) -> Estimates:
-    """Return the lowest run of each size for several hyperparameters whose losses show no minimum yet."""
-    optima: dict[str, dict[int, Profile | Estimate]] = {name: {} for name in planned.tuned}
-    for cell in range(len(planned.cells)):
-        runs = rows[planned.rows_of(rows, cell) & (rows["loss"] < math.inf)].sort_values("loss")
-        for name in planned.tuned if len(runs) else ():
-            values, best = runs[name], float(runs[name].iloc[0])
-            is_edge = {Status.LOWER: best == values.min(), Status.UPPER: best == values.max()}
-            status = next((status for status, is_so in is_edge.items() if is_so), Status.NO_RUN)
-            optimum = Optimum(cell + 1.0, status, math.log2(best), -math.inf, math.inf, se=math.nan)
-            optima[name][cell] = Profile(optimum, None, None)
-    return Estimates(optima)

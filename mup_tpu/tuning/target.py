@@ -106,10 +106,6 @@ class Goal:
     is_continued: bool = False  # whether longer runs of somebody's own training go on from shorter ones
     counts: ParameterCounts | None = None  # at the target; None where only width and depth are known
 
-    def shrinking(self) -> Goal:
-        whole = replace(self, shrinks=tuple(self.floors)).sizes(self.values)
-        return replace(self, shrinks=tuple(name for name in whole if whole[name] >= 2 * self.floors[name]))
-
     @property
     def published(self) -> RatePrior | None:
         """Return what published laws say of a transformer's learning rate; None for other trainings."""
@@ -211,7 +207,7 @@ class Goal:
         return int(known.get("steps", 0)), int(known.get("depth", 1))
 
 
-def goal_of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal:
+def _of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal:
     """Return the goal of a trial of our networks, of which some fields grow; nothing is derived."""
     length = base.data.sequence_length
     if unknown := next((n for n in given if n not in (*_LEAST_OF_OURS, "tokens", "batch")), None):
@@ -236,10 +232,10 @@ def goal_of_ours(given: Mapping[str, str], base: Trial, vocab_size: int) -> Goal
         floors["batch"] = float(least["batch_size"] * length)
     if "steps" in values:
         floors["tokens"] = float(least["steps"] * floors.get("batch", batch))
-    return Goal(values, (), floors, (), base, vocab_size, {"width": unit}).shrinking()
+    return Goal(values, (), floors, (), base, vocab_size, {"width": unit})
 
 
-def goal_of_a_transformer(given: Mapping[str, str], config: str = "") -> Goal:
+def _of_a_transformer(given: Mapping[str, str], config: str = "") -> Goal:
     """Return the goal of somebody's own transformer; what is not given is derived by published laws."""
     counts = read_counts(config) if config else None
     if unknown := next((name for name in given if name not in SIZES), None):
@@ -311,11 +307,10 @@ def goal_of_a_transformer(given: Mapping[str, str], config: str = "") -> Goal:
     shortest = min(tokens, tokens / params * params_of(least["width"], least["depth"]))
     smallest = min(batch, batch_by_law(shortest), shortest / _LEAST_STEPS)
     floors = least | {"tokens": shortest, "batch": smallest}
-    goal = Goal(values, (), floors, tuple(derived), units={"width": 64}, is_in_tokens=True, counts=counts)
-    return goal.shrinking()
+    return Goal(values, (), floors, tuple(derived), units={"width": 64}, is_in_tokens=True, counts=counts)
 
 
-def goal_of_a_study(
+def _of_a_study(
     given: Mapping[str, str], scale: Sequence[Values], settings: Mapping[str, Any], is_continued: bool = False
 ) -> Goal:
     """Return the goal of somebody's own training under its own names; nothing is derived.
@@ -344,15 +339,18 @@ def goal_of_a_study(
     if both and "steps" in values:
         least = floors.pop("steps")
         floors["tokens"] = least * floors.get("batch", float({**values, **rest}["batch"]))
-    return Goal(values, (), floors, units=units, settings=rest, is_continued=is_continued).shrinking()
+    return Goal(values, (), floors, units=units, settings=rest, is_continued=is_continued)
 
 
 def goal_of(given: Mapping[str, str], base: Any, vocab_size: int) -> Goal:
     """Return the goal of a plan: of our networks (Sweep, Trial), of a study, or of a transformer (None)."""
     given, config = {name: text for name, text in given.items() if name != "config"}, given.get("config", "")
     if isinstance(base, Sweep | Trial):
-        return goal_of_ours(given, base.base if isinstance(base, Sweep) else base, vocab_size)
-    if base is None:
-        return goal_of_a_transformer(given, config)
-    goal = goal_of_a_study(given, base.points, base.settings, base.continued == "steps")
-    return replace(goal, counts=read_counts(config)) if config else goal
+        goal = _of_ours(given, base.base if isinstance(base, Sweep) else base, vocab_size)
+    elif base is None:
+        goal = _of_a_transformer(given, config)
+    else:
+        goal = _of_a_study(given, base.points, base.settings, base.continued == "steps")
+        goal = replace(goal, counts=read_counts(config)) if config else goal
+    whole = replace(goal, shrinks=tuple(goal.floors)).sizes(goal.values)
+    return replace(goal, shrinks=tuple(name for name in whole if whole[name] >= 2 * goal.floors[name]))

@@ -29,7 +29,7 @@ from mup_tpu.tuning.plan import LAUNCH_S, Measured, Speed, planned_of
 from mup_tpu.tuning.runner import Corpora
 from mup_tpu.tuning.sequence import Buyer
 from mup_tpu.tuning.sweep import measured
-from mup_tpu.tuning.target import goal_of_a_transformer, read_target
+from mup_tpu.tuning.target import goal_of, read_target
 from mup_tpu.words.plans import plan_lines, plan_table, recipe_lines, recipe_table
 
 A100S = Speed(8 * 0.3 * 312e12, 8)
@@ -77,7 +77,7 @@ def test_exponents_are_found_apart_and_a_fixed_one_stays():
     ],
 )  # fmt: skip
 def test_sizes_that_are_not_given_are_derived_and_said(target, values, derived):
-    goal = goal_of_a_transformer(read_target(target))
+    goal = goal_of(read_target(target), None, 0)
     assert tuple(goal.values[name] for name in ("width", "depth", "batch", "steps")) == values
     assert len(goal.derived) == len(derived)
     assert all(words in sentence for words, sentence in zip(derived, goal.derived, strict=True))
@@ -288,10 +288,8 @@ def test_a_sweeps_own_rules_and_rates_are_taken():
         ("tokens=1B", None, "1e17", "the model's size is missing: give params=1.3B, or width=2048 depth=24"),
         ("widht=3", None, "1e17", "target: unknown key 'widht'; the nearest known key is 'width'"),
         ("params=big", None, "1e17", "params 'big' is not a number above 0, at most 1e+18; write 4096"),
-        ("params=1e300", None, "1e17", "params '1e300' is not a number above 0, at most 1e+18"),
         ("params=10", None, "1e17", "params 10 are fewer than 10,000: no transformer has so few"),
         ("width=0.3", None, "1e17", "width 0.3 is not a whole number from 1 to 1e+06"),
-        ("width=64 depth=1.5", None, "1e17", "depth 1.5 is not a whole number from 1 to 10000"),
         ("width=2048 tokens=1", None, "1e17", "tokens 1 is not a number from 1000 to 1e+17"),
         ("width=2048 steps=1", None, "1e17", "batch 2.41592e+10, derived from width=2048, steps=1, is not"),
         ("width=64 batch=1B tokens=1M", None, "1e17", "batch 1B is larger than all tokens, 1M"),
@@ -306,11 +304,9 @@ def test_a_sweeps_own_rules_and_rates_are_taken():
         ("steps=9,tokens=3e6", Trial(), "1e17", "steps and tokens were both given"),
         ("width=100", Trial(), "1e17", "width 100 is not a multiple of head_size 32"),
         ("width=96", Trial(), "1e17", "target width=96 has not 3 smaller proxies, from width 64 on"),
-        ("tokens=-5", Trial(), "1e17", "tokens '-5' is not a number above 0"),
         ("width=4096", Trial(), "soon", "budget 'soon' is not a time; write 90s, 30m or 2h"),
         ("width=4096", Trial(), "2h", "budget 2h is a time: give flops_per_second"),
         ("width=4096", Trial(), "-1", "budget -1 is not allowed"),
-        ("width=4096", Trial(), "1e6", "budget (1e+06 FLOP) does not pay three proxies (24 + 5 + 5 runs)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_one_sentence(target, base, budget, sentence):
@@ -320,17 +316,19 @@ def test_what_cannot_be_planned_is_one_sentence(target, base, budget, sentence):
 
 
 @pytest.mark.parametrize(
-    ("tune", "sentence"),
+    ("given", "sentence"),
     [
-        ({"weight_decay": [0.1, 0.1, 0.1]}, "weight_decay has fewer than three values"),
-        ({"steps": [1, 2, 3]}, "tune steps: it is a size of the target"),
-        ({"learning_rate": [0.0]}, "tune: a learning rate must be above 0"),
-        ({"learning_rate": [1e-320, 0.1]}, "tune: a learning rate must be above 0"),
+        ({"tune": {"weight_decay": [0.1, 0.1, 0.1]}}, "weight_decay has fewer than three values"),
+        ({"tune": {"steps": [1, 2, 3]}}, "tune steps: it is a size of the target"),
+        ({"tune": {"learning_rate": [0.0]}}, "tune: a learning rate must be above 0"),
+        ({"tune": {"learning_rate": [1e-320, 0.1]}}, "tune: a learning rate must be above 0"),
+        ({"fix": ["heads=0"]}, "fix heads=0: proxies make width, depth, tokens, batch smaller"),
+        ({"fix": ["width=x"]}, "fix: width 'x' is not a number"),
     ],
 )
-def test_hyperparameters_that_cannot_be_tuned_are_one_sentence(tune, sentence):
+def test_hyperparameters_and_exponents_that_are_not_allowed_are_one_sentence(given, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        plan("width=2048", "1e20", tune=tune)
+        plan("width=2048", "1e20", **given)
 
 
 def _bought(bought, made, best, folder, noise=0.0, stop=math.inf, loss=None):
@@ -380,23 +378,15 @@ def test_a_plan_is_bought_size_after_size_and_predicts_its_target(away, tmp_path
 def test_an_interrupted_plan_goes_on_and_its_folder_answers_from_what_there_is(tmp_path, bought):
     made = plan("width=1024", "1e16", Trial())
     whole = _bought(bought, made, lambda row: -6.0, tmp_path / "whole")
-    for stop in (26, 33):
-        _bought(bought, made, lambda row: -6.0, tmp_path / str(stop), stop=stop)
-        assert predict_planned(str(tmp_path / str(stop))).optima[0].known >= 1
-        again = _bought(bought, made, lambda row: -6.0, tmp_path / str(stop))
-        assert set(again["trial_id"]) == set(whole["trial_id"])
+    _bought(bought, made, lambda row: -6.0, tmp_path / "ended", stop=26)
+    assert predict_planned(str(tmp_path / "ended")).optima[0].known >= 1
+    again = _bought(bought, made, lambda row: -6.0, tmp_path / "ended")
+    assert set(again["trial_id"]) == set(whole["trial_id"])
     with pytest.raises(TableError, match="at 'depth': the plan follows width"):
         predict_planned(str(tmp_path / "whole"), {"depth": 3})
     (tmp_path / "whole" / "plan.json").write_text("[1]")
     with pytest.raises(StoreError, match="plan.json cannot be read"):
         predict_planned(str(tmp_path / "whole"))
-
-
-def test_an_exponent_is_fixed_of_a_size_that_shrinks():
-    with pytest.raises(ConfigError, match="fix heads=0: proxies make width, depth, tokens, batch smaller"):
-        plan("params=1.3B", "1e20", fix=["heads=0"])
-    with pytest.raises(ConfigError, match="fix: width 'x' is not a number"):
-        plan("params=1.3B", "1e20", fix=["width=x"])
 
 
 def test_a_plan_says_what_is_left_and_what_other_rules_would_leave():
@@ -424,49 +414,48 @@ def test_remarks_are_at_most_five_sentences_that_say_what_to_do():
 
 def test_times_beyond_the_timed_sizes_grow_as_between_the_last_two():
     """The work doubles and the time grows by √2 each time; an only size grows as the work."""
-    goal = goal_of_a_transformer(read_target("width=1024 depth=8 tokens=1B batch=100k"))
+    goal = goal_of(read_target("width=1024 depth=8 tokens=1B batch=100k"), None, 0)
     work = math.log2(goal.work(goal.values) / goal.steps(goal.values)[0])
     few, many = ((work - 4, -3.0),), ((work - 6, -4.0), (work - 4, -3.0))
     assert Measured(few, 0.0).seconds(goal, goal.values) == pytest.approx(1e4 * 2.0 ** (-3 + 4))
     assert Measured(many, 5.0).seconds(goal, goal.values) == pytest.approx(5 + 1e4 * 2.0 ** (-3 + 2))
 
 
-def _two(tmp_path, bought, noise=0.002):
-    """Rate and decay of a plan of ours, both bought: the rate falls with tokens, the decay rises."""
+@pytest.fixture(scope="module")
+def two(bought, tmp_path_factory):
+    """Folder, plan, rows and loss of a rate, whose best falls with tokens, and a decay, whose best rises."""
     tune = {"learning_rate": (2**-9, 2**-7, 2**-5), "weight_decay": (0.03, 0.1, 0.3)}
     made = plan("width=512 steps=8000", "1e17", Sweep("two", Trial().replace(steps=500), tune=tune))
-    tmp_path.mkdir(exist_ok=True)
-    (tmp_path / "plan.toml").write_text(made.toml())
-    assert load_sweep(tmp_path / "plan.toml") == made.sweep and made.beside == {
-        "weight_decay": (0.03, 0.1, 0.3)
-    }
+    folder = tmp_path_factory.mktemp("planned") / "two"
+    folder.mkdir()
+    (folder / "plan.toml").write_text(made.toml())
+    assert load_sweep(folder / "plan.toml") == made.sweep
+    assert made.beside == {"weight_decay": (0.03, 0.1, 0.3)}
     whole, generator = made.goal.sizes(made.goal.values), np.random.default_rng(0)
 
     def loss(row):
         a = math.log2(row["lr"]) + 7 + 0.3 * math.log2(row["tokens_planned"] / whole["tokens"])
         b = math.log2(row["weight_decay"]) + 4 - 0.2 * math.log2(row["width"] / 512)
-        rise = 0.03 * a * a + 0.02 * b * b + 0.015 * a * b + noise * generator.standard_normal()
+        rise = 0.03 * a * a + 0.02 * b * b + 0.015 * a * b + 0.002 * generator.standard_normal()
         return 2 + 30 * row["flops"] ** -0.1 + rise
 
-    rows = _bought(bought, made, None, tmp_path, loss=loss)
-    rows.attrs["loss"] = loss
-    return made, rows
+    return folder, made, _bought(bought, made, None, folder, loss=loss), loss
 
 
-def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(tmp_path, bought):
-    made, rows = _two(tmp_path, bought)
+def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(two):
+    folder, made, rows, _ = two
     assert "a design of all values" in repr(made)
-    recipe = predict_planned(str(tmp_path))
+    recipe = predict_planned(str(folder))
     rate, decay = recipe.optima
     assert rate.interval[0] < -7 < rate.interval[1] and decay.interval[0] < -4 < decay.interval[1]
     assert rate.exponents["tokens"][0] == pytest.approx(-0.3, abs=0.15)
     assert rate.by_rule == ("width",) and decay.by_rule == (), "muP claims nothing of decay"
     assert rate.octave_cost == pytest.approx(0.03 - 0.015**2 / 4 / 0.02, rel=0.3)
     assert {pair.interacts for pair in recipe.pairs} == {True} and len(rows) < 120
-    shorter = predict_planned(str(tmp_path), {"tokens": recipe.sizes["tokens"] / 8})
+    shorter = predict_planned(str(folder), {"tokens": recipe.sizes["tokens"] / 8})
     assert shorter.values == {"width": 512, "steps": 1000} and shorter.optima[0].x > rate.x + 0.5
     with pytest.raises(TableError, match="at width=-3 is not allowed: a size is above 0"):
-        predict_planned(str(tmp_path), {"width": -3})
+        predict_planned(str(folder), {"width": -3})
     state = recipe_table(recipe)
     assert len(state.rows) == len(made.steps) + 1 and state.rows[0][-1] == f"({made.steps[0].regret:.4f})"
     assert state.rows[-1][-1].endswith(f"({made.regret:.4f})") and "(×" in state.rows[1][-2]
@@ -477,8 +466,9 @@ def test_a_plan_of_two_hyperparameters_is_bought_and_predicts_both(tmp_path, bou
 
 
 @pytest.mark.slow
-def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(tmp_path, bought, capsys):
-    made, rows = _two(tmp_path / "two", bought)
+def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(two, tmp_path, capsys):
+    folder, made, _, loss = two
+    shutil.copytree(folder, tmp_path / "two")
     for _ in range(2):  # the second time adds nothing
         main(["predict", str(tmp_path / "two"), "--keep"])
     kept = load_predictions(tmp_path / "two")
@@ -489,10 +479,8 @@ def test_a_kept_recipe_of_two_hyperparameters_is_scored_by_runs_at_the_target(tm
     rates, decays = ([2 ** (one.x + step) for step in (-2, -1, 0, 1, 2)] for one in kept)
     tuned = {"learning_rate": rates, "weight_decay": decays}
     sweep = replace(made.sweep, scale=(made.goal.values,), tune=tuned)
-    loss, runs = rows.attrs["loss"], []
-    for i, trial in enumerate(sweep.trials()):
-        row = configured(trial) | sizes(trial, 256) | {"trial_id": f"{i}", "status": "finished"}
-        runs.append(row | {"loss": loss(row)})
+    rows = [configured(t) | sizes(t, 256) | {"status": "finished"} for t in sweep.trials()]
+    runs = [row | {"trial_id": f"{i}", "loss": loss(row)} for i, row in enumerate(rows)]
     Store(there, "two", sweep.axes).append(runs)
     main(["analyze", str(tmp_path / "two"), "--report", "--figures"])
     capsys.readouterr()

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu.cli import main
-from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep, write_sweep
 from mup_tpu.devices import peak
@@ -31,16 +31,6 @@ def cpu_with(tmp_path, monkeypatch):
         monkeypatch.setattr(peak, "_CPUINFO", tmp_path / "cpuinfo")
 
     return set_flags
-
-
-def sweep_of(trial: Trial, *rates: float) -> Sweep:
-    return Sweep(
-        "x",
-        trial,
-        scale={"width": (32,)},
-        tune={"learning_rate": rates},
-        compare={"parametrization": ("mup",)},
-    )
 
 
 def run(sweep: Sweep, folder, console: Console):
@@ -73,32 +63,21 @@ def test_a_tpu_computes_in_bfloat16_whatever_its_host_s_cpu_has(device, cpu_with
     assert precision_of(RunOptions(device=device))[0] == "bf16" and precision_of(CPU)[0] == "float32"
 
 
-def test_rows_and_ids_are_of_the_precision_that_was_taken(cpu_with, tiny, tmp_path):
+def test_rows_and_ids_are_of_the_precision_that_was_taken(one_width, cpu_with, tiny, tmp_path):
     tiny, console = tiny.replace(steps=2, eval_batches=1), Console(quiet=True)
     cpu_with("avx2")
-    assert run(sweep_of(tiny.replace(precision="auto"), 0.01), tmp_path, console) == {"finished": 1}
+    assert run(one_width(tiny.replace(precision="auto"), 0.01), tmp_path, console) == {"finished": 1}
     (config,) = load_runs(tmp_path)["config"]
     assert json.loads(config)["train"]["precision"] == "float32"
-    assert not run(sweep_of(tiny.replace(precision="float32"), 0.01), tmp_path, console)
+    assert not run(one_width(tiny.replace(precision="float32"), 0.01), tmp_path, console)
 
 
 @pytest.mark.nightly
-def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
-    cpu_with("avx512_bf16")
-    asked, console = tiny.replace(precision="auto", steps=2), Console(record=True, width=200)
-    sweep = dataclasses.replace(sweep_of(asked, 0.01, 0.02, 0.04, 0.08), scale={"width": (32, 64, 96)})
-    until = SequenceOptions(until_settled=True, budget="2s")
-    ended = run_sweep(sweep, str(tmp_path), SweepOptions(), CPU, console, until)
-    assert "precision bf16: this CPU has avx512_bf16" in console.export_text()
-    assert not ended or load_values(tmp_path, "precision") == ["bf16"]
-
-
-@pytest.mark.nightly
-def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, capsys):
+def test_train_dry_run_and_transfer_follow(one_width, cpu_with, corpus, tiny, tmp_path, capsys):
     cpu_with("avx512_bf16")
     tiny = tiny.replace(steps=2, eval_batches=1)
     file, results = tmp_path / "sweep.toml", str(tmp_path / "r")
-    sweep = sweep_of(tiny.replace(precision="auto"), 0.01)
+    sweep = one_width(tiny.replace(precision="auto"), 0.01)
     file.write_text(write_sweep(sweep))
     assert load_sweep(file) == sweep
     main(["sweep", str(file), "--results", results, "--dry-run"])
@@ -135,8 +114,8 @@ def _options(trial: Trial) -> list[str]:
     return [word for k, v in flat.items() for word in (f"--{k.replace('_', '-')}", str(v))]
 
 
-def test_precisions_are_compared_by_name_alone(tiny, tmp_path):
-    auto = sweep_of(tiny.replace(precision="auto"), 0.01)
+def test_precisions_are_compared_by_name_alone(one_width, tiny, tmp_path):
+    auto = one_width(tiny.replace(precision="auto"), 0.01)
     sweep = dataclasses.replace(auto, compare={"precision": ("float32", "bf16")})
     assert run(sweep, tmp_path, Console(quiet=True)) == {"finished": 2}
     with pytest.raises(ConfigError, match="precision 'auto' cannot be on an axis: give 'float32', 'bf16'"):
@@ -150,7 +129,7 @@ def test_auto_names_no_trial_and_a_typo_is_named(tiny):
         tiny.replace(precision="bf32")
 
 
-def test_a_failed_trial_has_the_kind_of_the_device_it_was_for(tiny, tmp_path, monkeypatch):
+def test_a_failed_trial_has_the_kind_of_the_device_it_was_for(one_width, tiny, tmp_path, monkeypatch):
     """Else the command that tries it again would be refused as one for another device."""
 
     def fails(*arguments):
@@ -159,6 +138,6 @@ def test_a_failed_trial_has_the_kind_of_the_device_it_was_for(tiny, tmp_path, mo
     monkeypatch.setattr("mup_tpu.training.loop.PackRun.__init__", fails)
     there = dataclasses.replace(CPU, device="auto")
     for _ in range(2):
-        ended = run_sweep(sweep_of(tiny, 0.01), str(tmp_path), SweepOptions(), there, Console())
+        ended = run_sweep(one_width(tiny, 0.01), str(tmp_path), SweepOptions(), there, Console())
         assert ended == {"failed": 1}
     assert load_values(tmp_path, "device") == ["cpu"]

@@ -40,7 +40,7 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
         for job, event in run_jobs(jobs, pool, SweepOptions.heartbeat):
             match event:
                 case Started():
-                    progress.started(job)
+                    progress.update(job, "starting")
                 case Preparing():
                     progress.update(job, event.doing)
                 case PackProgress():
@@ -95,7 +95,7 @@ def test_a_log_file_has_a_line_for_each_job(tiny):
     progress = TrialProgress(trials, lambda t: "width 32", lambda t: 1.0, Console(file=out, width=80))
     for k, trial in enumerate(trials):
         job = PackJob([trial], RunOptions())
-        progress.started(job)
+        progress.update(job, "starting")
         progress.ended(job, [{"status": "finished", "loss": 2.5, "seed": k}])
     first, second = out.getvalue().splitlines()
     assert first.startswith("width 32, seed 0: loss 2.5000; 1 of 2 trials stored")

@@ -4,7 +4,7 @@ import pytest
 
 from mup_tpu.cli import main
 from mup_tpu.tuning.laws import LAWS, published_rates
-from mup_tpu.tuning.target import goal_of_a_transformer
+from mup_tpu.tuning.target import goal_of
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_prior_lies_between_the_laws_nearest_to_the_most_accurate():
 def test_an_answer_before_any_run(capsys):
     main(["predict", "--at", "params=1.3B"])
     printed = " ".join(capsys.readouterr().out.split())
-    prior = goal_of_a_transformer({"params": "1.3B"}).published
+    prior = goal_of({"params": "1.3B"}, None, 0).published
     assert f"before any run: learning rate {prior.rate:.2g} (95 % {prior.low:.2g} to" in printed
     assert "times apart" in printed and "Step Law" in printed and "20 a parameter" in printed
 
