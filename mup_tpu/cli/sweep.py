@@ -50,6 +50,7 @@ class GridOptions:
 
     def change(self, sweep: Sweep) -> Sweep:
         """Return the sweep with these axes in place of its own."""
+        changes: dict[str, Any]
         changes = {n: v if n == "num_seeds" else parse_axis(v, n) for n, v in self.given.items()}
         changes |= {"measured_by": None} if "scale" in changes else {}
         changes |= {"design": None} if "tune" in changes else {}
