@@ -233,7 +233,7 @@ def predict(
     from mup_tpu.words.reasons import because, notes
 
     # Rows of a rule and its predicted values at a target, as programs take them
-    asked: list[tuple[pd.DataFrame, Mapping[str, Sequence[float]], Mapping[str, Any], str]] = []
+    answers: list[tuple[pd.DataFrame, Mapping[str, Sequence[float]], Mapping[str, Any], str]] = []
     if loss_law:
         from mup_tpu.analysis import loss_laws
 
@@ -258,7 +258,7 @@ def predict(
         for one in made.predictions:
             _, tuned = best.setdefault((one.compared, one.target), (one.sizes, {}))
             tuned[one.hyperparameter] = (one.x, *one.interval)
-        asked = [(rows_of(rows, column, rule), tuned, at, rule) for (rule, _), (at, tuned) in best.items()]
+        answers = [(rows_of(rows, column, rule), tuned, at, rule) for (rule, _), (at, tuned) in best.items()]
     written = list[str]()
     if figures:
         from mup_tpu import plots
@@ -266,7 +266,7 @@ def predict(
         drawn = {"loss_law": plots.loss_law_figure(laws)} if loss_law else plots.prediction_figures(made)
         written = write_figures(drawn, out or results.figures_folder)
     if format != "text":
-        for values_of_rule in asked:
+        for values_of_rule in answers:
             _print_for(format, path, *values_of_rule)
         return
     if json:
@@ -278,7 +278,7 @@ def predict(
         console.print(line, style=None if line.startswith(" ") else "bold")
     for note in after:
         console.print(f"note: {note}", style="yellow")
-    _print_base_rates(asked)
+    _print_base_rates(answers)
     _print_figures(console, written)
 
 
