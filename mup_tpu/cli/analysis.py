@@ -229,7 +229,7 @@ def predict(
         print_recipe(recipe, path, format, json)
         return
     from mup_tpu.cli.results import Results, open_results
-    from mup_tpu.words import predictions as words
+    from mup_tpu.words import predictions
     from mup_tpu.words.reasons import because, notes
 
     # Rows of a rule and its predicted values at a target, as programs take them
@@ -238,7 +238,7 @@ def predict(
         from mup_tpu.analysis import loss_laws
 
         laws, results = loss_laws(path, at, asymptote, table.reading(path)), Results(path, table)
-        values, lines = words.loss_laws_to_dict(laws), words.loss_law_lines(laws)
+        values, lines = predictions.loss_laws_to_dict(laws), predictions.loss_law_lines(laws)
         before, after = [because(note, laws.table.columns) for note in laws.notes], list[str]()
     else:
         from mup_tpu.analysis.prediction import predict_analysis, read_targets, to_keep
@@ -252,7 +252,7 @@ def predict(
         made = predict_analysis(table.analyze(results.table, whole=False), targets, claim=claims)
         if keep:
             keep_predictions(path, to_keep(made))
-        values, lines = words.predictions_to_dict(made), words.lines(made)
+        values, lines = predictions.predictions_to_dict(made), predictions.lines(made)
         before, after = notes(made.analysis), [because(n, made.analysis.columns) for n in made.notes]
         best: dict[tuple[str, str], tuple[Mapping[str, float], dict[str, Sequence[float]]]] = {}
         for one in made.predictions:
