@@ -1,14 +1,17 @@
-"""What happens to a module after it is parametrized: copies, casts, compilation, sharding, state dicts."""
+"""What happens to a module after it is parametrized: copies, casts, state dicts, compilation, sharding."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize import parametrize
+from mup_tpu.jobs.this_machine import start_process
+from mup_tpu.parametrize import lint, parametrize
 
 WIDTH, BASE = 64, 16
 
@@ -16,35 +19,32 @@ WIDTH, BASE = 64, 16
 class Net(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, 2)
-        )
+        self.inner, self.norm = nn.Linear(3, width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.head = nn.Linear(width, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
+        x = self.inner(x)
+        return self.head(x + self.down(torch.relu(self.up(self.norm(x)))))
 
 
-def scaled():
-    return parametrize(Net, width=WIDTH, base_width=BASE)
+X = torch.linspace(-1, 1, 12).reshape(4, 3)
+RATES = [(1.0, 0.1, 2), (1.0, 0.0, 6), (0.25, pytest.approx(0.4), 2)]
 
 
-def fresh() -> Net:
+def scaled(width=WIDTH):
+    return parametrize(Net, width=width, base_width=BASE)
+
+
+def fresh(width=WIDTH) -> Net:
     torch.manual_seed(0)
-    return scaled().init_(Net(WIDTH))
+    return scaled(width).init_(Net(width))
 
 
 def rates(module: nn.Module) -> list[tuple[float, float, int]]:
     """(learning rate, weight decay, number of parameters) of each group."""
     groups = scaled().param_groups(module, lr=1.0, weight_decay=0.1)
     return [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups]
-
-
-X = torch.linspace(-1, 1, 12).reshape(4, 3)
-RATES = [(1.0, 0.1, 2), (1.0, 0.0, 5), (0.25, pytest.approx(0.4), 1)]
-
-
-def test_the_groups():
-    assert rates(fresh()) == RATES
 
 
 def test_copies_pickles_and_casts_compute_with_the_factors():
@@ -76,9 +76,9 @@ def test_forward_factors_twice_are_those_once():
 
 def test_the_logits_factor_goes_before_the_readouts_bias():
     module = fresh()
-    features = module.layers[:-1](X)
-    readout = module.layers[-1]
-    torch.testing.assert_close(module(X), features @ readout.weight.T / 4 + readout.bias)
+    features: list[torch.Tensor] = []
+    module.head.register_forward_pre_hook(lambda head, inputs: features.append(inputs[0]), prepend=True)
+    torch.testing.assert_close(module(X), features[0] @ module.head.weight.T / 4 + module.head.bias)
 
 
 def test_a_module_that_got_memory_later_is_drawn_at_the_rules_size():
@@ -87,11 +87,11 @@ def test_a_module_that_got_memory_later_is_drawn_at_the_rules_size():
     wide = parametrize(Net, width=1024, base_width=256)
     torch.manual_seed(0)
     wide.init_(module.to_empty(device="cpu"), std=0.1)
-    assert module.layers[2].weight.std().item() == pytest.approx(0.1 / 2, rel=0.01)
-    assert module.layers[4].weight.std().item() == pytest.approx(0.1, rel=0.05)
-    assert not module.layers[2].bias.any()
-    assert torch.equal(module.layers[3].weight, torch.ones(1024))
-    assert module.layers[4]._forward_pre_hooks
+    assert module.up.weight.std().item() == pytest.approx(0.1 / 2, rel=0.01)
+    assert module.head.weight.std().item() == pytest.approx(0.1, rel=0.05)
+    assert not module.up.bias.any()
+    assert torch.equal(module.norm.weight, torch.ones(1024))
+    assert module.head._forward_pre_hooks
 
 
 def test_a_second_init_is_refused():
@@ -146,3 +146,125 @@ def test_groups_of_muon_are_torchs_for_matrices_and_adamws_for_the_rest():
     lion = parametrize(Net, width=WIDTH, base_width=BASE, optimizer="lion")
     groups = lion.param_groups(lion.init_(Net(WIDTH)), lr=1.0)
     assert {g["lr"] for g in groups} == {1.0, 0.25} and not any("eps" in g for g in groups)
+
+
+def loss_of(module, x):
+    return module(x).square().mean() + module(x)[:, 0].mean()
+
+
+def losses(module: nn.Module) -> list[float]:
+    """Losses of a few steps, by groups that are made of the module as it is now."""
+    optimizer = torch.optim.AdamW(scaled().param_groups(module, lr=0.05, weight_decay=0.1))
+    values = []
+    for _ in range(4):
+        loss = loss_of(module, X)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        values.append(loss.item())
+    return values
+
+
+def fsdp(module: Net, **options: bool) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    return FSDP(module, device_id=torch.device("cpu"), **options)
+
+
+def sharded(module: Net) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(module.up, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+
+
+def split(module: Net) -> nn.Module:
+    """Tensor parallelism: columns of the first matrix, rows of the second."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    return parallelize_module(module, init_device_mesh("cpu", (2,)), plan)
+
+
+WRAPPERS = {
+    "fsdp": lambda module: fsdp(module, use_orig_params=True),
+    "fully_shard": sharded,
+    "ddp": DDP,
+    "tensor parallel": split,
+}
+
+
+def checked(wrap):
+    """Exponents of the effects of a check of wrapped modules, by parameter, and whether it passes."""
+
+    def build(width):
+        module = wrap(fresh(width))
+        return module, torch.optim.AdamW(scaled(width).param_groups(module, lr=2**-6))
+
+    report = lint(build, X, loss_of, widths=(16, 32, 64), seeds=1, steps=2)
+    return report.table()["effect"].to_dict(), report.passes
+
+
+def train(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    results = {name: (rates(wrap(fresh())), losses(wrap(fresh()))) for name, wrap in WRAPPERS.items()}
+    checks = {name: checked(WRAPPERS[name]) for name in ("fully_shard", "ddp", "tensor parallel")}
+    try:
+        rates(fsdp(fresh()))
+    except ConfigError as error:
+        refusal = str(error)
+    if rank == 0:
+        with open(f"{folder}/results", "wb") as file:
+            pickle.dump((results, checks, refusal), file)
+    dist.destroy_process_group()
+
+
+def test_over_two_processes_factors_losses_and_the_check_are_those_of_one(tmp_path):
+    processes = [start_process(train, (rank, str(tmp_path))) for rank in range(2)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    results, checks, refusal = pickle.loads((tmp_path / "results").read_bytes())
+    expected = losses(fresh())
+    for name, (groups, values) in results.items():
+        assert groups == RATES, name
+        assert values == pytest.approx(expected, rel=1e-5), name
+    effects, passes = checked(lambda module: module)
+    assert passes
+    for name, (of_wrapped, is_right) in checks.items():
+        assert is_right, name
+        assert [*of_wrapped.values()] == pytest.approx([*effects.values()], abs=0.02), name
+    assert "use_orig_params=True" in refusal
+
+
+def compiled(module: Net) -> nn.Module:
+    return torch.compile(module, backend="aot_eager", fullgraph=True)
+
+
+def prepared(module: nn.Module) -> nn.Module:
+    return pytest.importorskip("accelerate").Accelerator(cpu=True).prepare(module)
+
+
+@pytest.mark.parametrize("wrap", [compiled, prepared])
+def test_compiled_or_prepared_by_accelerate_it_is_checked_as_it_was(wrap):
+    assert rates(wrap(fresh())) == RATES
+    assert losses(wrap(fresh())) == pytest.approx(losses(fresh()), rel=1e-5)
+    effects, passes = checked(lambda module: module)
+    of_wrapped, is_right = checked(wrap)
+    assert passes and is_right and of_wrapped == pytest.approx(effects, abs=0.02)
+
+
+def test_the_check_steps_an_optimizer_of_accelerate():
+    accelerate = pytest.importorskip("accelerate")
+
+    def build(width):
+        module = fresh(width)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+        return accelerate.Accelerator(cpu=True).prepare(module, optimizer)
+
+    report = lint(build, X, loss_of, widths=(16, 32, 64), seeds=1, steps=2)
+    assert "SGD's learning rate not scaled" in report.causes, report
