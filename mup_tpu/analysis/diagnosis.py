@@ -155,9 +155,8 @@ class Finding:
         return _REMEDIES.get(self.cause, "")
 
     def __str__(self) -> str:
-        role, evidence = (
-            f" ({text})" if text else "" for text in (self.role.replace("_", " "), self.evidence)
-        )
+        role = f" ({self.role.replace('_', ' ')})" if self.role else ""
+        evidence = f" ({self.evidence})" if self.evidence else ""
         verdict = f"is {self.verdict}" if self.verdict in ("unknown", "not judged") else self.verdict
         cause, remedy = self.cause or "as the rule has it", f"; {self.remedy}" if self.remedy else ""
         return f"{self.name or 'the output'}{role} {verdict}: {cause}{evidence}{remedy}"
@@ -231,16 +230,12 @@ def layer_exponents(table: pd.DataFrame) -> dict[tuple[str, str, str], Exponent]
 
 def laziness(fits: Mapping[tuple[str, str, int], Exponent], scale: str) -> str:
     """Return whether blocks come closer to their linearization along the depth; "" if not measured."""
-    for (_, quantity, _), fit in fits.items():
-        if quantity == LINEARIZATION:
-            lazy = (
-                "turn lazy" if fit.high < LAZY else "may turn lazy" if fit.low < LAZY else "do not turn lazy"
-            )
-            return (
-                f"blocks {lazy}: distance from linearization ∝ {scale}^{fit.value:.2f} "
-                f"(95 % {fit.low:.2f} to {fit.high:.2f})"
-            )
-    return ""
+    fit = next((fit for (_, quantity, _), fit in fits.items() if quantity == LINEARIZATION), None)
+    if fit is None:
+        return ""
+    lazy = "turn lazy" if fit.high < LAZY else "may turn lazy" if fit.low < LAZY else "do not turn lazy"
+    distance = f"distance from linearization ∝ {scale}^{fit.value:.2f}"
+    return f"blocks {lazy}: {distance} (95 % {fit.low:.2f} to {fit.high:.2f})"
 
 
 class Diagnosis:
@@ -317,7 +312,7 @@ class Diagnosis:
             for layer, quantity in itertools.product(self._layers, ("activation", "update")):
                 fit = self.fits.get((layer, quantity, self._last))
                 if layer not in readouts and fit and fit.value > GROWS and fit.low > 0.1:
-                    evidence = f"its {quantity} after {self._last} steps ∝ {self.scale}^{fit.value:.2f}"
+                    evidence = f"its {quantity} after {self._last} steps {self._power(fit.value)}"
                     forward = forward or [Finding(layer, "", "grows", "cause not known", evidence)]
         first = [f for f in structural if f.is_wrong]
         rest = [f for f in structural if not f.is_wrong]
@@ -390,66 +385,68 @@ class Diagnosis:
             if len(p.shape) < 2:
                 cause = "applied twice"
         verdict = "grows" if excess > 0 else "dies"
-        evidence = f"σ ∝ {self.scale}^{drawn.value:.2f}"
+        evidence = f"σ {self._power(drawn.value)}"
         return Finding(p.name, p.role, verdict, cause, evidence, excess, (_mend("init", p.name, excess),))
 
     def _at_init(self) -> Finding | None:
         """Return the first tensor of the forward pass at init whose size follows the scale."""
-        before = ""
-        for layer in self._layers:
-            p = self._matrices.get(layer)
-            is_readout = p in self._readouts and not (p and p.is_tied and layer == p.modules[0])
-            is_last = is_readout or not layer or (p is not None and not p.outputs_grow)
-            entering, leaving = (self.fits.get((layer, q, 0)) for q in ("input", "activation"))
-            for fit, is_input in ((entering, True), (leaving, False)):
-                if fit is None or fit.verdict not in ("grows", "dies") or (is_last and fit.verdict == "dies"):
-                    continue
-                if self.scale != "width" and fit.verdict == "dies":  # averages over more shrink rightly
-                    continue
-                inside = [o for o in self._layers if o in self._matrices and o.startswith(f"{layer}.")]
-                last = p or (self._matrices[inside[-1]] if inside else None)
-                may_read_out = last is not None and (last in self._readouts or last.name in self._inner)
-                if not is_input and (is_readout or may_read_out):
-                    continue  # a factor 1/m may follow
-                is_embedding = not is_input and p is not None and p.role == "token_embedding"
-                if is_embedding and fit.verdict == "dies" and self._is_restored(layer):
-                    continue
-                if p and p.shape == p.wide and self.scale == "width":
-                    continue  # fed by growing layers, it may see what the check does not
-                evidence = (
-                    f"{'its input' if is_input else 'its output'} at init ∝ {self.scale}^{fit.value:.2f}"
-                )
-                mends: tuple[Mend, ...] = (_mend("input" if is_input else "output", layer, fit.value),)
-                if self.scale != "width":
-                    cause = self._of_scale
-                elif is_input:
-                    evidence += f", behind {before or 'the embedding'}"
-                    cause = _factor_cause(fit.verdict)
-                    if fit.verdict == "dies" and self._matrices.get(before) in self._inner_readouts:
-                        p, cause = self._matrices[before], "inner matrix treated as readout"
-                        evidence = f"the input of {layer} behind it at init ∝ {self.scale}^{fit.value:.2f}"
-                elif is_last and layer not in self._matrices:
-                    unscaled = any(self._gradient(readout) > -0.5 for readout in self._readouts)
-                    cause = "readout's 1/m missing" if unscaled else "forward factor grows with width"
-                    mends = self._logits_mend(-1.0)
-                elif drawn := self._drawn(p) if p else None:
-                    if drawn.verdict == fit.verdict:
-                        return replace(drawn, evidence=f"{evidence}, {drawn.evidence}")
-                    cause = _factor_cause(fit.verdict)
-                else:
-                    unscaled = is_last and p is not None and self._gradient(p) > -0.5
-                    cause = "readout's 1/m missing" if unscaled else _factor_cause(fit.verdict)
-                name, role = (p.name, p.role) if p else (layer, "")
-                return Finding(name, role, fit.verdict, cause, evidence, fit.value, mends)
-            before = layer
+        for i, layer in enumerate(self._layers):
+            for quantity in ("input", "activation"):
+                fit = self.fits.get((layer, quantity, 0))
+                if fit is not None and fit.verdict in ("grows", "dies"):
+                    finding = self._departing(i, quantity == "input", fit)
+                    if finding is not None:
+                        return finding
         return None
 
-    def _is_restored(self, layer: str) -> bool:
-        """Return whether what follows a layer keeps its size, as by a factor of RecurrentGemma."""
-        behind = self._layers[self._layers.index(layer) + 1 :]
-        fits = (self.fits[of, "input", 0] for of in behind if (of, "input", 0) in self.fits)
-        fit = next(fits, None)
-        return fit is not None and abs(fit.value) < GROWS / 2
+    def _departing(self, i: int, is_input: bool, fit: Exponent) -> Finding | None:
+        """Return the finding of the i-th layer's input or output at init; None if its size may follow."""
+        layer, dies, power = self._layers[i], fit.verdict == "dies", self._power(fit.value)
+        p, cause = self._matrices.get(layer), _factor_cause(fit.verdict)
+        is_readout = p in self._readouts and not (p and p.is_tied and layer == p.modules[0])
+        is_last = is_readout or not layer or (p is not None and not p.outputs_grow)
+        inside = [o for o in self._layers if o in self._matrices and o.startswith(f"{layer}.")]
+        end = p or (self._matrices[inside[-1]] if inside else None)
+        reads_out = is_readout or (end is not None and (end in self._readouts or end.name in self._inner))
+        if dies and (is_last or self.scale != "width"):
+            return None  # averages over more shrink rightly
+        if not is_input and (reads_out or (dies and self._is_restored(i))):
+            return None  # a factor, such as 1/m, may follow
+        if p and p.shape == p.wide and self.scale == "width":
+            return None  # fed by growing layers, it may see what the check does not
+        side = "input" if is_input else "output"
+        evidence = f"its {side} at init {power}"
+        mends: tuple[Mend, ...] = (_mend(side, layer, fit.value),)
+        if self.scale != "width":
+            cause = self._of_scale
+        elif is_input:
+            before = self._layers[i - 1] if i else ""
+            evidence += f", behind {before or 'the embedding'}"
+            if dies and (inner := self._matrices.get(before)) in self._inner_readouts:
+                p, cause = inner, "inner matrix treated as readout"
+                evidence = f"the input of {layer} behind it at init {power}"
+        elif is_last and p is None:
+            mends = self._logits_mend(-1.0)
+            if any(self._gradient(readout) > -0.5 for readout in self._readouts):
+                cause = "readout's 1/m missing"
+        elif drawn := self._drawn(p) if p else None:
+            if drawn.verdict == fit.verdict:
+                return replace(drawn, evidence=f"{evidence}, {drawn.evidence}")
+        elif is_last and p is not None and self._gradient(p) > -0.5:
+            cause = "readout's 1/m missing"
+        name, role = (p.name, p.role) if p else (layer, "")
+        return Finding(name, role, fit.verdict, cause, evidence, fit.value, mends)
+
+    def _is_restored(self, i: int) -> bool:
+        """Return whether what follows an embedding keeps its size, as by a factor of RecurrentGemma."""
+        p = self._matrices.get(self._layers[i])
+        inputs = (self.fits.get((layer, "input", 0)) for layer in self._layers[i + 1 :])
+        fit = next(filter(None, inputs), None)
+        is_embedding = p is not None and p.role == "token_embedding"
+        return is_embedding and fit is not None and abs(fit.value) < GROWS / 2
+
+    def _power(self, exponent: float) -> str:
+        return f"∝ {self.scale}^{exponent:.2f}"
 
     def _logits_mend(self, power: float) -> tuple[Mend, ...]:
         """Return a factor on the logits: on those of each readout, or on what the module returns."""
@@ -480,11 +477,9 @@ class Diagnosis:
             excess = logits.value - expected
             if grown and at and excess * size.value < 0:
                 excess = math.copysign(max(0.0, abs(excess) - abs(size.value) / 2), excess)
-            evidence = (
-                f"attention logits ∝ {self.scale}^{logits.value:.2f}, μP's ∝ {self.scale}^{expected:.2f}"
-            )
+            evidence = f"attention logits {self._power(logits.value)}, μP's {self._power(expected)}"
             if grown:
-                evidence += f", head size ∝ {self.scale}^{size.value:.2f}"
+                evidence += f", head size {self._power(size.value)}"
             if excess > GROWS and logits.low - expected > 0:
                 cause = "attention 1/√d" if size.value > 0 else "attention divided twice"
                 cause = cause if grown else "attention logits grow"
@@ -494,18 +489,16 @@ class Diagnosis:
         return None
 
     def _gradient(self, p: GrownParameter) -> float:
-        step = self._step(p)
-        fit = self.fits.get((p.name, "gradient", step))
+        fit = self.fits.get((p.name, "gradient", self._step(p)))
         return fit.value if fit else math.nan
 
     def _step(self, p: GrownParameter) -> int:
         # Behind a matrix that starts at 0, effects are ∝ 1/√width at first and flat some steps later, as
         # that matrix aligns (nanochat's), or flat at first and scattered when the training has gone on.
-        if (p.name, "effect", 1) in self.fits:
+        steps = [step for step in range(1, self._last + 1) if (p.name, "effect", step) in self.fits]
+        if steps[:1] == [1]:
             return 1
-        effects = {step: self.fits.get((p.name, "effect", step)) for step in range(1, self._last + 1)}
-        sizes = {step: abs(effect.value) for step, effect in effects.items() if effect}
-        return min(sizes, key=sizes.__getitem__, default=self._last)
+        return min(steps, key=lambda step: abs(self.fits[p.name, "effect", step].value), default=self._last)
 
     @property
     def steps(self) -> int:
@@ -525,9 +518,7 @@ class Diagnosis:
         # SGD's step has the gradient once more, which may hide behind a learning rate that lacks × m.
         is_hidden = p.optimizer == "sgd" and once.verdict == "follows" and min(forward, -steps) > GROWS
         effect = twice if is_hidden else once
-        evidence = (
-            f"effect of updates ∝ {self.scale}^{effect.value:.2f}, learning rate ∝ {self.scale}^{rate:.2f}"
-        )
+        evidence = f"effect of updates {self._power(effect.value)}, learning rate {self._power(rate)}"
         verdict, excess = effect.verdict, effect.value
         if self.scale != "width":
             if self.scale != "depth":
@@ -560,7 +551,7 @@ class Diagnosis:
             return Finding(p.name, p.role, verdict, cause, evidence, excess, mends)
         decay = self.fits.get((p.name, "decay", step))
         if decay and p.is_hidden and abs(decay.value) > 0.5:
-            evidence = f"learning rate × weight decay ∝ width^{decay.value:.2f}"
+            evidence = f"learning rate × weight decay {self._power(decay.value)}"
             return Finding(p.name, p.role, "not scaled", "decay coupled", evidence)
         return Finding(p.name, p.role, verdict, "", evidence)
 

@@ -277,19 +277,17 @@ def check_table(table: pd.DataFrame, reading: Reading = Reading()) -> RunTable:
     notes, columns = list[Reason](), reading.columns or Columns()
     table, fixed = _named_once(table).reset_index(drop=True), STORED_FIXED
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
-        table, shaped = as_rows(table, columns)
-        table, plain = plain_units(table)
-        table, named = with_settings(table, columns)
-        table, columns = with_derived(table, columns)
+        fixed = _USUALLY_FIXED
+        table = plain_units(as_rows(table, columns, notes), notes)
+        table, columns = with_derived(with_settings(table, columns, notes), columns)
         if (optima := read_optima(table, columns, reading.name or "table")) is not None:
             return optima
-        table, columns, guessed = find_columns(table, columns)
+        table, columns = find_columns(table, columns, notes)
         reading = replace(reading, unit=unit_by_perplexity(table, columns.loss, reading.unit))
         for scale in columns.scales:
             table = table.assign(**{scale: filled_down(table[scale])}) if scale in table else table
-        table, left_out = without_summaries(table, (columns.seed, *columns.scales, *columns.tuned))
-        table, columns, errors = with_errors(table, columns)
-        notes, fixed = [*shaped, *plain, *named, *guessed, *left_out, *errors], _USUALLY_FIXED
+        table = without_summaries(table, (columns.seed, *columns.scales, *columns.tuned), notes)
+        table, columns = with_errors(table, columns, notes)
     table = _best_over(table, replace(reading, columns=columns))
     checked = standard_form(table, columns, reading, fixed, notes)
     purchases = checked.runs.loc[checked.runs["purchase"] > 0, "purchase"].nunique()

@@ -149,11 +149,10 @@ def _spelt(table: pd.DataFrame, name: str) -> str:
     return alike[0] if name not in table and len(alike) == 1 else name
 
 
-def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
-    """Guess the columns that were not named; return the table, all names, and notes on the guesses."""
-    defaults = Columns()
+def find_columns(table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> tuple[pd.DataFrame, Columns]:
+    """Guess the columns that were not named; return the table and all names."""
+    defaults, earlier = Columns(), len(notes)
     names: dict[str, Any] = {"tuned_beside": tuple(_spelt(table, name) for name in columns.tuned_beside)}
-    notes: list[Reason] = []
     for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):
         if not isinstance(named := getattr(columns, part), Usual):
             names[part] = _spelt(table, named)
@@ -198,8 +197,8 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     ]
     if guessed:
         meanings = {on_one_line(column): _called(part, column) for part, column in guessed.items()}
-        notes.insert(0, Reason.of("columns guessed", meanings=meanings, fields=[*guessed]))
-    return table, replace(columns, **names, along=(*columns.along, *passed_over)), notes
+        notes.insert(earlier, Reason.of("columns guessed", meanings=meanings, fields=[*guessed]))
+    return table, replace(columns, **names, along=(*columns.along, *passed_over))
 
 
 def _called(part: str, column: str) -> str:

@@ -153,13 +153,12 @@ _RATES = (1e-8, 20.0)  # learning rates outside are in another unit
 _WORDS_OF_SIZES = {"thousands": "k", "million": "m", "millions": "m", "billion": "b", "billions": "b"}
 
 
-def plain_units(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]]:
+def plain_units(table: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
     """Apply the unit or logarithm in a heading: `LR (x1e-4)`, `params (M)` and `log10(lr)` become plain.
 
     Raises:
         TableError: a learning rate has a unit or a logarithm that is not known.
     """
-    notes = []
     for name in map(str, table):
         whole = re.sub(r"\W+", "_", name.strip()).strip("_").lower()
         log = _LOG.fullmatch(whole)
@@ -197,7 +196,7 @@ def plain_units(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]]:
             factor = fits[0]
         table = table.assign(**{name: values * factor})
         notes.append(Reason.of("unit in a heading", name=name, factor=factor))
-    return table, notes
+    return table
 
 
 def filled_down(sizes: pd.Series) -> pd.Series:
@@ -212,7 +211,7 @@ _STATISTIC = re.compile(
 )
 
 
-def without_summaries(table: pd.DataFrame, names: Iterable[str]) -> tuple[pd.DataFrame, list[Reason]]:
+def without_summaries(table: pd.DataFrame, names: Iterable[str], notes: list[Reason]) -> pd.DataFrame:
     """Leave out rows that summarise others, whose seed, scale or rate is a word such as mean."""
     for name in names:
         if name not in table or table[name].dtype.kind in "iufb":
@@ -224,9 +223,9 @@ def without_summaries(table: pd.DataFrame, names: Iterable[str]) -> tuple[pd.Dat
             numeric = pd.to_numeric(left[name], errors="coerce")
             left = left.assign(**{name: numeric}) if numeric.notna().all() else left
             words = sorted(set(texts[is_summary]))
-            note = Reason.of("summaries left out", name=name, words=words, count=int(is_summary.sum()))
-            return left, [note]
-    return table, []
+            notes.append(Reason.of("summaries left out", name=name, words=words, count=int(is_summary.sum())))
+            return left
+    return table
 
 
 def plain_sizes(column: pd.Series) -> pd.Series:
@@ -451,14 +450,14 @@ _DEVIATION = "std stdev stddev sd std_dev standard_deviation"
 _COUNT = "n_seeds num_seeds n_runs num_runs n_repeats replicates n_replicates"
 
 
-def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
-    """Find the standard error of losses; return the table, its columns and notes.
+def with_errors(table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> tuple[pd.DataFrame, Columns]:
+    """Find the standard error of losses; return the table and its columns.
 
     A standard deviation needs the number of runs, in a column beside it.
     """
     loss, error = columns.loss, columns.loss_error
     if loss not in table or error in table:
-        return table, columns, []
+        return table, columns
     cells, parts = table[loss], {}
     if cells.dtype.kind not in "iufb":
         texts = [(row, cell) for row, cell in cells.items() if isinstance(cell, str)]
@@ -466,18 +465,19 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
     if parts:
         errors = pd.Series({row: m[2] for row, m in parts.items()}, dtype=object).reindex(table.index)
         means = pd.Series({row: m[1] for row, m in parts.items()}, dtype=object)
-        table = table.assign(**{loss: means.reindex(table.index).fillna(cells), error: errors})
-        return table, columns, [Reason.of("errors behind ±", name=loss)]
+        notes.append(Reason.of("errors behind ±", name=loss))
+        return table.assign(**{loss: means.reindex(table.index).fillna(cells), error: errors}), columns
     if named := _column(table, loss, _ERROR):
-        note = Reason.of("errors in a column", name=named, loss=loss)
-        return table, replace(columns, loss_error=named), [note]
+        notes.append(Reason.of("errors in a column", name=named, loss=loss))
+        return table, replace(columns, loss_error=named)
     if (deviation := _column(table, loss, _DEVIATION)) is None:
-        return table, columns, []
+        return table, columns
     if (count := _column(table, loss, _COUNT)) is None:
-        return table, columns, [Reason.of("deviation without a count", name=deviation)]
+        notes.append(Reason.of("deviation without a count", name=deviation))
+        return table, columns
+    notes.append(Reason.of("errors from deviations", name=deviation, loss=loss, count=count))
     values = numbers(table[deviation], deviation) / np.sqrt(numbers(table[count], count))
-    note = Reason.of("errors from deviations", name=deviation, loss=loss, count=count)
-    return table.assign(**{error: values}), columns, [note]
+    return table.assign(**{error: values}), columns
 
 
 def _column(table: pd.DataFrame, loss: str, endings: str) -> str | None:

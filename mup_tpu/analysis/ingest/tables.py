@@ -53,27 +53,27 @@ _CURVE = re.compile(r"(?P<run>.+) - (?P<metric>\S.*)")
 _EXTREMES = ("__MIN", "__MAX")
 
 
-def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
-    """Gather the losses of a table of any shape in one column; return it with notes."""
+def as_rows(table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> pd.DataFrame:
+    """Gather the losses of a table of any shape in one column."""
     if any(means(name) == "loss" for name in table) or columns.loss in table:
-        return table, []
+        return table
     if (long := _long(table)) is not None:
-        return long, []
-    if (curves := _curves(table)) is not None:
+        return long
+    if (curves := _curves(table, notes)) is not None:
         return curves
     if (headings := _headings(table, columns)) is None:
-        return table, []
+        return table
     axis, values = headings
     named = getattr(columns, axis)
     kept = [name for name in table if name not in values]
     values_C = pd.Series(numbers(plain_sizes(pd.Series([*values.values()])), named).to_numpy(), [*values])
     rows = table.melt(kept, [*values], "heading", columns.loss)
     rows[named] = rows.pop("heading").map(values_C).astype("float64")
+    notes.append(Reason.of("losses in columns", names=[*values], column=named))
     empty = rows[columns.loss].isna()
-    notes = [Reason.of("losses in columns", names=[*values], column=named)]
     if empty.any():
         notes.append(Reason.of("empty cells", count=int(empty.sum())))
-    return rows[~empty].reset_index(drop=True), notes
+    return rows[~empty].reset_index(drop=True)
 
 
 def _long(table: pd.DataFrame) -> pd.DataFrame | None:
@@ -118,7 +118,7 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
     return None
 
 
-def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
+def _curves(table: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame | None:
     """Make rows by run and step of columns of curves (`NAME - val/loss`); None without such columns."""
     curves = {str(name): _CURVE.fullmatch(str(name)) for name in table if not str(name).endswith(_EXTREMES)}
     losses = {name: match for name, match in curves.items() if match and means(match["metric"]) == "loss"}
@@ -139,8 +139,8 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
         pd.DataFrame({**in_name, "step": table[steps[0]], "loss": table[name]}).dropna(subset=["loss"])
         for name, in_name in by_column.items()
     ]
-    note = Reason.of("curves in columns", count=len(losses), metric=metrics.pop())
-    return pd.concat(rows, ignore_index=True), [note]
+    notes.append(Reason.of("curves in columns", count=len(losses), metric=metrics.pop()))
+    return pd.concat(rows, ignore_index=True)
 
 
 def settings(run: str) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def meaning_at_end(text: str) -> str:
     return next((what for name in names if (what := means(name) or _SHORT.get(name.lower(), ""))), "")
 
 
-def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
-    """Add the settings that only the names of runs have as columns; return the table and notes on them."""
+def with_settings(table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> pd.DataFrame:
+    """Add the settings that only the names of runs have as columns."""
     empty = [name for name in table if len(table) and means(name) in AXES and table[name].isna().all()]
     known = {means(name) for name in table if name not in empty} - {""}
     known |= {what for what, axis in AXES.items() if getattr(columns, axis) in {*table} - {*empty}}
@@ -175,7 +175,7 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
     texts_only = [str(name) for name in table if table[name].dtype.kind not in "iufb"]
     plain = {plain_name(name): name for name in reversed(texts_only)}
     names = [plain[name_of_run] for name_of_run in _NAMES if name_of_run in plain]
-    table, notes = _with_set_rates(table, names, columns)
+    table = _with_set_rates(table, names, columns, notes)
     for name in names:
         if "lr" in known and known & {"width", "depth", "size"}:
             break
@@ -189,19 +189,19 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
             )
             notes.append(Reason.of("settings in names", settings=new, name=name, example=texts.iloc[0]))
             known |= {*new}
-    return table, notes
+    return table
 
 
 def _with_set_rates(
-    table: pd.DataFrame, names: list[str], columns: Columns
-) -> tuple[pd.DataFrame, list[Reason]]:
+    table: pd.DataFrame, names: list[str], columns: Columns, notes: list[Reason]
+) -> pd.DataFrame:
     # A table's only column of rates may log a schedule. The rates that were set replace its values: those in
     # the names of the runs, or the peak of each run's schedule.
     logged = [str(name) for name in table if means(name) == "lr"]
     is_chosen = columns.hyperparameter in table and not isinstance(columns.hyperparameter, Usual)
     is_set = len(logged) == 1 and is_configured(logged[0])  # names round it
     if len(logged) != 1 or not names or is_chosen or is_set:
-        return table, []
+        return table
     rate = rough_numbers(table[logged[0]])
     for name in names:
         by_text = {text: settings(text).get("lr") for text in table[name].astype(str).unique()}
@@ -210,20 +210,19 @@ def _with_set_rates(
         named = table[name].astype(str).map(by_text).astype(float)
         share = (rate / named).dropna()
         if (share - 1).abs().max() < ROUNDING:  # names round
-            return table, []
+            return table
         if share.max() > 1 + ROUNDING:
             raise TableError(
                 f"column {logged[0]} and the names of the runs (column {name}) may both be the learning rate "
                 f"({rows_of_both(rate, named)}): give {given('hyperparameter', logged[0])}"
             )
-        settings_note = Reason.of(
-            "settings in names", settings=["lr"], name=name, example=table[name].iloc[0]
-        )
-        return table.assign(**{logged[0]: named}), [settings_note]
+        example = table[name].iloc[0]
+        notes.append(Reason.of("settings in names", settings=["lr"], name=name, example=example))
+        return table.assign(**{logged[0]: named})
     steps = next((rough_numbers(table[name]) for name in table if means(name) == "step"), None)
     by_run = pd.DataFrame({"run": table[names[0]], "step": steps, "rate": rate}).dropna()
     if steps is None or (by_run.groupby("run")["rate"].nunique() > 1).mean() <= 0.5:
-        return table, []
+        return table
     length = float(by_run["step"].max())
     peaks = {
         run: set_rate(of["step"].to_numpy(), of["rate"].to_numpy(), length)
@@ -235,8 +234,8 @@ def _with_set_rates(
             "set is not known: name the runs such as width64-lr0.001"
         )
     first = by_run.loc[by_run.groupby("run")["rate"].idxmax(), "step"].min()
-    note = Reason.of("peak of a schedule", name=logged[0], step=f"{first:g}")
-    return table.assign(**{logged[0]: table[names[0]].map(peaks)}), [note]
+    notes.append(Reason.of("peak of a schedule", name=logged[0], step=f"{first:g}"))
+    return table.assign(**{logged[0]: table[names[0]].map(peaks)})
 
 
 _FITS = 0.01  # relative error of a schedule's values, which logs round

@@ -66,9 +66,9 @@ def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
 )
 def test_a_given_name_is_the_only_column_of_its_meaning(given, taken):
     table = pd.DataFrame({"d_model": [64], "peak_lr": [0.1], "weight_decay": [0.1], "loss": [3.0]})
-    _, columns, _ = find_columns(table, Columns(**given, scale="width"))
+    _, columns = find_columns(table, Columns(**given, scale="width"), [])
     assert columns.tuned == taken and columns.scale == "d_model"
-    _, columns, _ = find_columns(table.assign(base_lr=[0.01]), Columns(**given, scale="width"))
+    _, columns = find_columns(table.assign(base_lr=[0.01]), Columns(**given, scale="width"), [])
     assert "peak_lr" not in columns.tuned, "two rates are not chosen between"
 
 

@@ -78,15 +78,15 @@ def test_runs_of_an_experiment_of_mlflow_by_its_name_and_by_its_database(tmp_pat
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
     try:
-        experiment = mlflow.create_experiment("width sweep")
-        for width, lr, loss in [*GRID[:5], (128, 2.0**-7, math.nan)]:
-            with mlflow.start_run(experiment_id=experiment):
-                mlflow.log_params({"d_model": width, "learning_rate": lr})
-                mlflow.log_metric("val_loss", loss + 1, step=1)
-                mlflow.log_metric("val_loss", loss, step=2)
-        with mlflow.start_run(experiment_id=experiment) as run:
-            mlflow.log_params({"d_model": 256, "learning_rate": lr})
-        mlflow.tracking.MlflowClient().set_terminated(run.info.run_id, "KILLED")
+        experiment, client = mlflow.create_experiment("width sweep"), mlflow.tracking.MlflowClient()
+        runs = [(*run, "FINISHED") for run in [*GRID[:5], (128, 2.0**-7, math.nan)]]
+        for width, lr, loss, state in [*runs, (256, 2.0**-7, 1.0, "KILLED")]:
+            run = client.create_run(experiment).info.run_id
+            losses = [mlflow.entities.Metric("val_loss", loss + 2 - step, 0, step) for step in (1, 2)]
+            settings = {"d_model": width, "learning_rate": lr}
+            params = [mlflow.entities.Param(name, str(value)) for name, value in settings.items()]
+            client.log_batch(run, losses, params)
+            client.set_terminated(run, state)
         table = load_table("mlflow:width sweep")
         np.testing.assert_allclose(sorted(found(table)), [*GRID[:5], (128, 2.0**-7, math.inf)])
         assert table.columns.scale == "d_model"
@@ -99,9 +99,7 @@ def test_runs_of_an_experiment_of_mlflow_by_its_name_and_by_its_database(tmp_pat
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
         with mlflow.start_run(experiment_id=mlflow.create_experiment("other")):
             mlflow.log_metric("val_loss", 1.0)
-        with pytest.raises(
-            TableError, match=r"several experiments \(other, width sweep\): set MLFLOW_TRACKING"
-        ):
+        with pytest.raises(TableError, match=r"experiments \(other, width sweep\): set MLFLOW_TRACKING"):
             load_table(tmp_path / "runs.db")
     finally:
         mlflow.set_tracking_uri(before)
@@ -144,9 +142,8 @@ def wandb_service(monkeypatch):
 
 
 def test_a_project_of_wandb(wandb_service):
-    runs = [(*run, "finished") for run in [*GRID[:5], (128, 2.0**-7, "NaN")]] + [
-        (256, 2.0**-8, 1.0, "crashed")
-    ]
+    runs = [(*run, "finished") for run in [*GRID[:5], (128, 2.0**-7, "NaN")]]
+    runs += [(256, 2.0**-8, 1.0, "crashed")]
     _Service.runs = [
         {
             "id": f"id{i}",
