@@ -2,100 +2,81 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from mup_tpu.config import DataConfig
 from mup_tpu.data import load, prefetch
+from mup_tpu.data.batches import ShardDataset
+from mup_tpu.data.shards import ShardFolder
 
 
-@pytest.fixture(scope="module")
-def config(corpus):
-    return DataConfig(corpus=str(corpus), sequence_length=64, batch_size=8, validation_fraction=0.2)
+@pytest.fixture(params=["cache", "shards"])
+def config(request, text, streamed):
+    return text if request.param == "cache" else streamed
 
 
-def test_a_batch_is_a_function_of_seed_and_step_alone(config):
-    first, second = load(config), load(config)
-    in_order = [first.train_batch(step) for step in range(30)]
-    for step in (29, 3, 17, 3):
+def test_a_batch_is_a_function_of_seed_and_step_alone(config, streamed):
+    first = load(config)
+    second = ShardDataset(config, readers=1) if config == streamed else load(config)
+    in_order = [first.train_batch(step) for step in range(40)]
+    for step in (39, 3, 20, 3):
         assert np.array_equal(second.train_batch(step), in_order[step])
-    assert in_order[0].shape == (8, 65) and in_order[0].dtype == np.int64
+    assert in_order[0].shape == (24, 33) and in_order[0].dtype == np.int64
     assert not np.array_equal(in_order[0], in_order[1])
-    other = load(DataConfig(**(vars(config) | {"data_seed": 1})))
-    assert not np.array_equal(other.train_batch(0), in_order[0])
+    assert not np.array_equal(load(replace(config, data_seed=1)).train_batch(0), in_order[0])
 
 
-def test_targets_are_the_inputs_moved_by_one(config):
-    dataset = load(config)
-    tokens = np.asarray(dataset._train)
-    sequence = dataset.train_batch(5)[3]
-    found = [i for i in np.flatnonzero(tokens == sequence[0]) if np.array_equal(tokens[i : i + 65], sequence)]
-    assert found
-
-
-def test_every_block_is_seen_once_an_epoch_and_epochs_differ(config):
-    dataset = load(config)
+def test_every_block_is_seen_once_an_epoch_and_epochs_differ(text):
+    dataset = load(text)
     blocks = dataset._blocks
-    starts = [[dataset._start(epoch * blocks + i) for i in range(blocks)] for epoch in range(20)]
+    starts = [[dataset._start(epoch * blocks + i) for i in range(blocks)] for epoch in range(8)]
     for epoch_starts in starts:
         assert len(set(epoch_starts)) == blocks
-        assert set(np.diff(sorted(epoch_starts))) == {64}
-        assert max(epoch_starts) + 65 <= len(dataset._train)
-    assert len({tuple(s) for s in starts}) == 20
-    assert len({s[0] % 64 for s in starts}) > 1
+        assert set(np.diff(sorted(epoch_starts))) == {32}
+        assert max(epoch_starts) + 33 <= len(dataset._train)
+    assert len({tuple(s) for s in starts}) == 8
+    assert len({s[0] % 32 for s in starts}) > 1
 
 
-def test_epoch_boundary_inside_a_batch(config):
-    dataset = load(config)
-    step = dataset._blocks // 8  # its last sequences belong to the next epoch
-    batch = dataset.train_batch(step)
-    expected = [dataset._start(step * 8 + i) for i in range(8)]
-    assert np.array_equal(batch[:, 0], np.asarray(dataset._train)[expected])
+def test_a_batch_across_two_epochs_has_inputs_and_targets_of_its_blocks(text):
+    dataset = load(text)
+    step = dataset._blocks // 24  # its last sequences belong to the next epoch
+    starts = [dataset._start(step * 24 + i) for i in range(24)]
+    assert np.array_equal(dataset.train_batch(step), [dataset._train[start : start + 33] for start in starts])
 
 
-def test_held_out_batches_are_fixed_spread_and_do_not_overlap(config):
-    dataset = load(config)
+def test_held_out_batches_are_fixed_spread_and_do_not_overlap(config, text):
+    dataset, whole = load(config), load(text)._validation
+    blocks = (len(whole) - 1) // 32
+    place = {whole[32 * i : 32 * i + 33].tobytes(): i for i in range(blocks)}
     batches = dataset.validation_batches(4)
-    assert batches.shape == (4, 8, 65)
-    other = load(DataConfig(**(vars(config) | {"data_seed": 5})))
-    assert np.array_equal(other.validation_batches(4), batches)
-    whole = np.asarray(dataset._validation)
-    flat = batches.reshape(-1, 65)
-    places = [
-        next(s for s in range(0, len(whole) - 64, 64) if np.array_equal(whole[s : s + 65], f)) for f in flat
-    ]
-    assert len(set(places)) == 32 and max(places) > 0.9 * len(whole) - 64 * len(whole) // 64 // 32
-
-
-def test_as_many_held_out_batches_as_there_are(config):
-    dataset = load(config)
-    available = (len(dataset._validation) - 1) // 64 // 8
-    assert len(dataset.validation_batches(10_000)) == available
-
-
-def test_prefetched_batches_are_the_batches_in_order(config):
-    dataset = load(config)
-    with prefetch(dataset.train_batch, 5, 15) as batches:
-        for step, batch in zip(range(5, 15), batches, strict=True):
-            assert np.array_equal(batch, dataset.train_batch(step))
+    assert batches.shape == (4, 24, 33) and batches.dtype == np.int64
+    assert np.array_equal(load(replace(config, data_seed=5)).validation_batches(4), batches)
+    places = [place[sequence.tobytes()] for sequence in batches.reshape(-1, 33).astype(whole.dtype)]
+    assert len(set(places)) == 96 and max(places) > 0.9 * blocks
+    if config != text:
+        blocks = ShardFolder(config.corpus).index.validation.samples
+    assert len(dataset.validation_batches(10_000)) == blocks // 24, "as many as there are"
 
 
 @pytest.mark.parametrize("depth", [{}, {"depth": 3}], ids=["default", "3"])
-def test_prefetch_runs_ahead_by_its_depth_and_no_further(depth):
+def test_prefetch_keeps_the_order_and_runs_ahead_by_its_depth_and_no_further(depth):
     asked, most = [], 2 + depth.get("depth", 2)
 
     def make(step: int) -> np.ndarray:
         asked.append(step)
         return np.array(step)
 
-    with prefetch(make, 0, 100, **depth) as batches:
+    with prefetch(make, 5, 100, **depth) as batches:
         next(batches)
         deadline = time.monotonic() + 60
         while len(asked) < most and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
         assert len(asked) == most  # one taken, `depth` waiting, one in hand
+        assert [int(batch) for batch in batches] == [*range(6, 100)]
 
 
 def test_errors_reach_the_step_that_needs_the_batch_and_the_thread_ends():

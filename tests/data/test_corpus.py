@@ -1,5 +1,6 @@
 """Corpora: what is read, in which order, and what is refused in which words."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ def test_embedded_corpus_is_249_addresses():
 
 
 def test_folder_is_a_document_a_file_in_sorted_order(tmp_path):
+    """Also one that is linked into itself."""
+    (tmp_path / "again").symlink_to(tmp_path)
     (tmp_path / "b.txt").write_text("two")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.txt").write_text("three")
@@ -46,8 +49,6 @@ def test_split_is_by_document_and_adding_documents_moves_none(corpus, tmp_path):
     documents = list(read_documents(DataConfig(corpus=str(corpus))))
     held_out = {d.name for d in documents if is_held_out(d, 0.2)}
     assert 0.1 < len(held_out) / len(documents) < 0.3
-    import shutil
-
     more = shutil.copytree(corpus, tmp_path / "more")
     (more / "000.txt").write_text("a new document, first of all by its name")
     assert {d.name for d in read_documents(DataConfig(corpus=str(more))) if is_held_out(d, 0.2)} - {
@@ -63,6 +64,7 @@ def test_split_is_by_document_and_adding_documents_moves_none(corpus, tmp_path):
         ({"a.txt": b""}, "a.txt", "is empty"),
         ({"a.txt": b" \n", "b.txt": b""}, "", "is empty"),
         ({"a.txt": b"caf\xe9 au lait"}, "a.txt", r"a\.txt is not UTF-8 at byte 3"),
+        ({"a.txt": b"all work and no play " * 2000}, "a.txt", "has 0 held-out tokens"),
         ({"a.txt": b"too short"}, "a.txt", r"\d+ training tokens, but batch_size 16 x .* 128 needs 2177"),
     ],
 )
@@ -70,7 +72,7 @@ def test_unusable_corpora_are_refused_in_one_sentence(files, corpus, sentence, t
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence) as caught:
-        load(DataConfig(corpus=str(tmp_path / corpus)))
+        load(DataConfig(corpus=str(tmp_path / corpus), validation_fraction=1e-9))
     assert "\n" not in str(caught.value)
 
 
@@ -80,15 +82,3 @@ def test_what_is_no_file_is_refused_by_name(make, tmp_path):
     make(tmp_path / "b.txt")
     with pytest.raises(DataError, match=r"corpus file .*/b\.txt is not a file"):
         load(DataConfig(corpus=str(tmp_path)))
-
-
-def test_a_folder_that_is_linked_into_itself_is_read_once(tmp_path):
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "again").symlink_to(tmp_path)
-    assert [document.name for document in read_documents(DataConfig(corpus=str(tmp_path)))] == ["a.txt"]
-
-
-def test_no_held_out_text(tmp_path):
-    (tmp_path / "a.txt").write_text("all work and no play " * 2000)
-    with pytest.raises(DataError, match="has 0 held-out tokens"):
-        load(DataConfig(corpus=str(tmp_path / "a.txt"), sequence_length=32, validation_fraction=1e-9))

@@ -1,19 +1,15 @@
 """Corpora read through `datasets`: local files of each format, the hub's cache, and no hub at all."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
+import socketserver
 import threading
-from contextlib import contextmanager
 
 import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data import load
 from mup_tpu.data.cache import fingerprint
-from mup_tpu.data.corpus import INSTEAD_OF_HUB, hub_answers, is_held_out, read_documents
+from mup_tpu.data.corpus import INSTEAD_OF_HUB, is_held_out, read_documents
 from mup_tpu.errors import DataError
 
 TEXTS = ["The Congress shall assemble.\n", "Zwölf Boxkämpfer.", " \n", None, "The last one."]
@@ -71,92 +67,62 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
         texts_of(corpus=str(tmp_path))
 
 
-@contextmanager
-def closed_hub(monkeypatch, tmp_path):
-    """A hub that closes every connection, and an HF_HOME that is empty; gives the connections made to it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        connections = []
+@pytest.fixture
+def connections(monkeypatch):
+    """Connections to a hub that closes each at once."""
+    made = []
 
-        def refuse():
-            while True:
-                try:
-                    connection, address = server.accept()
-                except OSError:
-                    return
-                connections.append(address)
-                connection.close()
+    class Closes(socketserver.BaseRequestHandler):
+        def handle(self):
+            made.append(self.client_address)
 
-        thread = threading.Thread(target=refuse, daemon=True)
-        thread.start()
-        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Closes) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
         monkeypatch.setenv("HTTP_PROXY", "")
-        yield connections
-        server.shutdown(socket.SHUT_RDWR)
+        yield made
+        server.shutdown()
 
 
-@pytest.mark.slow
-def test_without_the_hub_a_name_is_one_sentence_after_one_connection(corpus, monkeypatch, tmp_path):
-    cases = {
-        "wikitext/wikitext-2-raw-v1": ["--corpus", "wikitext/wikitext-2-raw-v1"],
-        "HuggingFaceFW/fineweb-edu": ["--corpus", "HuggingFaceFW/fineweb-edu", "--max-documents", "9"],
-        "openai-community/gpt2": ["--corpus", str(corpus), "--tokenizer", "openai-community/gpt2"],
-    }
-    commands = [
-        ["data", "prepare", "--out", str(tmp_path / "shards"), *options] for options in cases.values()
-    ]
-    # In a process of its own, since HF_ENDPOINT and HF_HOME are read when the libraries are imported.
-    code = (
-        "import json, sys\nfrom mup_tpu.cli import main\nfor command in json.loads(sys.argv[1]):\n    "
-        "try:\n        main(command)\n    except SystemExit as end:\n        print(end.code)"
-    )
-    with closed_hub(monkeypatch, tmp_path) as connections:
-        run = [sys.executable, "-c", code, json.dumps(commands)]
-        result = subprocess.run(run, capture_output=True, text=True, timeout=120)
-    assert result.stdout.split() == ["2", "2", "2"] and "Traceback" not in result.stderr
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
-    for name, error, instead in zip(
-        cases, errors, [INSTEAD_OF_HUB, INSTEAD_OF_HUB, "a folder that holds a tokenizer"], strict=True
-    ):
-        assert f"{name!r} is neither" in error and "hub is unreachable" in error
-        assert instead in error and "HF_HOME" in error
-    assert len(connections) == 3
-
-
-def test_offline_by_choice_asks_nobody(monkeypatch, tmp_path):
-    with closed_hub(monkeypatch, tmp_path) as connections:
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert not hub_answers()
-    assert not connections
+@pytest.mark.parametrize(
+    ("config", "instead"),
+    [
+        ({"corpus": "wikitext/no-such-one"}, INSTEAD_OF_HUB),
+        ({"corpus": "nobody/no-such-one", "max_documents": 9}, INSTEAD_OF_HUB),
+        ({"tokenizer": "nobody/no-such-one"}, "a folder that holds a tokenizer"),
+    ],
+)
+def test_without_the_hub_a_name_is_one_sentence_after_one_connection(
+    config, instead, corpus, connections, monkeypatch
+):
+    """And after none where HF_HUB_OFFLINE is set."""
+    for is_offline in (False, True):
+        monkeypatch.setenv("HF_HUB_OFFLINE", str(int(is_offline)))
+        with pytest.raises(DataError) as caught:
+            fingerprint(DataConfig(**{"corpus": str(corpus)} | config))
+        sentence = str(caught.value)
+        assert f"{[*config.values()][0]!r} is neither" in sentence and "hub is unreachable" in sentence
+        assert instead in sentence and "HF_HOME" in sentence and "\n" not in sentence
+        assert len(connections) == 1
 
 
 def test_what_hf_home_holds_is_used_without_the_hub(monkeypatch, tmp_path):
     """A data set that was downloaded before, with a validation split of its own, which is kept."""
-    from datasets import Dataset, DatasetDict, DatasetInfo, config
+    from datasets import Dataset, config
 
     folder = tmp_path / "cached" / "wikitext" / "wikitext-2-raw-v1" / "0.0.0" / "abc"
     folder.mkdir(parents=True)
-    splits = DatasetDict()
-    for split, texts in {"train": ["First.", "", "Second."], "validation": ["Held out."]}.items():
-        splits[split] = Dataset.from_dict({"text": texts})
-        file = folder / f"wikitext-{split}.arrow"
-        saved = tmp_path / split
-        splits[split].save_to_disk(saved)
-        next(saved.glob("*.arrow")).rename(file)
     info = {
         "features": {"text": {"dtype": "string", "_type": "Value"}},
-        "config_name": "wikitext-2-raw-v1",
-        "dataset_name": "wikitext",
-        "builder_name": "parquet",
+        "config_name": "wikitext-2-raw-v1", "dataset_name": "wikitext", "builder_name": "parquet",
         "version": {"version_str": "0.0.0", "major": 0, "minor": 0, "patch": 0},
-        "splits": {
-            split: {"name": split, "num_examples": len(rows), "dataset_name": "wikitext"}
-            for split, rows in splits.items()
-        },
-    }
+        "splits": {},
+    }  # fmt: skip
+    for split, texts in {"train": ["First.", "", "Second."], "validation": ["Held out."]}.items():
+        Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / split)
+        next((tmp_path / split).glob("*.arrow")).rename(folder / f"wikitext-{split}.arrow")
+        info["splits"][split] = {"name": split, "num_examples": len(texts), "dataset_name": "wikitext"}
     (folder / "dataset_info.json").write_text(json.dumps(info))
-    assert DatasetInfo.from_directory(str(folder)).config_name == "wikitext-2-raw-v1"
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cached")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     documents = list(read_documents(DataConfig(corpus="wikitext/wikitext-2-raw-v1")))
@@ -165,4 +131,3 @@ def test_what_hf_home_holds_is_used_without_the_hub(monkeypatch, tmp_path):
     ]  # fmt: skip
     dataset = load(DataConfig(corpus="wikitext/wikitext-2-raw-v1", sequence_length=4, batch_size=1))
     assert dataset.name == "wikitext/wikitext-2-raw-v1"
-    assert os.environ["MUP_TPU_CACHE"]

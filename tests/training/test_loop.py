@@ -14,7 +14,7 @@ import torch
 from mup_tpu.config import RunOptions
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.record import PackProgress, PackResult
+from mup_tpu.training.record import PackProgress
 
 on_device = functools.partial(RunOptions, device=os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
 
@@ -56,24 +56,31 @@ def test_a_row_names_the_commit_and_whether_the_code_differs_from_it(tiny, datas
 
 
 def test_train_mean_is_the_mean_of_every_steps_loss(tiny, dataset):
-    trial = tiny.replace(loss_kind="train_mean")
-    pack = Pack([trial], dataset.vocab_size, run([trial], dataset).pack.device)
-    batches = [torch.from_numpy(dataset.train_batch(step))[None] for step in range(30)]
-    losses = [pack.train(pack.device.place_stack(batch, "data", 1), 1).item() for batch in batches]
-    assert run([trial], dataset).rows[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    trial = tiny.replace(loss_kind="train_mean", steps=8)
+    result = run([trial], dataset)
+    device = result.pack.device
+    pack = Pack([trial], dataset.vocab_size, device)
+    batches = [torch.from_numpy(dataset.train_batch(step))[None] for step in range(8)]
+    losses = [pack.train(device.place_stack(batch, "data", 1), 1).item() for batch in batches]
+    assert result.rows[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
 
 
-def test_curves_hold_means_of_chunks_and_evaluations(tiny, dataset):
-    result = run([tiny], dataset, log_every=12, eval_every=10)
+def test_curves_hold_means_of_chunks_and_evaluations_and_reports_come_at_both(tiny, dataset):
+    """On TPUs at evaluations alone: a log point would stop the device."""
+    *reports, result = PackRun([tiny], dataset, on_device(log_every=12, eval_every=10)).steps()
     train = [(p["step"], p["tokens"]) for p in result.curves if p["split"] == "train"]
     assert train == [(12, 12 * 128), (24, 24 * 128), (30, 30 * 128)]
     held_out = [p for p in result.curves if p["split"] == "validation"]
     assert [p["step"] for p in held_out] == [10, 20, 30]
     assert held_out[-1]["loss"] == result.rows[0]["loss"]
+    every = [10, 20, 30] if on_device().device == "tpu" else [10, 12, 20, 24, 30]
+    assert [report.step for report in reports] == every
+    assert all(r.rates.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
 def test_divergence_is_a_result_and_ends_that_member_alone(execution, tiny, dataset):
+    tiny = tiny.replace(steps=12)
     wild = tiny.replace(learning_rate=1e30, grad_clip=0.0)
     alone = run([tiny], dataset, execution=execution).rows[0]
     result = run([wild, tiny], dataset, execution=execution)
@@ -96,24 +103,15 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
     execution, optimizer, tiny, dataset, tmp_path
 ):
     base = tiny.replace(optimizer=optimizer, steps=18)
-    trials = [
-        base,
-        base.replace(learning_rate=0.003, seed=3),
-        base.replace(learning_rate=1e30, grad_clip=0.0),
-    ]
+    settings = ({}, {"learning_rate": 0.003, "seed": 3}, {"learning_rate": 1e30, "grad_clip": 0.0})
+    trials = [base.replace(**fields) for fields in settings]
     whole = run(trials, dataset, execution=execution, eval_every=8)
     options = on_device(execution=execution, eval_every=8, checkpoint_every=7)
     for event in PackRun(trials, dataset, options, tmp_path).steps():
         if isinstance(event, PackProgress) and event.step == 16:
             break  # the generator is dropped here, as in a kill: nothing after step 14's checkpoint is kept
-    steps = []
-    for event in PackRun(trials, dataset, options, tmp_path).steps():
-        if isinstance(event, PackProgress):
-            steps.append(event.step)
-        else:
-            resumed = event
-    assert steps == [16, 18], "it did not go on from step 14"
-    assert isinstance(resumed, PackResult)
+    *reports, resumed = PackRun(trials, dataset, options, tmp_path).steps()
+    assert [report.step for report in reports] == [16, 18], "it did not go on from step 14"
     for ours, theirs in zip(resumed.rows, whole.rows, strict=True):
         different = {k for k in ours if ours[k] != theirs[k]} - {"wall_time_s", "finished_at"}
         assert not different, different
@@ -121,34 +119,23 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
 
 
 def test_checkpoints_of_other_trials_are_not_taken(tiny, dataset, tmp_path):
-    run([tiny], dataset, checkpoint_every=10, checkpoints=tmp_path)
-    other = tiny.replace(seed=9)
-    assert (
-        run([other], dataset, checkpoint_every=10, checkpoints=tmp_path).rows[0]["loss"]
-        == run([other], dataset).rows[0]["loss"]
-    )
-
-
-def test_reports_come_at_every_log_point(tiny, dataset):
-    """And on TPUs at evaluations: a log point would stop the device."""
-    every = {"eval_every" if on_device().device == "tpu" else "log_every": 8}
-    reports = [e for e in PackRun([tiny], dataset, on_device(**every)).steps() if isinstance(e, PackProgress)]
-    assert [r.step for r in reports] == [8, 16, 24, 30]
-    assert all(r.rates.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
+    trial = tiny.replace(steps=8)
+    run([trial], dataset, checkpoint_every=4, checkpoints=tmp_path)
+    other = PackRun([trial.replace(seed=9)], dataset, on_device(), tmp_path)
+    assert other.pack.steps_done == 0
 
 
 def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, dataset, tmp_path):
-    uninterrupted = run([tiny], dataset, eval_every=7)
-    first = PackRun([tiny], dataset, on_device(eval_every=7), tmp_path)
+    trial, options = tiny.replace(steps=12), on_device(eval_every=7)
+    first = PackRun([trial], dataset, options, tmp_path)
     for event in first.steps():
         if isinstance(event, PackProgress) and event.step == 7:
             first.preempt()
-    assert isinstance(event, PackResult)
-    assert event.rows[0]["status"] == "preempted"
-    assert event.rows[0]["steps_done"] == 7
-    second = PackRun([tiny], dataset, on_device(eval_every=7), tmp_path)
+    (row,) = event.rows
+    assert (row["status"], row["steps_done"]) == ("preempted", 7)
+    second = PackRun([trial], dataset, options, tmp_path)
     assert second.pack.steps_done == 7
-    assert second.finish().rows[0]["loss"] == uninterrupted.rows[0]["loss"]
+    assert second.finish().rows[0]["loss"] == run([trial], dataset, eval_every=7).rows[0]["loss"]
 
 
 @pytest.mark.parametrize("loss_kind", ["validation_final", "train_mean"])

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.base import MeshShape
-from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
+from mup_tpu.devices.peak import peak_flops
 from mup_tpu.training.loop import PackRun
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.record import HORIZON_S, Meter, PackProgress, Rates
@@ -97,12 +97,6 @@ def test_a_first_chunk_that_is_all_of_a_report_has_the_overall_rates():
     assert meter.rates(0).tokens_per_second == pytest.approx(100 * 200 / 1.0, rel=2e-3)
 
 
-def test_peaks_of_known_devices():
-    assert tpu_peak_flops("v4-16") == 275e12
-    assert tpu_peak_flops("v3-8") == 61.5e12, "a v3 chip is two devices"
-    assert math.isnan(tpu_peak_flops(""))
-
-
 def test_the_peak_of_a_cpu_is_measured_once():
     cpu = get_device("cpu")
     assert peak_flops(cpu, "float32") > 1e9
@@ -135,8 +129,8 @@ def test_a_line_tells_all_of_a_trial_and_the_best_of_several():
 
 def test_a_pack_logs_a_line_every_log_point_and_a_summary_at_the_end(tiny, dataset, caplog):
     with caplog.at_level(logging.INFO, "mup_tpu"):
-        PackRun([tiny, tiny.replace(seed=1)], dataset, RunOptions(log_every=5)).finish()
+        PackRun([tiny, tiny.replace(seed=1)], dataset, RunOptions(log_every=15)).finish()
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("mup_tpu.training")]
     assert re.fullmatch(r"a pack of 2 of 34688 parameters, \w{16}, starts its 30 steps on cpu", lines[0])
-    assert [line.partition(" · ")[0] for line in lines[1:-1]] == [f"step {n}/30" for n in range(5, 31, 5)]
+    assert [line.partition(" · ")[0] for line in lines[1:-1]] == ["step 15/30", "step 30/30"]
     assert lines[-1].startswith("2 finished · best loss ")

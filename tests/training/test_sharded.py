@@ -25,7 +25,9 @@ LLAMA = {"architecture": "llama", "optimizer": "muon", "parametrization": "compl
 def test_two_processes_train_as_one_and_their_checkpoint_goes_on_in_one(
     fields, tiny, dataset, tmp_path, recwarn, capfd
 ):
-    trial = tiny.replace(precision="float64", steps=3, grad_clip=0.1, weight_decay=0.1, **fields)
+    trial = tiny.replace(
+        precision="float64", steps=3, eval_batches=1, grad_clip=0.1, weight_decay=0.1, **fields
+    )
     whole = PackRun([trial], dataset, RUN).finish()
     split = PackRun([trial], dataset, SHARDED, tmp_path).finish()
     continued = PackRun([trial], dataset, RUN, tmp_path)
