@@ -7,7 +7,6 @@ kept, so torch is imported and warmed up once. Lost ones are replaced, and new n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import logging
 import math
@@ -16,6 +15,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -126,21 +126,17 @@ def _joined(address: str) -> Iterator[None]:
     import mup_tpu
 
     address = find_cluster(address)
+    modes = ("disabled", "token") if has_token() else ("disabled",)
     nobody = f"no Ray cluster answers at address {address!r}"
-    with authenticated("disabled"), raised_as(ConfigError, nobody, (ray.exceptions.RayError,)):
-        mode = "disabled" if takes(address) else "token"
-    if mode == "token":
-        if not has_token():
-            raise ConfigError(
-                f"the Ray cluster at {address} asks for a token, and there is none here: put it into "
-                "RAY_AUTH_TOKEN or ~/.ray/auth_token"
-            )
-        with authenticated("token"):
-            if not takes(address):
-                raise ConfigError(
-                    f"the Ray cluster at {address} refuses the token in RAY_AUTH_TOKEN or ~/.ray/auth_token: "
-                    "put that of the cluster there"
-                )
+    with raised_as(ConfigError, nobody, (ray.exceptions.RayError,)):
+        mode = next((mode for mode in modes if takes(address, mode)), None)
+    if mode is None:
+        why = (
+            "refuses the token in RAY_AUTH_TOKEN or ~/.ray/auth_token: put that of the cluster there"
+            if has_token()
+            else "asks for a token, and there is none here: put it into RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        )
+        raise ConfigError(f"the Ray cluster at {address} {why}")
     # The cluster's workers run the driver's code, not their installed version.
     code = {"py_modules": [mup_tpu]}
     why = f"the Ray cluster at {address} cannot be joined"
@@ -183,23 +179,23 @@ def has_token() -> bool:
     return loader is not None and bool(loader.instance().has_token(ignore_auth_mode=True))
 
 
-def takes(address: str) -> bool:
-    """Return whether a cluster takes the present token, or none.
+def takes(address: str, mode: str) -> bool:
+    """Return whether a cluster takes a driver of a mode, with the user's token if it is "token".
 
     Raises:
         RayError: no cluster answers.
     """
     stderr = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:  # Ray's library prints a warning
+    with authenticated(mode), open(os.devnull, "wb") as nowhere:  # Ray's library prints a warning
         os.dup2(nowhere.fileno(), 2)
-    try:
-        _library.GcsClient(address=address)
-        return True
-    except _REFUSED:
-        return False
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+        try:
+            _library.GcsClient(address=address)
+            return True
+        except _REFUSED:
+            return False
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 @contextlib.contextmanager
@@ -323,12 +319,15 @@ class _Actor(Worker):
 class RayActors(Pool[_Actor]):
     """Actors on the connected cluster, which get jobs once they have a place there.
 
-    An actor that replaces a lost node's may wait long for its place. `room` is of the start; `look` finds it
-    anew as nodes come and go, and raises ConfigError if there is none. The actors' logs lie in `results`.
+    An actor that replaces a lost node's may wait long for its place. `look` finds the room, anew as nodes
+    come and go, and raises ConfigError if there is none. The actors' logs lie in `results`.
     """
 
-    def __init__(self, room: Slots, look: Callable[[], Slots], results: str | None = None) -> None:
-        self._room, self._look, self._looked_at = room, look, time.monotonic()
+    def __init__(
+        self, look: Callable[[], Slots], results: str | None = None, at_most: int = sys.maxsize
+    ) -> None:
+        self._look, self._at_most, self._looked_at = look, at_most, time.monotonic()
+        self._count = (room := look()).count
         actor: Any = ray.remote(room.actor or HostActor)
         self._remote = actor.options(runtime_env={"env_vars": room.environment}, **room.needs)
         self._arguments = (results, *(room.arguments if room.actor else (room.prepare,)))
@@ -345,12 +344,12 @@ class RayActors(Pool[_Actor]):
     def fill(self, wanted: int) -> None:
         if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
             try:
-                self._room = self._look()
+                self._count = self._look().count
             except ConfigError:
-                self._room = dataclasses.replace(self._room, count=0)
+                self._count = 0
             self._looked_at = time.monotonic()
         have = len(self._starting) + len(self._idle) + len(self._busy)
-        for _ in range(min(self._room.count, wanted) - have):
+        for _ in range(min(self._count, self._at_most, wanted) - have):
             actor: Any = self._remote.remote(*self._arguments)
             self._starting[actor.ready.remote()] = actor
 

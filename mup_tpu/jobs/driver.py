@@ -82,14 +82,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Request:
-    """A job waits for an answer of the driver, such as whether to train on."""
-
-    content: Any
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Content of a job's request: which of its trials are hopeless?
+    """A job waits for an answer of the driver: which of its trials are hopeless?
 
     The answer is the trial_ids of those that stop.
     """
@@ -230,7 +223,7 @@ def run_jobs(
     jobs: Any,
     pool: Pool[Any],
     heartbeat: float,
-    decide: Callable[[Any, Any], Collection[str]] = lambda job, question: (),
+    decide: Callable[[Any, Request], Collection[str]] = lambda job, request: (),
 ) -> Generator[tuple[Any, Any]]:
     """Run jobs, yielding (job, event) as events come; close the generator to end running jobs.
 
@@ -240,7 +233,7 @@ def run_jobs(
 
     Jobs come in the order of their start, from a list or from a search, which makes each when a worker is
     free; their length is a limit. The pool stays open. A worker counts as hung after `heartbeat` seconds
-    without a report. `decide` answers the content of a job's `Request`.
+    without a report. `decide` answers a job's `Request`.
 
     Raises:
         Preempted: SIGTERM ended the run before all jobs had ended.
@@ -263,7 +256,8 @@ def run_jobs(
 
     def heard() -> Iterator[tuple[Worker, Any]]:
         yield from pool.hear()
-        yield from ((worker, Lost(f"hung{worker.where}: {beats.sentence}")) for worker in beats.hung())
+        for worker in beats.hung():
+            yield worker, Lost(f"hung{worker.where}: no report within the heartbeat of {heartbeat:g} s")
 
     try:
         with handling({signal.SIGTERM: end} if pool.passes_sigterm_on else {}):
@@ -293,7 +287,7 @@ def run_jobs(
                     job = busy[worker]
                     if isinstance(event, Request):  # answered at once, since the job's device waits
                         beats.heard(worker)
-                        pool.answer(worker, decide(job, event.content))
+                        pool.answer(worker, decide(job, event))
                         continue
                     if not isinstance(event, Ended):
                         beats.heard(worker)
@@ -351,7 +345,7 @@ class Heartbeats:
 
     def __init__(self, limit: float) -> None:
         self._looked_at = time.monotonic()
-        self._limit, self.sentence = limit, f"no report within the heartbeat of {limit:g} s"
+        self._limit = limit
         # One look never uses up a short limit, since the driver may have been suspended before it.
         self._longest_look = min(_LONGEST_LOOK_S, limit / 3)
         self._silence: dict[Any, float | None] = {}  # seconds; None for a worker heard since the last look

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import CONFIGURED, write
-from mup_tpu.jobs.driver import Evaluated, Job, JobContext, Preparing, Request
+from mup_tpu.jobs.driver import Job, JobContext, Preparing, Request
 from mup_tpu.models import declare, training_flops
 from mup_tpu.training import pack_key
 from mup_tpu.training.record import PackResult
@@ -160,5 +160,5 @@ class PackJob(Job):
                     rows = zip(training.so_far().rows, event.statuses, strict=True)
                     live = [row for row, status in rows if status == "running"]
                     points = {row["trial_id"]: [(event.step, row["loss"])] for row in live}
-                    training.stop((yield Request(Evaluated(points, event.steps))))
+                    training.stop((yield Request(points, event.steps)))
         raise AssertionError("a pack ends with its result")

@@ -245,19 +245,17 @@ class Pools:
             if self._open is None:
                 self._cluster.enter_context(cluster.ray_cluster(address, self._console))
             run = replace(run, threads=run.threads or cluster.threads(trials))
-
-            def look() -> cluster.Slots:
-                room = cluster.slots(run)
-                return replace(room, count=min(room.count, at_most))
-
-            room = look()
-            pool = self._kept(room.key, lambda: cluster.RayActors(room, look, self._results))
+            room = cluster.slots(run)
+            pool = self._kept(
+                (room.key, at_most),
+                lambda: cluster.RayActors(lambda: cluster.slots(run), self._results, at_most),
+            )
             if run.device == "auto":
                 # By the cluster's GPUs: this machine may have none, and workers without one from Ray would
                 # all take the same GPU that Ray does not know of.
                 run = replace(run, device="cpu" if room.execution == "loop" else "cuda")
             execution = room.execution if run.execution == "auto" else run.execution
-            return Place(pool, room.count, execution, run)
+            return Place(pool, min(room.count, at_most), execution, run)
         if run.placement != "host":
             raise ConfigError(f"placement {run.placement!r} needs Ray: add --address ADDRESS")
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator

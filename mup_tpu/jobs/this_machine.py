@@ -69,19 +69,15 @@ def killed_for_memory() -> int:
     return 0
 
 
-def is_cpu(options: RunOptions) -> bool:
-    """Return whether packs train on the CPU; torch is imported only for "auto" on a machine with a GPU."""
-    if options.device != "auto" or not gpus_of_the_machine():
-        return options.device in ("cpu", "auto")
+def device_kind(options: RunOptions) -> str:
+    """Return the device of packs; torch is imported only for "auto" on a machine with a GPU."""
+    if options.device != "auto":
+        return options.device
+    if not gpus_of_the_machine():
+        return "cpu"
     from mup_tpu.devices.base import why_no_gpu
 
-    return why_no_gpu() is not None
-
-
-def device_kind(options: RunOptions) -> str:
-    if is_cpu(options):
-        return "cpu"
-    return "cuda" if options.device == "auto" else options.device
+    return "cuda" if why_no_gpu() is None else "cpu"
 
 
 def gpus_of_the_machine() -> int:
@@ -106,8 +102,10 @@ def unused_gpus(options: RunOptions) -> str:
 
 
 def execution(options: RunOptions) -> str:
-    if options.execution != "auto" or is_cpu(options):
-        return options.execution if options.execution != "auto" else "loop"
+    if options.execution != "auto":
+        return options.execution
+    if device_kind(options) == "cpu":
+        return "loop"
     from mup_tpu.devices import get_device
 
     return get_device(options.device).execution
@@ -128,7 +126,7 @@ def visible_gpus() -> list[dict[str, str]]:
 
 def gpu(options: RunOptions) -> str:
     """Return the name of a GPU that packs train on; "" on other devices."""
-    if is_cpu(options) or options.device in ("tpu", "xla"):
+    if device_kind(options) in ("cpu", "tpu", "xla"):
         return ""
     from mup_tpu.devices import get_device
 
@@ -144,7 +142,7 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
     """Return packs at once on this machine, and CPU threads of each, for this number of trials."""
     if not CAN_FORK:
         return 1, options.threads or cores()
-    if not is_cpu(options):  # a GPU trains one pack at a time
+    if device_kind(options) != "cpu":  # a GPU trains one pack at a time
         packs = max(1, min(len(gpus(options)), trials))
         return packs, options.threads or max(1, cores() // packs)
     threads = options.threads or threads_per_pack(trials, cores())

@@ -34,7 +34,7 @@ from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import MupTpuError, StoreError, first_line, raised_as, reason
 from mup_tpu.files import Folder
 from mup_tpu.internals.processes import allow_children, end_descendants
-from mup_tpu.jobs.driver import Evaluated, Preparing, Request, WorkerLost
+from mup_tpu.jobs.driver import Preparing, Request, WorkerLost
 from mup_tpu.logs import Logged, LossUnknown, TrainingLog
 from mup_tpu.study.report import Curve, Ending, Report, Reported, StudyTrial, number
 
@@ -215,7 +215,7 @@ class Attempt(ABC):
                 asked_at, yielded_at = new[-1][0], now
                 steps = latest.steps or trial.values.get("steps", 0)
                 whole = int(steps) if isinstance(steps, int | float) else 0
-                if (yield Request(Evaluated({trial.id: new}, whole))):
+                if (yield Request({trial.id: new}, whole)):
                     why, points = f"stopped by the search at step {asked_at}", tuple(self._points())
                     return Outcome("stopped", new[-1][1], why, points=points, step=asked_at)
             elif latest is not None and (
@@ -328,8 +328,6 @@ class FunctionAttempt(Attempt):
                     case {"report": fields}:
                         reported = Reported(**fields)
                         if not math.isnan(reported.loss):
-                            while self._curve.points and self._curve.points[-1][0] > reported.step:
-                                self._curve.points.pop()  # it goes on from a checkpoint before
                             self._curve.add(reported.step, reported.loss)
                         yield reported
                         continue

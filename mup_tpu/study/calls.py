@@ -10,6 +10,7 @@ import logging
 import math
 import platform
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -228,13 +229,12 @@ def place_on_ray(
 
     @contextlib.contextmanager
     def opened() -> Iterator[Pool[Any]]:
-        from mup_tpu.jobs.cluster import RayActors, Slots, ray_cluster, slots_with
+        from mup_tpu.jobs.cluster import RayActors, ray_cluster, slots_with
 
-        def look() -> Slots:
-            room = slots_with(resources)
-            return replace(room, count=min(room.count, at_most or room.count))
-
-        with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
+        with (
+            ray_cluster(address, console),
+            RayActors(lambda: slots_with(resources), folder, at_most or sys.maxsize) as pool,
+        ):
             yield pool
 
     return max(1, int(resources.get("CPU", 1))), opened

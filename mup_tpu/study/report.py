@@ -99,8 +99,13 @@ class Curve:
     seen: int = 0
 
     def add(self, step: int, loss: float) -> None:
-        """Add a report; the newest of a stride replaces the ones before."""
-        if self.points and (self.seen % self.stride or self.points[-1][0] == step):
+        """Add a report; the newest of a stride replaces the ones before.
+
+        Later points come from an attempt that got further than its last checkpoint.
+        """
+        if self.points and self.seen % self.stride:
+            self.points.pop()
+        while self.points and self.points[-1][0] >= step:
             self.points.pop()
         self.points.append((step, loss))
         self.seen += 1

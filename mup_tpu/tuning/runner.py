@@ -30,7 +30,7 @@ from mup_tpu.config.values import counted, parse_price, write_time
 from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import ConfigError, Preempted, TrialsFailed
 from mup_tpu.files import Folder, near, short_hash
-from mup_tpu.jobs.driver import Evaluated, Failed, Finished, Pool, Preparing, Split, Started, run_jobs
+from mup_tpu.jobs.driver import Failed, Finished, Pool, Preparing, Request, Split, Started, run_jobs
 from mup_tpu.jobs.pack_job import PackJob, describe, make_packs, missing_trials, work
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.jobs.this_machine import device_kind
@@ -170,7 +170,7 @@ class Runner(ABC, Generic[T]):
         jobs: Any,
         progress: Any,
         purchases: Mapping[str, int | None],
-        decide: Callable[[Any, Evaluated], Collection[str]] = lambda job, question: (),
+        decide: Callable[[Any, Request], Collection[str]] = lambda job, request: (),
     ) -> Counter[str]:
         """Run jobs, and store the rows of each as it ends; return the number of their trials by status.
 

@@ -35,7 +35,7 @@ from mup_tpu.config.sweep import Domain, Search, SearchOptions
 from mup_tpu.config.values import parse_limit
 from mup_tpu.errors import ConfigError, StoreError, given, not_installed, raised_as
 from mup_tpu.files import Folder
-from mup_tpu.jobs.driver import Evaluated
+from mup_tpu.jobs.driver import Request
 from mup_tpu.store import FINAL, SEARCH_FILE, Store, load_curves
 from mup_tpu.store.header import read_file, write_file
 from mup_tpu.tuning.progress import starting
@@ -166,15 +166,15 @@ class Searched(Generic[T]):
             self._numbers[trial_id].append(number)
         return trial_id
 
-    def decide(self, job: Any, question: Evaluated) -> set[str]:
+    def decide(self, job: Any, request: Request) -> set[str]:
         """Return the trial_ids that the scheduler stops."""
         stopped = set()
-        for trial_id, points in question.points.items():
+        for trial_id, points in request.points.items():
             step, loss = points[-1]
             self._show([self._numbers[trial_id][0]], f"at step {step}: loss {loss:.4f}")
             self._points[trial_id] += points
-            if question.steps:
-                self._steps[trial_id] = question.steps
+            if request.steps:
+                self._steps[trial_id] = request.steps
             if self._tell(trial_id):
                 stopped.add(trial_id)
         return stopped

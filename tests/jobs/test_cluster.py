@@ -123,7 +123,7 @@ def test_a_job_of_a_lost_node_goes_on_elsewhere_and_nodes_added_in_mid_run_are_u
     states = [tmp_path / job.name for job in jobs]
     room, added, last, starts = slots(options), False, {}, Counter()
     assert room.count == 2
-    with RayActors(room, lambda: slots(options)) as pool:
+    with RayActors(lambda: slots(options)) as pool:
         for job, event in run_jobs(jobs, pool, heartbeat=600):
             last[job.name] = event
             starts[job.name] += isinstance(event, Started)

@@ -34,7 +34,7 @@ def opened():
         def on_ray():
             from mup_tpu.jobs.cluster import RayActors, slots
 
-            pool = RayActors(slots(RunOptions(threads=1)), lambda: slots(RunOptions(threads=1)))
+            pool = RayActors(lambda: slots(RunOptions(threads=1)))
             return until_the_end.enter_context(pool)
 
         @contextlib.contextmanager
@@ -48,10 +48,9 @@ def opened():
         yield opened
 
 
-EVERY = pytest.mark.parametrize(
-    ("kind", "ray"), [("in_process", False), ("forked", False), ("ray", True)], ids=lambda value: str(value)
-)
-WITH_PROCESSES = pytest.mark.parametrize(("kind", "ray"), [("forked", False), ("ray", True)], ids=str)
+KINDS = [("in_process", False), ("forked", False), ("ray", True)]
+EVERY = pytest.mark.parametrize(("kind", "ray"), KINDS, ids=str)
+WITH_PROCESSES = pytest.mark.parametrize(("kind", "ray"), KINDS[1:], ids=str)
 
 
 def lasts(jobs, pool, limit=LONG, on_event=lambda job, event: None):
@@ -94,44 +93,32 @@ def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
 
 @EVERY
 def test_jobs_end_each_in_its_way_and_the_others_go_on(opened, kind, ray, local_ray, tmp_path):
+    """Answers reach the job that asked, also after its worker has died.
+
+    What the user can mend ends the run, but not on a cluster, where hosts differ.
+    """
     jobs = [Count(tmp_path, name, then=name) for name in ("raise", "too large", "")]
     jobs[-1].name = "fine"
+    asking = [Asks(tmp_path, "a"), Asks(tmp_path, "b", then="" if kind == "in_process" else "dies later")]
+    refused = [Count(tmp_path, "refuse", then="refuse"), Count(tmp_path, "after")]
     with opened(kind) as pool:
-        last = lasts(jobs, pool)
+        events = run_jobs([*jobs, *asking], pool, LONG, lambda job, request: {job.name, request.points})
+        last = {job.name: event for job, event in events}
+        if kind == "ray":
+            last |= lasts(refused, pool)
+            assert last["refuse"] == Failed("DataError: corpus 'x' is not there")
+            assert last["after"] == Finished("after from 0")
+        else:
+            with pytest.raises(DataError, match="corpus 'x' is not there"):
+                lasts(refused[:1], pool)
     assert last["raise"] == Failed("ValueError: no such luck")
     assert isinstance(last["too large"], Split) and last["too large"].reason == "2 trials need too much"
     for name in ("fine", "too large0", "too large1"):
         assert last[name] == Finished(f"{name} from 0")
+    assert last["a"] == Finished(({"a", 1}, {"a", 2})) and last["b"] == Finished(({"b", 1}, {"b", 2}))
+    assert len(asking[1].pids()) == (1 if kind == "in_process" else 2)
     pids = {pid for job in jobs for pid in job.pids()}
     assert (pids == {os.getpid()}) == (kind == "in_process")
-
-
-@EVERY
-def test_what_the_user_can_mend_ends_the_run_but_on_a_cluster_where_hosts_differ(
-    opened, kind, ray, local_ray, tmp_path
-):
-    with opened(kind) as pool:
-        if kind == "ray":
-            last = lasts([Count(tmp_path, "a", then="refuse"), Count(tmp_path, "b")], pool)
-            assert last["a"] == Failed("DataError: corpus 'x' is not there")
-            assert last["b"] == Finished("b from 0")
-        else:
-            with pytest.raises(DataError, match="corpus 'x' is not there"):
-                lasts([Count(tmp_path, "a", then="refuse")], pool)
-
-
-@EVERY
-def test_answers_reach_the_job_that_asked_also_after_its_worker_has_died(
-    opened, kind, ray, local_ray, tmp_path
-):
-    then = "" if kind == "in_process" else "dies later"
-    jobs = [Asks(tmp_path, "a"), Asks(tmp_path, "b", then=then), Count(tmp_path, "c")]
-    with opened(kind) as pool:
-        events = run_jobs(jobs, pool, LONG, lambda job, content: {job.name, content})
-        last = {job.name: event for job, event in events}
-    assert last["a"] == Finished(({"a", 1}, {"a", 2})) and last["b"] == Finished(({"b", 1}, {"b", 2}))
-    assert last["c"] == Finished("c from 0")
-    assert len(jobs[1].pids()) == (1 if kind == "in_process" else 2)
 
 
 # On Ray nightly: there answers reach a job whose worker has died, and a search goes on without a node.
@@ -200,20 +187,26 @@ def _go(folder):
     return on_event
 
 
+GPUS = """
+import os, sys
+from mup_tpu.config import RunOptions
+from mup_tpu.jobs import this_machine
+options = RunOptions(threads=1)
+for visible in sys.argv[1:]:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible != "all":
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    names = [part["CUDA_VISIBLE_DEVICES"] for part in this_machine.gpus(options)]
+    print(*names, this_machine.device_kind(options), this_machine.room(8, options)[0])
+"""
+
+
 def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu):
     """And a machine whose GPUs are hidden trains on its cores."""
-    program = (
-        "import os, sys\nfrom mup_tpu.config import RunOptions\nfrom mup_tpu.jobs import this_machine\nfor "
-        "visible in sys.argv[1:]:\n    os.environ.pop('CUDA_VISIBLE_DEVICES', None)\n    if visible != "
-        "'all':\n        os.environ['CUDA_VISIBLE_DEVICES'] = visible\n    options = "
-        "RunOptions(threads=1)\n    names = [part['CUDA_VISIBLE_DEVICES'] for part in "
-        "this_machine.gpus(options)]\n    print(*names, this_machine.is_cpu(options), this_machine.room(8, "
-        "options)[0])\n"
-    )
-    found = hollow_gpu("-c", program, "all", "2, 0", "GPU-8a", "1,7,2", gpus=3).splitlines()
-    assert found == ["0 1 2 False 3", "2 0 False 2", "GPU-8a False 1", "1 False 1"]
+    found = hollow_gpu("-c", GPUS, "all", "2, 0", "GPU-8a", "1,7,2", gpus=3).splitlines()
+    assert found == ["0 1 2 cuda 3", "2 0 cuda 2", "GPU-8a cuda 1", "1 cuda 1"]
     packs = this_machine.room(8, RunOptions(device="cpu", threads=1))[0]
-    assert hollow_gpu("-c", program, "-1", gpus=3, visible="-1") == f"True {packs}\n"
+    assert hollow_gpu("-c", GPUS, "-1", gpus=3, visible="-1") == f"cpu {packs}\n"
     assert this_machine.gpus(RunOptions(device="cpu")) == []
 
 
@@ -254,15 +247,12 @@ import os, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from light_jobs import Hungry
-from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.driver import Ended, Split, run_jobs
 from mup_tpu.jobs.pools import Forked
-from mup_tpu.jobs.driver import Failed, Finished, Split
 with Forked(1, None, preload=()) as pool:
     for _, event in run_jobs([Hungry("abcd", 150)], pool, 600.0):
-        if isinstance(event, Split | Failed):
-            print(event.reason.split(":")[0])
-        if isinstance(event, Finished):
-            print(event.result)
+        if isinstance(event, Split | Ended):
+            print(vars(event).get("result") or event.reason.split(":")[0])
 """
 
 

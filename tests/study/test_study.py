@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -34,29 +33,20 @@ RULES = ("stays", "moves")
 
 def valley_study(folder, **changes):
     grid = {
-        "scale": {"width": [256, 512, 1024]},
-        "tune": {"lr": octaves(-9, -4)},
-        "compare": {"rule": RULES},
-        "seeds": 2,
-    }
+        "scale": {"width": [256, 512, 1024]}, "tune": {"lr": octaves(-9, -4)}, "compare": {"rule": RULES},
+    }  # fmt: skip
     return Study(folder, **(grid | changes))
 
 
-def each(folder, train, hows, **options):
-    """Rows of trials that do what `how` says, by it, from one study of all and of one that is well."""
-    study = Study(folder, scale={"width": [64]}, tune={"lr": [0.5]}, compare={"how": [*hows, "is well"]})
-    study.run(train, **({"workers": 3, "console": QUIET} | options))
-    runs = load_runs(folder).set_index("how")
-    assert runs.loc["is well", "status"] == "finished" and runs.loc["is well", "loss"] == 2.5
-    return runs
+def one_trial(folder, **more):
+    return Study(folder, scale={"width": [64]}, tune={"lr": [0.5]}, **more)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Folder of the whole grid, run once."""
     folder = tmp_path_factory.mktemp("studies") / "valley"
-    outcome = valley_study(folder).run(trainers.valley, workers=2, console=QUIET)
-    assert outcome == {"finished": 72}
+    assert valley_study(folder).run(trainers.valley, workers=2, console=QUIET) == {"finished": 36}
     return folder
 
 
@@ -65,7 +55,7 @@ def test_a_script_s_cached_function_goes_to_its_workers(tmp_path):
     script = {"__name__": "__main__"}
     code = "import functools\n@functools.cache\ndef data():\n    return 3.0\ndef train(trial, report):\n"
     exec(code + "    return data() + data() + data.cache_info().hits", script)
-    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]})
+    study = one_trial(tmp_path)
     assert study.run(script["train"], workers=1, console=QUIET) == {"finished": 1}
     assert study.to_frame()["loss"].tolist() == [7.0]
 
@@ -86,7 +76,7 @@ def test_a_function_gets_its_verdicts_and_its_figures(whole):
     assert frame["rule"].tolist() == ["moves"] * 3 + ["stays"] * 3 and set(frame["width"]) == {256, 512, 1024}
     assert frame.set_index(["rule", "width"]).loc[("stays", 256), "x"] == pytest.approx(-6, abs=0.3)
     assert predicted.to_frame().set_index("rule").loc["stays", "x"] == pytest.approx(-6, abs=1)
-    assert len(study.to_frame()) == 72
+    assert len(study.to_frame()) == 36
     for shown in (study, judged, predicted):
         assert shown._repr_html_().count("<tr") > 2
     with pytest.raises(ConfigError, match="plot 'nothing' is not one of transfer"):
@@ -105,33 +95,30 @@ def test_a_loss_of_another_unit_has_its_own_epsilon(whole):
         study.verdict(epsilon=0)
 
 
-def test_rows_hold_the_values_under_their_own_names(whole):
-    runs = load_runs(whole)
+def test_rows_and_trackers_have_the_study_s_own_names(tmp_path):
+    study = valley_study(tmp_path, scale={"width": [256]})
+    study.run(trainers.valley, workers=1, track=("tensorboard",), console=QUIET)
+    runs = load_runs(tmp_path)
     assert {"width", "lr", "rule", "seed", "loss"} <= set(runs) and "depth" not in runs
     assert runs["width"].dtype == "int64" and runs["lr"].dtype == "float64"
-    by_id = {trial.id: trial for trial in valley_study(whole).trials()}
+    by_id = {trial.id: trial for trial in study.trials()}
     for row in runs.to_dict("records"):
         trial = by_id[row["trial_id"]]
         assert (row["width"], row["lr"], row["rule"]) == (trial.width, trial.lr, trial.rule)
         assert row["loss"] == trainers.valley(trial)
-
-
-def test_trackers_get_stored_trials_with_the_studys_own_names(tmp_path):
-    folder = tmp_path / "valley"
-    valley_study(folder, seeds=1).run(trainers.valley, track=("tensorboard",), console=QUIET)
-    told = load_table(folder / "tensorboard", Reading(Columns(parametrization="hparams/rule"))).runs
-    key, runs = ["compared", "scale", "x", "seed"], load_table(folder).runs
+    told = load_table(tmp_path / "tensorboard", Reading(Columns(parametrization="hparams/rule"))).runs
+    key, runs = ["compared", "scale", "x", "seed"], load_table(tmp_path).runs
     both = [table.sort_values(key)[[*key, "loss"]].reset_index(drop=True) for table in (told, runs)]
     pd.testing.assert_frame_equal(*both, check_dtype=False, rtol=1e-6)
     with pytest.raises(ConfigError, match="track 'nothing' needs its package"):
-        valley_study(folder, seeds=1).run(trainers.valley, track=("nothing",), console=QUIET)
+        study.run(trainers.valley, track=("nothing",), console=QUIET)
 
 
 def test_the_same_lines_again_run_nothing_and_more_values_run_alone(whole, tmp_path):
     assert not valley_study(whole).run(trainers.valley, console=QUIET)
-    study = valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1, 2]}, seeds=1, name="more")
+    study = valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1, 2]}, name="more")
     assert study.run(trainers.valley, workers=1, console=QUIET) == {"finished": 4}
-    wider = valley_study(tmp_path, scale={"width": [256.0]}, tune={"lr": [1, 2, 0.5]}, seeds=1, name="more")
+    wider = valley_study(tmp_path, scale={"width": [256.0]}, tune={"lr": [1, 2, 0.5]}, name="more")
     assert wider.run(trainers.valley, workers=1, console=QUIET) == {"finished": 2}
     assert load_runs(tmp_path)["lr"].tolist() == [0.5, 1, 2] * 2
 
@@ -148,9 +135,10 @@ def test_a_study_is_bought_until_it_is_settled(tmp_path):
 
 
 def test_a_trial_is_a_value():
-    study = Study("unused", scale={"width": [64]}, tune={"lr": [0.5]}, settings={"steps": 3, "data": "x"})
-    (trial,) = study.trials()
+    """Stored rows are found by its id."""
+    (trial,) = one_trial("unused", settings={"steps": np.int64(3), "data": "x"}).trials()
     assert (trial.width, trial.lr, trial.steps, trial.data, trial.seed) == (64, 0.5, 3, "x", 0)
+    assert type(trial.steps) is int
     assert {trial: 1}[StudyTrial("unused", trial.values)] == 1
     assert StudyTrial("unused", trial.values | {"width": 64.0}) == trial
     others = [StudyTrial("other", trial.values), StudyTrial("unused", trial.values | {"steps": 4})]
@@ -159,27 +147,13 @@ def test_a_trial_is_a_value():
         trial.width = 128
     with pytest.raises(AttributeError, match="trial has no 'depth'; it has width, lr, steps, data, seed"):
         _ = trial.depth
-
-
-def test_settings_of_numpy_are_those_of_python():
-    grids = [
-        Study("unused", scale={"width": [64]}, tune={"lr": [0.5]}, settings={"steps": steps}).grid
-        for steps in (3, np.int64(3))
-    ]
-    assert type(grids[1].settings["steps"]) is int and grids[0].trials() == grids[1].trials()
-
-
-def test_the_id_of_a_trial_stays_what_it_is():
-    """Stored rows are found by it."""
-    trial = StudyTrial("mine", {"width": 64, "lr": 0.5, "rule": "mup", "tied": True, "seed": 0})
-    assert trial.id == TRIAL_ID
-
-
-TRIAL_ID = "49dc513d14dfd2fd"
+    known = StudyTrial("mine", {"width": 64, "lr": 0.5, "rule": "mup", "tied": True, "seed": 0})
+    assert known.id == "49dc513d14dfd2fd"
 
 
 MISBEHAVIOUR = {
     "raises": ("failed", "ValueError: no such layer"),
+    "floods": ("failed", "ValueError: no such layer"),
     "nan": ("diverged", None),
     "inf": ("diverged", None),
     "text": ("failed", "the returned loss '2.5' is str, not a number"),
@@ -192,8 +166,7 @@ MISBEHAVIOUR = {
     "slow": ("failed", "no result within the time-out of"),
     "parent": ("finished", None),
     "loud": ("finished", None),
-}
-HARM = {
+    # They harm the processes, pipes and output that they find.
     "kills its group": ("failed", "killed by signal 9, the last of 3 attempts"),
     "terminates its group": ("failed", "got a SIGTERM of its own, the last of 3 attempts"),
     "tears a message": ("failed", "no result within the time-out"),
@@ -212,41 +185,28 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize(("train", "hows"), [(trainers.misbehave, MISBEHAVIOUR), (trainers.lethal, HARM)])
-def test_functions_that_misbehave_or_harm_their_surroundings_have_rows_and_the_others_go_on(
-    train, hows, tmp_path, patience
-):
-    begun = time.monotonic()
-    runs = each(tmp_path / "one", train, hows, timeout=f"{6 * patience}s", heartbeat=3.0 * patience)
+def test_functions_that_misbehave_have_rows_and_the_others_go_on(tmp_path, patience):
+    study = one_trial(tmp_path, compare={"how": [*MISBEHAVIOUR, "is well"]})
+    begun, limits = time.monotonic(), {"timeout": f"{6 * patience}s", "heartbeat": 3.0 * patience}
+    study.run(trainers.misbehave, workers=4, console=QUIET, **limits)
+    runs = load_runs(tmp_path).set_index("how")
     assert 0 < runs["wall_time_s"].max() < time.monotonic() - begun
-    for how, (status, reason) in hows.items():
+    for how, (status, reason) in (MISBEHAVIOUR | {"is well": ("finished", None)}).items():
         row = runs.loc[how]
         assert row["status"] == status and (reason is None or reason in row["reason"]), how
         loss = {"finished": 2.5, "diverged": math.inf}.get(status, math.nan)
         assert row["loss"] == pytest.approx(loss, nan_ok=True)
-    folder = tmp_path / "one"
-    if hows is HARM:
-        assert not psutil.pid_exists(int((folder / "left").read_text()))
-        return
-    assert (folder / "work" / runs.loc["killed", "trial_id"] / "attempts").read_text() == "xxx"
-    output = {how: f"output/{runs.loc[how, 'trial_id']}.txt" for how in hows}
-    assert "second line" in (folder / output["raises"]).read_text()
+    assert (tmp_path / "work" / runs.loc["killed", "trial_id"] / "attempts").read_text() == "xxx"
+    output = {how: f"output/{runs.loc[how, 'trial_id']}.txt" for how in runs.index}
+    assert "second line" in (tmp_path / output["raises"]).read_text()
     assert runs.loc["raises", "reason"].endswith(f"| second line ({output['raises']})")
-    assert 2**20 <= (folder / output["loud"]).stat().st_size < 2**20 + 100, "it is cut"
-    children = [int(pid) for pid in (folder / "children").read_text().split()]
-    assert not [p for p in children if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
-
-
-def test_a_failures_reason_has_the_last_lines_of_its_output(tmp_path):
-    """On one line without escapes, whatever else goes on printing."""
-    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]}, compare={"how": ["ends", "floods"]})
-    assert study.run(trainers.noisy_failure, workers=2, console=QUIET) == {"failed": 2}
-    runs = load_runs(tmp_path).set_index("how")
-    for how, row in runs.iterrows():
-        reason = row["reason"]
+    for how in ("raises", "floods"):  # on one line without escapes, whatever else goes on printing
+        reason = runs.loc[how, "reason"]
         assert reason.startswith("ValueError: no such layer; output: ") and reason.isprintable()
-        assert reason.endswith(f" (output/{row['trial_id']}.txt)") and len(reason) < 1000
-        assert how == "floods" or ("trainers.py" in reason and 'raise ValueError("no such layer")' in reason)
+        assert reason.endswith(f" ({output[how]})") and len(reason) < 1000
+    assert 2**20 <= (tmp_path / output["loud"]).stat().st_size < 2**20 + 100, "it is cut"
+    left = [int(pid) for name in ("children", "left") for pid in (tmp_path / name).read_text().split()]
+    assert not [p for p in left if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
 
 
 def test_a_trainer_that_changed_since_rows_were_stored_is_said(tmp_path, capsys):
@@ -297,8 +257,8 @@ def test_an_import_in_a_function_is_made_once_a_worker(tmp_path):
 def test_libraries_of_functions_share_the_cores(tmp_path, monkeypatch):
     for name in (names := ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")):
         monkeypatch.delenv(name, raising=False)
-    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]})
-    study.run(lambda trial, report: sum(int(os.environ[name]) for name in names), workers=1, console=QUIET)
+    train = lambda trial, report: sum(int(os.environ[name]) for name in names)  # noqa: E731
+    one_trial(tmp_path).run(train, workers=1, console=QUIET)
     assert load_runs(tmp_path)["loss"].tolist() == [3 * cores()]
 
 
@@ -346,14 +306,7 @@ def test_kills_leave_the_table_of_a_run_that_was_left_alone(ends, tmp_path):
 
 @pytest.mark.slow
 def test_a_function_has_time_to_save_once_more_when_its_machine_is_taken_away(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, trainers\nfrom mup_tpu import Study\nstudy = Study(sys.argv[1], scale={'width': [64]}, "
-        "tune={'lr': [0.5]})\nstudy.run(trainers.sleepy, workers=1)"
-    )
-    driver = subprocess.Popen(
-        [sys.executable, script, tmp_path / "one"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    driver = start(tmp_path / "one", train="sleepy", workers=1)
     deadline = time.monotonic() + 120
     # The signal comes in the midst of steps: before the second one a busy machine may not have begun to save.
     while not (steps := [f for f in tmp_path.glob("one/work/*/step") if f.read_text() not in ("", "0", "1")]):
@@ -486,31 +439,6 @@ def test_other_settings_are_refused(tmp_path):
 def test_a_study_that_cannot_be_is_refused(changes, sentence, tmp_path):
     with pytest.raises(ConfigError, match=sentence):
         valley_study(tmp_path, **changes)
-
-
-@pytest.mark.parametrize(
-    "train, options, sentence",
-    [
-        (lambda trial: 1.0, {}, "cannot be called with a trial and its report"),
-        (3, {}, "trainer 3 is not a function"),
-        (trainers.valley, {"timeout": "long"}, "timeout 'long' is not a time"),
-        (trainers.valley, {"budget": "0s"}, "budget '0s' is not a time"),
-        (trainers.valley, {"heartbeat": 0}, "heartbeat 0 is not allowed"),
-        (trainers.valley, {"workers": 0}, "workers 0 is not allowed"),
-        ("no_such_module:train", {}, "cannot be imported: ModuleNotFoundError"),
-        ("trainers:no_such", {}, "module trainers has no no_such"),
-        (
-            "sh train.sh {depth}",
-            {},
-            "{depth} is not one of config, folder, id, lr, rule, seed, width",
-        ),
-        ("python 'train.py", {}, "is not a command line"),
-        ("no_such_program {width}", {}, "there is no program 'no_such_program' here"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(train, options, sentence, tmp_path):
-    with pytest.raises(ConfigError, match=sentence):
-        valley_study(tmp_path).run(train, console=QUIET, **options)
 
 
 def test_until_settled_needs_three_scales_and_a_real_number(tmp_path):

@@ -82,7 +82,7 @@ def test_a_pack_has_a_whole_slice(one_slice, tmp_path):
     room = slots(BY_SLICE)
     assert (room.count, room.arguments, room.execution) == (1, (SliceKind("v4", "2x2x2", 4),), "vmap")
     job = Placed(tmp_path, "counts", then="", steps=3)
-    with RayActors(room, lambda: slots(BY_SLICE)) as pool:
+    with RayActors(lambda: slots(BY_SLICE)) as pool:
         *_, (_, last) = run_jobs([job], pool, heartbeat=60.0)
     assert isinstance(last, Finished)
     check_places(job)
@@ -113,7 +113,7 @@ def test_a_slice_with_a_host_that_hangs_or_dies_is_ended_and_one_where_a_job_fai
     assert (room.count, room.arguments, room.execution) == (2, (SliceKind("v4", "2x2x2", 4),), "vmap")
     jobs = [Placed(tmp_path, how, then=how, steps=40) for how in ("wait", falls, "raise")]
     last = {}
-    with RayActors(room, lambda: slots(BY_SLICE)) as pool:
+    with RayActors(lambda: slots(BY_SLICE)) as pool:
         for job, event in run_jobs(jobs, pool, heartbeat=6.0 * patience):
             last[job.name] = event
             if {falls, "raise"} <= {name for name, e in last.items() if isinstance(e, Finished | Failed)}:

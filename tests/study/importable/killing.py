@@ -13,7 +13,7 @@ SCRIPT = """
 import sys
 import trainers
 from killing import killed_study
-killed_study(sys.argv[1]).run(trainers.resumable, workers=2, **eval(sys.argv[2]))
+killed_study(sys.argv[1]).run(getattr(trainers, sys.argv[2]), workers=int(sys.argv[3]))
 """
 
 
@@ -25,12 +25,12 @@ def killed_study(folder):
     )  # fmt: skip
 
 
-def start(folder, **options):
+def start(folder, train="resumable", workers=2):
     """A driver of the script's study, and what it prints."""
     folder.parent.mkdir(exist_ok=True)
     script = folder.parent / "script.py"
     script.write_text(SCRIPT)
-    words = [sys.executable, script, folder, repr(options)]
+    words = [sys.executable, script, folder, train, str(workers)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -22,7 +22,11 @@ def valley(trial, report=None):
 def misbehave(trial, report):
     """Do what the trial's setting says."""
     match trial.how:
-        case "raises":
+        case "raises" | "floods":
+            print("\x1b[31mthe last words", flush=True)
+            if trial.how == "floods":  # a child prints without end
+                subprocess.Popen(["yes", "flood"])
+                time.sleep(0.2)
             raise ValueError("no such layer\nsecond line")
         case "nan":
             return math.nan
@@ -59,52 +63,6 @@ def misbehave(trial, report):
             return 2.5
         case "bad report":
             report(step="two", loss=1.0)
-    return 2.5
-
-
-def resumable(trial, report):
-    """Forty steps, with a checkpoint every ten; each start is written down with its processes."""
-    path = Path(report.folder, "state.json")
-    state = json.loads(path.read_text())[: report.resume_step] if report.resume_step else []
-    with open(report.folder.parent.parent / f"starts-{trial.id}", "a") as file:
-        file.write(f"{report.resume_step} {os.getpid()} {os.getppid()}\n")
-    for step in range(report.resume_step + 1, 41):
-        state.append(step)
-        time.sleep(trial.pause)
-        if step % 10 == 0:
-            path.with_suffix(".new").write_text(json.dumps(state))
-            path.with_suffix(".new").rename(path)  # a kill leaves the old file or the new one
-        report(step=step, steps=40, loss=10 / step, saved=step % 10 == 0)
-    assert state == list(range(1, 41))
-    return valley(trial)
-
-
-def imports(trial, report):
-    """2 in a process that has to import a module, 1 in one that has it."""
-    loss = 1.0 if "this" in sys.modules else 2.0
-    import this  # noqa: F401
-
-    return loss
-
-
-def noisy_failure(trial, report):
-    """Raise, while a child prints without end."""
-    print("\x1b[31mthe last words", flush=True)
-    if trial.how == "floods":
-        subprocess.Popen(["yes", "flood"])
-        time.sleep(0.2)
-    raise ValueError("no such layer")
-
-
-def gpu(trial, report):
-    """Number of the GPU that a trial may see."""
-    time.sleep(0.5)
-    return float(os.environ["CUDA_VISIBLE_DEVICES"])
-
-
-def lethal(trial, report):
-    """Harm the processes, pipes and output that this function finds, as the trial's setting says."""
-    match trial.how:
         case "kills its group":
             os.killpg(0, signal.SIGKILL)
         case "terminates its group":
@@ -162,6 +120,37 @@ def message_pipe(report):
     """Descriptor of the pipe that reports go through."""
     (send,) = (cell.cell_contents for cell in report._send.__closure__)
     return next(cell.cell_contents for cell in send.__closure__)
+
+
+def resumable(trial, report):
+    """Forty steps, with a checkpoint every ten; each start is written down with its processes."""
+    path = Path(report.folder, "state.json")
+    state = json.loads(path.read_text())[: report.resume_step] if report.resume_step else []
+    with open(report.folder.parent.parent / f"starts-{trial.id}", "a") as file:
+        file.write(f"{report.resume_step} {os.getpid()} {os.getppid()}\n")
+    for step in range(report.resume_step + 1, 41):
+        state.append(step)
+        time.sleep(trial.pause)
+        if step % 10 == 0:
+            path.with_suffix(".new").write_text(json.dumps(state))
+            path.with_suffix(".new").rename(path)  # a kill leaves the old file or the new one
+        report(step=step, steps=40, loss=10 / step, saved=step % 10 == 0)
+    assert state == list(range(1, 41))
+    return valley(trial)
+
+
+def imports(trial, report):
+    """2 in a process that has to import a module, 1 in one that has it."""
+    loss = 1.0 if "this" in sys.modules else 2.0
+    import this  # noqa: F401
+
+    return loss
+
+
+def gpu(trial, report):
+    """Number of the GPU that a trial may see."""
+    time.sleep(0.5)
+    return float(os.environ["CUDA_VISIBLE_DEVICES"])
 
 
 def sleepy(trial, report):
