@@ -255,6 +255,19 @@ def test_what_is_imported_in_examples_is_there():
             assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
+@pytest.mark.nightly
+def test_the_code_of_the_page_about_models_of_your_own_can_be_pasted(capsys):
+    pytest.importorskip("transformers")
+    names: dict[str, object] = {}
+    # GPT-2's defaults are 12 layers and 50 k words.
+    page = (ROOT / "docs" / "your_own_model.md").read_text()
+    for block in blocks(page.replace("GPT2Config(", "GPT2Config(n_layer=1, vocab_size=64, "), "python"):
+        exec(block, names)
+    printed = capsys.readouterr().out
+    assert "model.layers.1.mlp.down_proj.weight" in printed
+    assert re.search(r"^no layer grows with width", printed, re.M), printed
+
+
 OF_OTHERS = ("pretrain.py", "completed_adamh.py")
 """Files of other projects that docs/rules.md names."""
 

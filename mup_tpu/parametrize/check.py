@@ -34,7 +34,7 @@ from mup_tpu.analysis.diagnosis import (
     tried,
 )
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.parametrize.measure import CheckedSize, Loss, Progress, Trained, TrainedModule, measure_sizes
+from mup_tpu.parametrize.measure import Loss, Progress, Trained, TrainedModule, measure_sizes
 from mup_tpu.parametrize.module import FactorTable
 from mup_tpu.parametrize.roles import (
     Build,
@@ -226,10 +226,9 @@ def lint(
         raise ConfigError(
             f"neither build nor batch has a parameter {scale!r}; build has {', '.join(taken) or 'none'}"
         )
-    trained = functools.partial(_seeded, functools.partial(_trained, build, scale, lr))
     return check_sizes(
-        trained, _batches(batch, scale), loss, widths, scale, roles=roles, steps=steps, seeds=seeds,
-        seconds=seconds, progress=progress,
+        lambda size, seed: _trained(build, scale, lr, size), _batches(batch, scale), loss, widths, scale,
+        roles=roles, steps=steps, seeds=seeds, seconds=seconds, progress=progress,
     )  # fmt: skip
 
 
@@ -265,7 +264,7 @@ def coord_check(
     options = {"base_width": min(widths, default=1), **options}
     depth, required = options.get("depth"), dict[str, str]()
 
-    def scaled_module(rule: str, width: int) -> Trained:
+    def scaled_module(rule: str, width: int, seed: int) -> Trained:
         scaled = parametrize(build, width=width, rule=rule, **options)
         module = scaled.init_(build(width) if depth is None else build(width, depth))
         required.clear()
@@ -280,9 +279,9 @@ def coord_check(
 
     reports = {
         rule: check_sizes(
-            functools.partial(_seeded, functools.partial(scaled_module, rule)), _batches(batch, "width"),
-            loss, widths, "width", roles=options.get("roles", {}), steps=steps, seeds=seeds, seconds=seconds,
-            progress=progress, required=required, rule=f"{rule}, ",
+            functools.partial(scaled_module, rule), _batches(batch, "width"), loss, widths, "width",
+            roles=options.get("roles", {}), steps=steps, seeds=seeds, seconds=seconds, progress=progress,
+            required=required, rule=f"{rule}, ",
         )
         for rule in rules
     }  # fmt: skip
@@ -333,12 +332,6 @@ def _optimizers(name: str, groups: list[dict[str, Any]]) -> list[torch.optim.Opt
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters if inspect.isroutine(function) else {}
-
-
-def _seeded(make: Callable[[int], Trained], size: int, seed: int) -> Trained:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(size)
 
 
 def _batches(batch: Any, scale: str) -> Callable[[int], Any]:
@@ -408,8 +401,13 @@ def check_sizes(
         raise ConfigError("loss must be a function of a module and the batch: loss(module, batch)")
     sizes = sorted(set(sizes))
 
+    def fresh(size: int, seed: int = 0) -> Trained:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return trained(size, seed)
+
     def start(size: int, seeds: int = seeds, mends: Sequence[Mend] = ()) -> list[TrainedModule]:
-        modules = [trained(size, seed) for seed in range(seeds)]
+        modules = [fresh(size, seed) for seed in range(seeds)]
         if len({id(module) for module, _ in modules}) < len(modules):
             raise ConfigError(
                 f"build({size}) returns the same module twice; it must make a new one each time"
@@ -417,12 +415,6 @@ def check_sizes(
         growth, by_block = size / sizes[0], scale == "depth"
         data = batch(size)
         return [TrainedModule(of, loss, data, required, mends, growth, by_block) for of in modules]
-
-    def cells(doing: str, sizes: Sequence[Any], *more: Any) -> list[CheckedSize]:
-        return [
-            CheckedSize(f"{doing}{scale} {size}", scale, size, functools.partial(start, size, *more))
-            for size in sizes
-        ]
 
     said_at = time.monotonic()
 
@@ -435,8 +427,8 @@ def check_sizes(
             said_at = time.monotonic()
             print(f"{doing}: {share:.0%}", file=sys.stderr, flush=True)
 
-    table = measure_sizes(cells(rule, sizes), steps, progress or say, seconds)
-    (small, optimizers), (large, _) = (trained(table[scale].agg(end).item(), 0) for end in ("min", "max"))
+    table = measure_sizes(scale, sizes, start, steps, progress or say, seconds, rule)
+    (small, optimizers), (large, _) = (fresh(table[scale].agg(end).item()) for end in ("min", "max"))
     parameters = _subjects(small, optimizers, large, roles, scale)
     if scale != "width":
         table = pooled(table)
@@ -448,8 +440,9 @@ def check_sizes(
         with contextlib.suppress(ConfigError):
             # Three octaves show what a mend does; larger sizes cost most.
             few = sorted(table[scale].unique().tolist())[:4]
-            quick = cells("trying causes, ", few, 1, mends)
-            again = measure_sizes(quick, min(steps, diagnosis.steps), progress or say)
+            quick = functools.partial(start, seeds=1, mends=mends)
+            fewest = min(steps, diagnosis.steps)
+            again = measure_sizes(scale, few, quick, fewest, progress or say, doing="trying causes, ")
             return Diagnosis(again, parameters, scale).findings()
         return None
 

@@ -18,7 +18,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -47,35 +46,32 @@ Trained = tuple[nn.Module, Sequence[Any]]  # A module as it is trained, and its 
 Progress = Callable[[str, float], None]  # The present work, and the share of all work that is done
 
 
-@dataclass(frozen=True)
-class CheckedSize:
-    """Trainings at one size."""
-
-    name: str  # Name for people
-    scale: str
-    size: int
-    start: Callable[[], list[TrainedModule]]  # Makes a module for each seed
-
-
 def measure_sizes(
-    sizes: Sequence[CheckedSize], steps: int, say: Progress, seconds: float = float("inf")
+    scale: str,
+    sizes: Sequence[Any],
+    start: Callable[[Any], list[TrainedModule]],
+    steps: int,
+    say: Progress,
+    seconds: float = float("inf"),
+    doing: str = "",
 ) -> pd.DataFrame:
     """Train at each size, and return a row a measurement: scale's column, seed, step, layer, quantity, rms.
 
-    Once three sizes are measured, a further one must be expected to end within `seconds`.
+    `start` makes a module for each seed of a size. Once three sizes are measured, a further one must be
+    expected to end within `seconds`. `doing` stands before the size in reports of progress.
     """
-    costs = [float(of.size) ** 2 for of in sizes]
+    costs = [float(size) ** 2 for size in sizes]
     rows: list[dict[str, Any]] = []
     done, seconds_a_cost, began = 0.0, 0.0, time.monotonic()
-    for i, (of, cost) in enumerate(zip(sizes, costs, strict=True)):
+    for i, (size, cost) in enumerate(zip(sizes, costs, strict=True)):
         size_began = time.monotonic()
         if i >= _FEWEST and size_began - began + cost * seconds_a_cost > seconds:
             break
 
-        def on_progress(share: float, name: str = of.name, done: float = done, cost: float = cost) -> None:
-            say(name, (done + share * cost) / sum(costs))
+        def on_progress(share: float, size: Any = size, done: float = done, cost: float = cost) -> None:
+            say(f"{doing}{scale} {size}", (done + share * cost) / sum(costs))
 
-        rows += [{of.scale: of.size, **row} for row in _measurements(of.start(), steps, on_progress)]
+        rows += [{scale: size, **row} for row in _measurements(start(size), steps, on_progress)]
         done += cost
         seconds_a_cost = (time.monotonic() - size_began) / cost
     return pd.DataFrame(rows)

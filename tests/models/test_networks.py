@@ -59,6 +59,15 @@ STOCK = {
 """Stock class by architecture, QK norms and shared experts."""
 
 
+def stock_name(trial: Trial) -> str:
+    m = trial.model
+    return STOCK[m.architecture, m.qk_norm, m.shared_experts]
+
+
+ONE_OF_EACH = [*{stock_name(trial): trial for trial in reversed(TRIALS)}.values()]
+"""A trial for each stock class; among them are all factors, and grouped heads."""
+
+
 class Unrounded(TorchFunctionMode):
     """transformers' norms and routers go through float32 whatever comes in; here float64 stays as it is."""
 
@@ -145,8 +154,7 @@ def test_logits_loss_and_gradients_are_those_of_the_stock_class_with_folded_fact
     parameters = weights(trial)
     logits, loss, gradients = outcome(trial, parameters)
     model = stock(trial, folded(trial, parameters))
-    m = trial.model
-    name = STOCK[m.architecture, m.qk_norm, m.shared_experts]
+    name = stock_name(trial)
     assert type(model).__name__ == (name if name == "GPT2LMHeadModel" else f"{name}ForCausalLM")
     theirs, their_loss = stock_outcome(trial, model, tokens())
     their_loss.backward()
@@ -160,23 +168,26 @@ def test_logits_loss_and_gradients_are_those_of_the_stock_class_with_folded_fact
         torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-10, msg=name)
 
 
+STACKED = [
+    {"attention": "matmul"}, {"attention": "recomputed", "one_pass_norms": True, "vmapped": True},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "forms",
+    ("trial", "forms"),
     [
-        {"attention": "matmul"},
-        {"attention": "recomputed", "one_pass_norms": True, "vmapped": True},
-        {"gathered": True},
+        *((trial, forms) for trial in ONE_OF_EACH for forms in STACKED),
+        *((trial, {"gathered": True}) for trial in TRIALS if trial.model.architecture == "moe"),
     ],
-    ids=str,
+    ids=lambda of: ids(of) if isinstance(of, Trial) else str(of),
 )
-@pytest.mark.parametrize("trial", TRIALS, ids=ids)
 def test_every_form_is_the_same_function_with_the_same_gradients(trial, forms):
     parameters = weights(trial)
     for found, expected in zip(outcome(trial, parameters, **forms), outcome(trial, parameters), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("trial", TRIALS, ids=ids)
+@pytest.mark.parametrize("trial", ONE_OF_EACH, ids=stock_name)
 def test_exported_checkpoint_has_our_logits_in_a_class_of_transformers(trial, tmp_path):
     """`tests/cli/test_train.py` loads exports in a process without mup_tpu."""
     export_stock(trial, weights(trial), VOCAB, T, 0, tmp_path)

@@ -122,6 +122,9 @@ def with_mistake(name):
     return lambda width: Net(width, name, width / 32)
 
 
+MUON = {"lr": 2**-6, "widths": [16, 32, 64], "base_width": 16}
+
+
 @pytest.mark.parametrize(
     ("build", "more", "cause"),
     [
@@ -138,18 +141,8 @@ def with_mistake(name):
         (with_mistake("logits"), {}, "readout's 1/m applied twice"),
         (with_mistake("all"), {}, "applied twice"),
         (with_mistake("logits"), {"roles": {"head": "by hand"}}, ""),
-        (Net, {"optimizer": "muon", "lr": 2**-6, "widths": [16, 32, 64], "base_width": 16}, ""),
-        (
-            Net,
-            {
-                "optimizer": "muon_match_rms_adamw",
-                "rules": ["sp"],
-                "lr": 2**-6,
-                "widths": [16, 32, 64],
-                "base_width": 16,
-            },
-            "readout's 1/m missing",
-        ),
+        (Net, MUON | {"optimizer": "muon"}, ""),
+        (Net, MUON | {"optimizer": "muon_match_rms_adamw", "rules": ["sp"]}, "readout's 1/m missing"),
         (Net, {"lr": 1e30, "optimizer": "sgd"}, "diverges"),
     ],
 )
@@ -244,11 +237,8 @@ def test_a_command_fails_where_a_layer_grows(tmp_path, monkeypatch, capsys):
     assert (row["verdict"], row["learning rate"]) == ("grows", 0.0)
     main([*words[:4], "--scale", "batch_size=8,16,32", "--results", "out"])
     assert "no layer grows with batch_size" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").rglob("*.*")} == {
-        "coord_check.parquet",
-        "build.png",
-        "build.svg",
-    }
+    written = {path.name for path in (tmp_path / "out").rglob("*.*")}
+    assert written == {"coord_check.parquet", "build.png", "build.svg"}
     for given, sentence in (
         (["none:build"], "cannot be imported"),
         (["checked:no"], "has no no"),

@@ -77,32 +77,6 @@ def test_roles_of_torchs_layers():
     assert {f.module: f.factor for f in scaled.forward} == {"head": 0.25, "image": 0.25}
 
 
-def test_roles_of_a_stock_llama():
-    def build(width):
-        return hf.LlamaForCausalLM(
-            hf.LlamaConfig(
-                vocab_size=40, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
-                num_attention_heads=2, num_key_value_heads=1,
-            )
-        )  # fmt: skip
-
-    found = roles(build)
-    assert found.pop("model.embed_tokens.weight") == "token_embedding"
-    assert found.pop("lm_head.weight") == "readout"
-    norms = {name: role for name, role in found.items() if "norm" in name}
-    assert set(norms.values()) == {"norm"} and len(norms) == 3
-    assert {role for name, role in found.items() if name not in norms} == {"hidden"}
-    module = build(64)
-    before = module.model.layers[0].self_attn.scaling
-    assert of(build).init_(module).model.layers[0].self_attn.scaling == pytest.approx(before / 2)
-
-
-def test_a_role_that_is_said():
-    scaled = of(Custom, roles={"own": "position_embedding"})
-    assert scaled.parameters["own"].role == "position_embedding"
-    assert roles(Custom, roles={"o*": "norm"})["own"] == "norm"
-
-
 def test_a_projection_to_few_heads_that_is_said_to_be_hidden_has_a_hidden_matrixs_factors():
     def build(width):  # as keys of grouped-query attention, whose number of heads stays
         return nn.ModuleDict({"q_proj": nn.Linear(width, width), "k_proj": nn.Linear(width, 8)})
