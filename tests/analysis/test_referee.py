@@ -21,12 +21,11 @@ from mup_tpu.words.tables import ruling_tables
 def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
     """Parabolas whose optimum moves as width^alpha from 2^-8 at width 64."""
     generator = np.random.default_rng(0)
-    return pd.DataFrame(
-        [
-            (w, 2.0**x, s, 2.5 + 0.04 * (x + 8 - alpha * math.log2(w / 64)) ** 2 + 0.002 * generator.normal())
-            for w, x, s in itertools.product((64, 128, 256), grid, range(2))
-        ],
-        columns=["width", "lr", "seed", "loss"],
+    cells = itertools.product((64, 128, 256), grid, range(2))
+    runs = pd.DataFrame(cells, columns=["width", "lr", "seed"]).astype(float)
+    away = runs["lr"] + 8 - alpha * np.log2(runs["width"] / 64)
+    return runs.assign(
+        lr=2 ** runs["lr"], loss=2.5 + 0.04 * away**2 + 0.002 * generator.normal(size=len(runs))
     )
 
 
@@ -48,11 +47,34 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
     assert unbracketed.regret_status == "not known" and fine.regret_status == "estimated"
 
 
-def test_parametrizations_come_before_other_columns_that_are_compared():
+def test_rulings_name_their_rules_and_parametrizations_come_before_other_columns():
     reading = Reading(Columns(parametrization="architecture"))
     others = check_table(swept(0.0).assign(architecture="gpt2"), reading)
-    rulings = Comparison.of({"a": analyze(others), "b": analyze(check_table(swept(0.0)))}).rulings
-    assert [ruling.columns.parametrization for ruling in rulings] == ["parametrization", "architecture"]
+    both = check_table(pd.concat(swept(0.0).assign(parametrization=name) for name in ("mup", "sp")))
+    sweeps = Comparison.of({"a": analyze(others), "mine": analyze(both)})
+    assert [r.columns.parametrization for r in sweeps.rulings] == ["parametrization"] * 2 + ["architecture"]
+    assert sorted(sweeps.table()["name"]) == ["a", "mine: mup", "mine: sp"]
+    named = sweeps.table(lambda compared, column: f"{column} {compared}")
+    assert sorted(named["name"])[1:] == ["mine: parametrization mup", "mine: parametrization sp"]
+
+
+def test_a_folder_of_sweeps_is_compared_and_one_that_cannot_be_is_named(tmp_path, capsys):
+    several = tmp_path / "several"
+    Store(several / "empty", "empty")
+    with pytest.raises(SystemExit):
+        main(["analyze", str(several)])
+    assert "no folder has a sweep to compare: empty: refused (error results folder" in capsys.readouterr().err
+    rows = swept(0.0).assign(parametrization="mup", status="finished").reset_index(names="trial_id")
+    for name in ("one", "two"):  # of runs that were never trained
+        Store(several / name, name).append(rows.astype({"trial_id": str}).to_dict("records"), [])
+    main(["analyze", "--figures", str(several)])
+    out = capsys.readouterr().out
+    assert "2 TRANSFERS" in out and "left out: empty (" in out
+    figures = several / "figures"
+    assert {p.name for p in figures.iterdir()} == {"sweeps.png", "sweeps.svg", "sweeps.csv"}
+    assert pd.read_csv(figures / "sweeps.csv")["name"].tolist() == ["one", "two"]
+    main(["analyze", str(several), "--where", "width>=128"])
+    assert "2 OPEN" in capsys.readouterr().out, "two widths of three"
 
 
 def test_stored_rows_say_what_was_made_and_how_long_it_took():
@@ -85,56 +107,6 @@ def test_a_learning_rate_under_two_names_is_no_other_setting():
     assert {r.columns.hyperparameter for r in of.rulings} == {"lr", "learning_rate"}
     (rows,) = (table.rows for table in ruling_tables(of, ("rule",)))
     assert [*map(list, rows)] == [["all runs"]] * 2
-
-
-def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, stored_sweep):
-    for name in ("one", "two"):
-        stored_sweep(tmp_path / "several" / name, name)
-    main(["analyze", str(tmp_path / "several")])
-    assert "2 TRANSFERS" in capsys.readouterr().out
-    main(["analyze", "--figures", str(tmp_path / "several")])
-    figures = tmp_path / "several" / "figures"
-    assert {p.name for p in figures.iterdir()} == {"sweeps.png", "sweeps.svg", "sweeps.csv"}
-    assert pd.read_csv(figures / "sweeps.csv")["name"].tolist() == ["one", "two"]
-
-
-def test_a_folder_that_cannot_be_compared_is_named_and_the_others_are_shown(tmp_path, capsys, stored_sweep):
-    several = tmp_path / "several"
-    Store(several / "empty", "empty")
-    with pytest.raises(SystemExit):
-        main(["analyze", str(several)])
-    assert "no folder has a sweep to compare: empty: refused (error results folder" in capsys.readouterr().err
-    stored_sweep(several / "one", "one")
-    main(["analyze", str(several), "--where", "width>=128"])
-    out = capsys.readouterr().out
-    assert "1 OPEN" in out and "left out: empty (" in out, "two widths of three"
-
-
-@pytest.fixture
-def stored_sweep():
-    """Makes a results folder of a sweep that was never trained."""
-
-    def make(folder, name):
-        rows = [
-            row
-            | {
-                "trial_id": f"{row['width']}-{row['lr']}-{row['seed']}",
-                "parametrization": "mup",
-                "status": "finished",
-            }
-            for row in swept(0.0).to_dict("records")
-        ]
-        Store(folder, name).append(rows, [])
-
-    return make
-
-
-def test_rows_of_a_sweep_that_compares_several_say_which_and_may_name_them():
-    frame = pd.concat(swept(0.0).assign(parametrization=name) for name in ("mup", "sp"))
-    sweeps = Comparison.of({"mine": analyze(check_table(frame))})
-    assert sorted(sweeps.table()["name"]) == ["mine: mup", "mine: sp"]
-    named = sweeps.table(lambda compared, column: f"{column} {compared}")
-    assert sorted(named["name"]) == ["mine: parametrization mup", "mine: parametrization sp"]
 
 
 def test_the_exponent_of_a_flat_valley_is_not_known_in_any_table():

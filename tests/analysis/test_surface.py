@@ -25,18 +25,15 @@ def table_of(slope=0.0, noise=0.0, points=40, steep=0.0, seed=0, scales=SCALES) 
     rows = []
     for scale in scales:
         best = START + np.array([slope, 0.0]) * np.log2(scale / 64)
-        u = START + np.array([slope, 0.0]) * np.log2(scale / 64) + generator.uniform(-2.5, 2.5, (points, 2))
-        away = u - best
+        away = generator.uniform(-2.5, 2.5, (points, 2))
+        u = best + away
         loss = 3.0 - 0.1 * np.log2(scale / 64) + 0.5 * np.einsum("nh,hk,nk->n", away, Q, away)
         if steep:
             x = away[:, 0]
             loss += Q[0, 0] * ((np.exp(steep * x) - 1 - steep * x) / steep**2 - x**2 / 2)
         loss += noise * generator.standard_normal(points)
-        rows += [
-            {"width": scale, TUNED[0]: 2.0**a, TUNED[1]: 2.0**b, "loss": one}
-            for (a, b), one in zip(u, loss, strict=True)
-        ]
-    return pd.DataFrame(rows)
+        rows.append(pd.DataFrame(2.0**u, columns=TUNED).assign(width=scale, loss=loss))
+    return pd.concat(rows, ignore_index=True)
 
 
 def analyzed(table, tuned=TUNED, **limits) -> TransferAnalysis:
@@ -94,12 +91,12 @@ def test_a_valley_that_is_steeper_above_has_its_optimum_in_the_interval():
 
 def test_intervals_hold_the_truth_on_drawn_worlds():
     inside = []
-    for seed in range(4):
+    for seed in range(3):
         joint = analyzed(table_of(noise=0.01, slope=-0.3, points=25, seed=100 + seed))
         for h, part in enumerate(joint.parts):
             for i, optimum in enumerate(part.results[0].optima):
                 inside.append(optimum.low <= START[h] - (0.3 * i if h == 0 else 0) <= optimum.high)
-    assert np.mean(inside) >= 0.85  # 32 intervals of 95 %, those of one world not independent
+    assert np.mean(inside) >= 0.85  # 24 intervals of 95 %, those of one world not independent
 
 
 def test_an_optimum_far_beyond_the_values_that_were_run_is_unlikely():
@@ -146,14 +143,11 @@ def test_three_hyperparameters_have_the_optimum_that_least_squares_finds():
     names = ("a", "b", "c")
     table = pd.DataFrame(2.0**u, columns=names).assign(loss=loss, width=np.repeat([32, 64], 100))
     joint = analyzed(table, names)
-    terms = [
-        np.ones(200),
-        *u.T,
-        *(u[:, i] * u[:, j] for i, j in itertools.combinations_with_replacement(range(3), 2)),
-    ]
+    pairs = [*itertools.combinations_with_replacement(range(3), 2)]
+    terms = [np.ones(200), *u.T, *(u[:, i] * u[:, j] for i, j in pairs)]
     beta = scipy.linalg.lstsq(np.column_stack(terms), loss)[0]
     plain = np.empty((3, 3))
-    for k, (i, j) in enumerate(itertools.combinations_with_replacement(range(3), 2)):
+    for k, (i, j) in enumerate(pairs):
         plain[i, j] = plain[j, i] = beta[4 + k] * (2 if i == j else 1)
     expected = -np.linalg.solve(plain, beta[1:4])
     for h, part in enumerate(joint.parts):
@@ -164,14 +158,10 @@ def test_a_rate_that_moves_at_little_cost_does_not_transfer_together():
     flat = table_of(slope=0.45, noise=0.0003)
     flat["loss"] = 3 + 0.12 * (flat["loss"] - flat["loss"].min())
     (result,) = analyzed(flat).results
-    assert result.headline_regret.high < 0.02 and result.verdict.decision in (
-        "MOVES AT NO COST",
-        "DRIFTS",
-        "OPEN",
-    )
+    assert result.headline_regret.high < 0.02 and result.verdict.decision != "TRANSFERS"
 
 
-@pytest.mark.parametrize("ratio", [1.0, 2.3])
+@pytest.mark.parametrize("ratio", [pytest.param(1.0, marks=pytest.mark.nightly), 2.3])
 def test_intervals_hold_optima_whose_sides_differ(ratio):
     """A surface whose form is wrong by a step at the optimum: intervals once held none of 32 at 2.3."""
     inside = []

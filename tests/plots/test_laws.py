@@ -31,7 +31,7 @@ def test_scaling_law_is_drawn_over_the_parameters_that_it_is_a_function_of():
     assert "0.30" in law.get_label()
 
 
-@pytest.mark.parametrize("sizes", [("N",), ("N", "D")])
+@pytest.mark.parametrize("sizes", [pytest.param(("N",), marks=pytest.mark.nightly), ("N", "D")])
 def test_law_of_the_loss_is_drawn_with_its_largest_run_and_the_prediction_of_it(sizes):
     runs = loss_runs(sizes)
     laws = loss_laws(runs)

@@ -17,17 +17,12 @@ def key_of(figure):
     return [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
 
 
-def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_the_best():
+def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_how_trials_ended():
     runs = load_runs(RESULTS / "tune_small")
     figure = plots.search_figure(ranked(runs), varied(runs))
     labels = [ax.get_xlabel().replace("\n", " ") for ax in figure.axes]
     assert labels[:3] == ["learning rate", "warm-up (share of the steps, or steps)", "init σ"]
     assert len(labels) == 6
-    drawn = {line.get_marker(): line.get_ydata() for line in figure.axes[0].get_lines()}
-    assert drawn["*"][0] == drawn["o"].min()
-
-
-def test_trials_that_were_stopped_or_diverged_are_marked_as_such():
     trials = pd.DataFrame(
         {"status": ["finished", "finished", "stopped", "diverged"], "steps_done": [9, 9, 3, 1],
          "loss": [2.0, 2.5, 1.9, np.inf], "init_std": [0.1, 0.2, 0.3, 0.4]}
@@ -70,37 +65,6 @@ def measured(
     )  # fmt: skip
 
 
-def slopes_in_keys(figure):
-    return [[text.get_text() for text in ax.get_legend().get_texts()] for ax in figure.axes]
-
-
-def test_each_panel_of_a_coordinate_check_names_the_slopes_of_its_layers():
-    figure = plots.coordinate_check_figure(measured(activation=0.5, update=-0.001))
-    assert (
-        slopes_in_keys(figure)
-        == [["embedding: +0.50", "logits: +0.50"]] * 2 + [["embedding: +0.00", "logits: +0.00"]] * 2
-    )
-
-
-def test_a_coordinate_check_along_the_depth_has_a_row_for_linearization():
-    table = measured(
-        layers=["block"], scale="depth", points=(2, 4, 8), activation=-0.5, update=0.25, linearization=-1.0
-    )
-    figure = plots.coordinate_check_figure(table)
-    assert [ax.get_title() for ax in figure.axes[1::2]] == [
-        "SP: activation size", "SP: update size", "SP: distance from linearization"
-    ]  # fmt: skip
-    assert slopes_in_keys(figure)[1::2] == [["block: -0.50"], ["block: +0.25"], ["block: -1.00"]]
-    assert figure.axes[-1].get_xlabel() == "depth (layers)"
-
-
-@pytest.mark.parametrize("rules", [("sp", "mup"), ("completep", "mup", "sp"), ("mup",)])
-def test_mup_comes_first_and_sp_second_whatever_else_is_checked(rules):
-    figure = plots.coordinate_check_figure(measured(rules, ["logits"]))
-    titles = [ax.get_title().partition(":")[0] for ax in figure.axes[: len(rules)]]
-    assert titles == ["μP", "SP", "CompleteP"][: len(rules)]
-
-
 def test_lines_of_a_coordinate_check_are_all_different():
     figure = plots.coordinate_check_figure(measured(("mup",), [f"layer{i}" for i in range(40)]))
     lines = figure.axes[0].get_lines()
@@ -108,14 +72,20 @@ def test_lines_of_a_coordinate_check_are_all_different():
     assert len(lines) == len(looks) == 40
 
 
-def test_panels_of_a_coordinate_check_have_one_range_a_quantity():
-    table = measured()
+@pytest.mark.parametrize("rules", [("sp", "mup"), ("completep", "mup", "sp"), ("mup",)])
+def test_panels_of_a_coordinate_check_name_slopes_and_have_one_range_a_quantity(rules):
+    """μP comes first and SP second, whatever else is checked."""
+    exponents = {"activation": -0.5, "update": 0.25, "linearization": -0.001}
+    table = measured(rules, ["block"], "depth", (2, 4, 8), **exponents)
     table.loc[table["parametrization"] == "sp", "rms"] *= 16
     figure = plots.coordinate_check_figure(table)
     titles = [ax.get_title() for ax in figure.axes]
-    assert titles == ["μP: activation size", "SP: activation size", "μP: update size", "SP: update size"]
-    names = [ax.get_ylabel().replace("\n", " ") for ax in figure.axes]
-    assert names == ["rms of activation after 1 steps", "", "rms of update after 1 steps", ""]
-    first, second, *_ = (ax.get_ylim() for ax in figure.axes)
-    assert first == second and first[1] > 16 * 128
-    assert [ax.get_xlabel().replace("\n", " ") for ax in figure.axes] == ["", "", "width", "width"]
+    sizes = ("activation size", "update size", "distance from linearization")
+    assert titles == [f"{rule}: {of}" for of in sizes for rule in ("μP", "SP", "CompleteP")[: len(rules)]]
+    for row, slope in enumerate(("-0.50", "+0.25", "+0.00")):
+        panels = figure.axes[row * len(rules) : (row + 1) * len(rules)]
+        assert {ax.get_legend().get_texts()[0].get_text() for ax in panels} == {f"block: {slope}"}
+        assert len({ax.get_ylim() for ax in panels}) == 1 and panels[0].get_ylim()[1] > table["rms"].min()
+        assert [bool(ax.get_ylabel()) for ax in panels] == [True] + [False] * (len(rules) - 1)
+    assert "rms of activation after 1 steps" in figure.axes[0].get_ylabel().replace("\n", " ")
+    assert {ax.get_xlabel() for ax in figure.axes} == {"", "depth (layers)"}

@@ -10,17 +10,6 @@ from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
 
 
-def test_regret_of_a_scale_that_one_parametrization_lacks_has_its_cell():
-    rows = [
-        {"parametrization": p, "width": w, "lr": 2.0**x, "loss": 2.5 + 0.1 * (x + 7) ** 2}
-        for p, widths in (("mup", (64, 128, 256)), ("sp", (64, 128)))
-        for w in widths
-        for x in range(-10, -3)
-    ]
-    for ax in plots.regret_figure(analyze(check_table(pd.DataFrame(rows)))).axes[:2]:
-        assert ax.images[0].get_array().shape == (3, 3)
-
-
 def test_a_sequence_is_drawn_look_by_look():
     generator = np.random.default_rng(0)
     rows = [
@@ -82,11 +71,14 @@ def test_cells_of_a_map_of_regrets_carry_values_and_intervals_or_say_where_they_
     assert intervals and intervals <= written
     assert "small: 95 % interval" in [text.get_text() for text in figure.legends[0].get_texts()]
     rows = [
-        {"width": 64 * k, "lr": 2.0**x, "loss": 2.5 + 1 / k + 0.1 * (x + 7.1) ** 2}
-        for k in range(1, 9)
+        {"width": 64 * k, "lr": 2.0**x, "loss": 2.5 + 1 / k + 0.1 * (x + 7.1) ** 2, "parametrization": rule}
+        for rule, widths in (("mup", range(1, 9)), ("sp", (1, 2)))
+        for k in widths
         for x in range(-10, -3)
     ]
     many = plots.regret_figure(analyze(check_table(pd.DataFrame(rows))))
+    cells = [ax.images[0].get_array().shape for ax in many.axes[:2]]
+    assert cells == [(8, 8)] * 2, "of scales that one rule lacks too"
     assert not any("–" in text.get_text() for ax in many.axes for text in ax.texts)
     assert "95 % intervals: table of the report" in [t.get_text() for t in many.legends[0].get_texts()]
 
