@@ -57,7 +57,8 @@ for file in sys.argv[2:]:
                 outputs.append({"output_type": "stream", "name": "stdout", "text": captured.stdout})
             outputs += [{"output_type": "display_data"} for _ in captured.outputs + values]
         found[-1].append(outputs)
-print(json.dumps([found, "torch" in sys.modules]))
+print(json.dumps(found))
+print(json.dumps("torch" in sys.modules))
 """
 """Runs notebooks in one process, without a kernel; prints the cells' outputs, and if torch was imported."""
 
@@ -98,23 +99,21 @@ def test_committed_with_outputs(name):
     assert any("image/png" in o.get("data", {}) for cell in code for o in cell["outputs"])
 
 
-def executed_here(*notebooks: Path):
-    """Outputs of each notebook's cells in this environment, and whether torch was imported."""
-    command = [sys.executable, "-c", WITHOUT_KERNEL, FOLDER, *notebooks]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def shown(outputs) -> list[int]:
-    """How many tables and figures each cell showed."""
+    """Return how many tables and figures each cell showed."""
     return [sum(kind != "stream" for kind in cell) for cell in kinds(outputs)]
 
 
-def test_cells_print_their_committed_output_and_import_no_torch():
+def test_cells_print_their_committed_output_and_import_no_torch(tmp_path):
+    """Also a study's cells show a table or a picture each."""
     names = [name for name in NOTEBOOKS if name != TRAINS and name[:2] not in NIGHTLY]
-    found, imports_torch = executed_here(*(FOLDER / f"{name}.ipynb" for name in names))
-    assert not imports_torch
+    notebooks = [*(FOLDER / f"{name}.ipynb" for name in names), notebook_of_a_study(tmp_path)]
+    command = [sys.executable, "-c", WITHOUT_KERNEL, FOLDER, *notebooks]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    *found, of_study = json.loads(done.stdout.splitlines()[-2])
+    assert json.loads(done.stdout.splitlines()[-1]) is False, "torch was imported"
+    assert shown(of_study)[1:] == [1] * (len(DISPLAYED) - 1)
     for name, outputs in zip(names, found, strict=True):
         assert printed(outputs) == printed(committed(name)), name
         assert shown(outputs) == shown(committed(name)), name
@@ -133,10 +132,6 @@ def test_runs_top_to_bottom_without_torch(name, notebook_python):
     assert kinds(outputs) == kinds(committed(name))
 
 
-def said(outputs) -> str:
-    return "".join("".join(o["text"]) for cell in outputs for o in cell if o["output_type"] == "stream")
-
-
 @pytest.mark.nightly
 def test_your_own_model_runs_top_to_bottom(tmp_path):
     """With fewer steps and seeds. Numbers and verdicts may differ between machines; the check's may not."""
@@ -145,9 +140,12 @@ def test_your_own_model_runs_top_to_bottom(tmp_path):
     copy.write_text(text.replace("STEPS = 40", "STEPS = 12").replace("in range(3)", "in range(2)"))
     outputs = executed(sys.executable, "", copy)
     assert kinds(outputs) == kinds(committed(TRAINS))
-    assert "mup: no layer grows with width" in said(outputs)
-    assert "sp: model.layers.0.self_attn.q_proj.weight (hidden) grows" in said(outputs)
-    assert "SP: DRIFTS" in said(outputs)
+    text = "".join("".join(o["text"]) for cell in outputs for o in cell if o["output_type"] == "stream")
+    for sentence in (
+        "mup: no layer grows with width", "SP: DRIFTS",
+        "sp: model.layers.0.self_attn.q_proj.weight (hidden) grows",
+    ):  # fmt: skip
+        assert sentence in text
 
 
 DISPLAYED = {
@@ -168,12 +166,17 @@ study.run(train, workers=2)
 """Cells of a study in a notebook, by what they show."""
 
 
-def test_a_study_in_a_notebook_shows_one_bar_tables_and_a_picture(tmp_path):
+def notebook_of_a_study(folder: Path) -> Path:
     cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
     cells = [cell | {"source": code, "id": f"c{i}"} for i, code in enumerate(DISPLAYED.values())]
-    notebook = tmp_path / "study.ipynb"
-    notebook.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
-    outputs = dict(zip(DISPLAYED, executed(sys.executable, "", notebook), strict=True))
+    content = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "study.ipynb").write_text(json.dumps(content))
+    return folder / "study.ipynb"
+
+
+@pytest.mark.nightly
+def test_a_study_in_a_notebook_shows_one_bar_tables_and_a_picture(tmp_path):
+    outputs = dict(zip(DISPLAYED, executed(sys.executable, "", notebook_of_a_study(tmp_path)), strict=True))
     bars = [o["data"]["text/plain"] for o in outputs["run"] if o["output_type"] == "display_data"]
     assert sum("21 of 21 trials stored" in bar for bar in bars) == 1 and len(outputs["run"]) <= 4
     for name in ("study", "verdict", "predict"):

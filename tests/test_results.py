@@ -58,6 +58,14 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def stored_results(folder: Path):
+    return json.loads((folder / "figures" / "analysis.json").read_text())["results"]
+
+
+def drift_of(result):
+    return [result["drift"][key] for key in ("alpha", "low", "high")]
+
+
 @pytest.fixture(scope="module")
 def analysed():
     """Analyses of results folders, each made once."""
@@ -104,18 +112,13 @@ def test_a_search_s_best_trials_come_out_of_the_stored_rows(folder, capsys):
 
 
 @pytest.mark.parametrize("folder", by_name(STORES, DAILY))
-def test_every_run_has_ended_and_has_its_curve(folder):
+def test_every_run_has_ended_and_has_its_curve_and_its_name(folder):
+    """Each row's configuration gives its trial_id; otherwise it would be trained again."""
     runs, curves = runs_of(folder), load_curves(folder)
     assert set(runs["status"]) <= {"finished", "diverged", "stopped"}
     assert set(runs["trial_id"]) == set(curves["trial_id"])
     assert not runs["trial_id"].duplicated().any()
     assert (runs["experiment"] == folder.name).all()
-
-
-@pytest.mark.parametrize("folder", by_name(STORES, DAILY))
-def test_every_stored_row_keeps_its_name(folder):
-    """Each row's configuration gives its trial_id; otherwise it would be trained again."""
-    runs = runs_of(folder)
     for run in runs.itertuples():
         config = json.loads(run.config)
         if (folder / "study.json").exists():
@@ -124,22 +127,16 @@ def test_every_stored_row_keeps_its_name(folder):
             assert from_dict(Trial, config).trial_id(run.data_fingerprint) == run.trial_id
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
-def test_every_folder_says_how_it_was_made(folder):
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    assert "```bash" in text
-    assert "core" in text or "H200" in text
-
-
-@pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
-def test_a_sweep_s_page_has_each_drift_exponent_of_its_analysis(folder):
-    text = (folder / "README.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
+def test_every_folder_is_small_and_its_page_says_how_it_was_made_and_each_exponent():
+    assert sum(p.stat().st_size for p in RESULTS.rglob("*") if p.is_file()) < 20e6
     numbers = r"([+-]?\d+\.\d+) \((-?\d+\.\d+) to (-?\d+\.\d+)\)"
-    said = [tuple(map(float, found)) for found in re.findall(numbers, " ".join(text.split()))]
-    for result in json.loads((folder / "figures" / "analysis.json").read_text())["results"]:
-        drift = [result["drift"][key] for key in ("alpha", "low", "high")]
-        if None not in drift:
-            assert pytest.approx(drift, abs=0.006) in said, result["parametrization"]
+    for folder in FOLDERS:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        assert "```bash" in text and ("core" in text or "H200" in text), folder
+        text = " ".join(text.replace("−", "-").replace("**", "").split())
+        written = [tuple(map(float, exponent)) for exponent in re.findall(numbers, text)]
+        for drift in map(drift_of, stored_results(folder) if folder in SWEEPS else ()):
+            assert None in drift or pytest.approx(drift, abs=0.006) in written, folder
 
 
 @pytest.mark.parametrize("file", PREDICTED, ids=lambda p: p.parent.name)
@@ -193,7 +190,7 @@ def test_the_first_pages_open_with_the_stored_verdicts(page, sweep):
     for mark, plain in (("**", ""), ("\\*", "*"), ("−", "-"), ("μP:", "mup:"), ("SP:", "sp:")):
         text = text.replace(mark, plain)
     top = text.partition("\n## Where to")[0] if page == "README.md" else text.partition("\n## 2.")[0]
-    for result in json.loads((RESULTS / sweep / "figures" / "analysis.json").read_text())["results"]:
+    for result in stored_results(RESULTS / sweep):
         assert result["verdict"]["sentence"] in top
 
 
@@ -208,12 +205,11 @@ def test_the_table_of_all_sweeps_says_what_their_analyses_say():
     assert len(rows) > 30
     assert {found["sweep"] for found in rows} <= {path.name for path in SWEEPS}
     for found in rows:
-        stored = json.loads((RESULTS / found["sweep"] / "figures" / "analysis.json").read_text())
-        (result,) = (r for r in stored["results"] if r["parametrization"] == found["rule"])
+        stored = stored_results(RESULTS / found["sweep"])
+        (result,) = (r for r in stored if r["parametrization"] == found["rule"])
         assert f"{found['rule']}: {found['verdict']}" in result["verdict"]["sentence"], found
         numbers = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d+", found["alpha"])]
-        drift = [result["drift"][key] for key in ("alpha", "low", "high")]
-        assert numbers == pytest.approx(drift if numbers else [], abs=0.011), found
+        assert numbers == pytest.approx(drift_of(result) if numbers else [], abs=0.011), found
 
 
 @pytest.mark.nightly
@@ -226,7 +222,3 @@ def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows(tmp_path):
     assert values[0] == pytest.approx(values[1], abs=0.011), (
         "make it again: mup-tpu analyze results --report --out results/README.md"
     )
-
-
-def test_results_stay_small():
-    assert sum(p.stat().st_size for p in RESULTS.rglob("*") if p.is_file()) < 20e6

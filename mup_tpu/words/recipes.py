@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -216,7 +217,9 @@ class TargetRun:
         return self.values.pop(name, None)
 
     def options(self, names: Mapping[str, str]) -> list[tuple[str, Any]]:
-        taken = [(option, self.take(name)) for name, option in names.items()]
+        """Take settings, and return the known ones by their options."""
+        warmup = self.steps_of("warmup") if "warmup" in names else None
+        taken = [(option, warmup if name == "warmup" else self.take(name)) for name, option in names.items()]
         return [(option, value) for option, value in taken if value is not None]
 
     def steps_of(self, name: str) -> int | None:
@@ -239,11 +242,11 @@ def _command(head: str, form: str, options: Sequence[tuple[str, Any]]) -> list[s
 def _transformers(run: TargetRun) -> list[str]:
     """Return `TrainingArguments` of transformers 5, and for μP a model and a Trainer with its groups."""
     base, width = run.take("base_width"), None if run.growth == 1 else run.take("width")
-    rate, warmup = run.values.get("learning_rate", math.nan), run.steps_of("warmup")
+    rate = run.values.get("learning_rate", math.nan)
     names = {
         "learning_rate": "learning_rate", "weight_decay": "weight_decay", "beta1": "adam_beta1",
         "beta2": "adam_beta2", "eps": "adam_epsilon", "grad_clip": "max_grad_norm", "steps": "max_steps",
-        "seed": "seed",
+        "seed": "seed", "warmup": "warmup_steps",
     }  # fmt: skip
     kind, final = run.values.get("schedule"), run.values.get("final_lr_fraction")
     cooldown = run.steps_of("cooldown") if kind == "wsd" else None
@@ -254,7 +257,7 @@ def _transformers(run: TargetRun) -> list[str]:
     }
     if cooldown is not None:
         form["wsd"] = "warmup_stable_decay", {"num_decay_steps": cooldown, "min_lr_ratio": final or 0.0}
-    options = run.options(names) + ([("warmup_steps", warmup)] if warmup is not None else [])
+    options = run.options(names)
     if kind in form:
         run.take("schedule"), run.take("final_lr_fraction")
         chosen, arguments = form[kind]
@@ -306,7 +309,7 @@ def _nanochat(run: TargetRun) -> list[str]:
         )
     width, depth = run.take("width"), run.take("depth")
     head = run.take("head_size")
-    shape: list[tuple[str, Any]] = [("depth", depth)] if depth is not None else []
+    shape: list[tuple[str, Any]] = [] if depth is None else [("depth", depth)]
     if width is not None and depth is not None:
         # The program rounds depth × aspect ratio up to a multiple of the head size.
         shapes = [
@@ -324,8 +327,8 @@ def _nanochat(run: TargetRun) -> list[str]:
         shape += [("aspect-ratio", ratio), ("head-dim", size)]
     elif width is not None:
         run.comments.append(f"width {width} follows from --depth and --aspect-ratio: the runs name no depth")
-    warmup, cooldown = run.steps_of("warmup"), run.take("cooldown")
-    shape += [("warmup-steps", warmup)] if warmup is not None else []
+    cooldown = run.take("cooldown")
+    shape += run.options({"warmup": "warmup-steps"})
     if run.values.get("schedule") == "wsd":
         run.take("schedule")
         shape += [("warmdown-ratio", cooldown)] if cooldown is not None and cooldown < 1 else []
@@ -386,8 +389,7 @@ optimizer = OptimizersContainer.Config(
     else:
         adamw |= {"betas": "{} {}".format(*adamw["betas"])} if "betas" in adamw else {}
         options = [(f"optimizer.param-groups.0.optimizer-kwargs.{name}", v) for name, v in adamw.items()]
-    if (warmup := run.steps_of("warmup")) is not None:
-        options.append(("lr_scheduler.warmup_steps", warmup))
+    options += run.options({"warmup": "lr_scheduler.warmup_steps"})
     kind, kinds = run.values.get("schedule"), {"cosine": "cosine", "linear": "linear", "wsd": "sqrt"}
     if kind in kinds:
         run.take("schedule")
@@ -409,15 +411,15 @@ def _olmo_core(run: TargetRun) -> list[str]:
     adamw, hidden = _groups(run)
     warmup, final = run.steps_of("warmup"), run.values.get("final_lr_fraction")
     kinds = {"cosine": "CosWithWarmup", "linear": "LinearWithWarmup", "constant": "ConstantWithWarmup"}
-    lines = [f"    {name}={value!r}," for name, value in adamw.items()]
+    lines, imported = [f"    {name}={value!r}," for name, value in adamw.items()], ["AdamWConfig"]
     if hidden:
+        imported.append("OptimGroupOverride")
         lines += [
             "    group_overrides=[  # hidden matrices",
             f'        OptimGroupOverride(["blocks.*.w_*.weight", "blocks.*.w?.weight"], {hidden!r}),',
             "    ],",
         ]
     lines = ["optim = AdamWConfig(", *lines, ")"]
-    imported = ["AdamWConfig", *(["OptimGroupOverride"] if hidden else [])]
     if (kind := kinds.get(run.values.get("schedule", ""))) is not None:
         run.take("schedule")
         arguments = [f"warmup={warmup}"] if warmup is not None else []
@@ -435,12 +437,10 @@ def _olmo_core(run: TargetRun) -> list[str]:
     )  # fmt: skip
     if (steps := run.take("steps")) is not None:
         options.append(("trainer.max_duration", f"{{value: {steps}, unit: steps}}"))
-    head = [f"from olmo_core.optim import {', '.join(imported)}", "", *lines]
-    overrides = [
-        f"--{name}='{value}'" if " " in f"{value}" else f"--{name}={value}" for name, value in options
-    ]
-    return [*head, *(["", "# overrides on the script's command line:"] if overrides else []),
-            *(f"#   {one}" for one in overrides)]  # fmt: skip
+    lines = [f"from olmo_core.optim import {', '.join(imported)}", "", *lines]
+    if options:
+        lines += ["", "# overrides on the script's command line:"]
+    return lines + [f"#   --{name}={shlex.quote(str(value))}" for name, value in options]
 
 
 def _megatron(run: TargetRun) -> list[str]:
@@ -465,8 +465,7 @@ def _megatron(run: TargetRun) -> list[str]:
             "Megatron's μP also multiplies ε of matrices, and the rate of a readout that is not tied, by "
             f"{digits(1 / run.growth):g}, and leaves weight decay: the rate fits if Megatron ran the sweep"
         )
-    if (warmup := run.steps_of("warmup")) is not None:
-        options.append(("lr-warmup-iters", warmup))
+    options += run.options({"warmup": "lr-warmup-iters"})
     if (kind := run.values.get("schedule")) in ("cosine", "linear", "constant"):
         options.append(("lr-decay-style", run.take("schedule")))
     if kind != "constant" and "final_lr_fraction" in run.values and "lr" in dict(options):

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from mup_tpu.analysis import Columns, analyze, load_table
 from mup_tpu.analysis.drift import Drift
@@ -49,3 +51,38 @@ def ruling():
         return Ruling(result=result, **(made | changes))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def faults():
+    """Function that lists what cannot be read in a figure as it is drawn."""
+
+    def faults(figure):
+        FigureCanvasAgg(figure).draw()
+        renderer, page = figure.canvas.get_renderer(), figure.bbox
+        found, texts = [], []
+        for key in filter(None, (*figure.legends, *(ax.get_legend() for ax in figure.axes))):
+            box = key.get_window_extent(renderer).shrunk(0.98, 0.98)
+            found += ["a key lies on a panel" for ax in figure.axes if box.overlaps(ax.bbox)]
+            texts += [key.get_title(), *key.get_texts()]
+        for ax in figure.axes:
+            texts += [ax.title, *ax.texts]
+            for axis in (ax.xaxis, ax.yaxis):
+                low, high = sorted(axis.get_view_interval())
+                ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+                shown = [text for tick in ticks for text in (tick.label1, tick.label2) if text.get_visible()]
+                if axis.get_offset_text().get_text() or 0 < len({t.get_text() for t in shown}) < min(
+                    2, len(shown)
+                ):
+                    found.append("ticks do not say their values")
+                texts += [*shown, axis.label]
+        texts = [text for text in texts if text.get_text().strip()]
+        boxes = np.array([text.get_window_extent(renderer).extents for text in texts])
+        is_cut = (boxes[:, :2] < page.min - 1).any(1) | (boxes[:, 2:] > page.max + 1).any(1)
+        found += [f"cut: {texts[i].get_text()}" for i in np.flatnonzero(is_cut)]
+        (x0, y0, x1, y1) = (boxes + [1, 1, -1, -1]).T
+        over = (x0[:, None] < x1) & (x1[:, None] > x0) & (y0[:, None] < y1) & (y1[:, None] > y0)
+        pairs = np.argwhere(np.triu(over, 1))
+        return found + [f"{texts[i].get_text()!r} lies on {texts[j].get_text()!r}" for i, j in pairs]
+
+    return faults

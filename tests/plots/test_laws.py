@@ -32,11 +32,11 @@ def test_scaling_law_is_drawn_over_the_parameters_that_it_is_a_function_of():
 
 
 @pytest.mark.parametrize("sizes", [pytest.param(("N",), marks=pytest.mark.nightly), ("N", "D")])
-def test_law_of_the_loss_is_drawn_with_its_largest_run_and_the_prediction_of_it(sizes):
+def test_law_of_the_loss_is_drawn_with_its_largest_run_and_the_prediction_of_it(sizes, faults):
     runs = loss_runs(sizes)
     laws = loss_laws(runs)
-    axes = plots.loss_law_figure(laws).axes
-    assert len(axes) == len(sizes)
+    axes = (figure := plots.loss_law_figure(laws)).axes
+    assert len(axes) == len(sizes) and faults(figure) == []
     points, line, predicted, *_, star = axes[0].get_lines()
     largest = {"N": 3e9, "D": 1e11}
     x = 6 * 3e20 if len(sizes) == 2 else 3e9

@@ -22,6 +22,16 @@ from mup_tpu.words.verdicts import details, remedy, verdict
 RESULTS = Path(__file__).parents[2] / "results"
 
 
+@pytest.fixture(scope="module")
+def quickstart():
+    return analyze(load_table(RESULTS / "quickstart"))
+
+
+@pytest.fixture(scope="module")
+def sweep_html(quickstart):
+    return report.render(report.sweep_page(quickstart))
+
+
 def text_of(page: str) -> str:
     """What a page says, without its links, with powers as 2^-6 and hyphens for minus signs."""
     shown = re.sub(r"<(style|nav|svg).*?</\1>", "", page, flags=re.DOTALL)
@@ -41,11 +51,11 @@ def test_verdicts_come_first_and_in_full_and_how_the_runs_were_made_last(quickst
     words = verdicts.replace("mup-tpu sweep", "")
     assert not re.search(r"\b(mup|sp|lr|steps_planned)\b", words), "names are those that people use"
     assert all(value in made for value in ("sotu", "80 finished", "validation_final", "cosine", "torch 2"))
-    for result in quickstart[0].results:
-        sentence = verdict(result, quickstart[0], name=rule_name(result.compared))
+    for result in quickstart.results:
+        sentence = verdict(result, quickstart, name=rule_name(result.compared))
         assert sentence.startswith(f"{rule_name(result.compared)}: {result.verdict.decision}")
         assert text.index(sentence.replace("−", "-")) < text.index("Figures")
-        assert all(line in text for line in details(result, quickstart[0]))
+        assert all(line in text for line in details(result, quickstart))
 
 
 def test_nothing_is_loaded_from_elsewhere(sweep_html):
@@ -56,7 +66,7 @@ def test_nothing_is_loaded_from_elsewhere(sweep_html):
 
 
 def test_a_page_has_each_figure_with_title_and_caption(quickstart, sweep_html):
-    drawn = plots.drawings(quickstart[0])
+    drawn = plots.drawings(quickstart)
     assert len(drawn) == 6
     for figure in drawn:
         kind = plots.FIGURES[figure]
@@ -86,7 +96,7 @@ def test_text_from_a_table_is_not_markup(tmp_path):
 
 
 def test_a_verdict_ends_in_what_to_do():
-    """Advice on the smallest width's optimum at the largest, with its cost."""
+    """Advice on the smallest width's optimum at the largest, with its cost; none for an open verdict."""
     analysis = analyze(load_table(RESULTS / "nanogpt_mup"))
     advice = {result.compared: details(result, analysis)[0] for result in analysis.results}
     mup = next(result for result in analysis.results if result.compared == "mup")
@@ -97,19 +107,12 @@ def test_a_verdict_ends_in_what_to_do():
     )
     assert advice["sp"].startswith("do not use learning rate 2^-")
     assert ", the optimum of width 64, at width 512: the optimum there is 2^-11." in advice["sp"]
-
-
-def test_an_open_verdict_advises_nothing():
-    """What a value would cost is said; to take it is no advice."""
     analysis = analyze(load_table(RESULTS / "muon_transfer"))
-    lines = {r.parametrization: details(r, analysis) for r in analysis.results}["mup"]
+    lines = {r.compared: details(r, analysis) for r in analysis.results}["mup"]
     assert lines[0].startswith("if you use learning rate 2^")
     assert any("total to a verdict: unknown" in line for line in lines)
-    assert not any("no amount" in line for line in lines), "beside what is asked for"
-    better = next(line for line in lines if line.startswith("wider is better"))
-    assert re.fullmatch(
-        r"wider is better in \d+ of \d+ comparisons of final losses, and in \d of 5 at the optima", better
-    )
+    better = r"wider is better in \d+ of \d+ comparisons of final losses, and in \d of 5 at the optima"
+    assert any(re.fullmatch(better, line) for line in lines)
 
 
 def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path, monkeypatch):
@@ -124,7 +127,8 @@ def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_pat
     assert "to settle it: add learning rate 2<sup>" in of_table(tmp_path / "runs.csv")
 
 
-def test_a_ladder_is_named_by_what_it_is_measured_by(tmp_path, capsys):
+def test_a_ladder_is_named_by_what_it_is_measured_by(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report.plots, "drawings", lambda analysis: {})
     axes = Axes(("width", "depth"), "flops")
     rows = [
         {
@@ -144,16 +148,18 @@ def test_a_ladder_is_named_by_what_it_is_measured_by(tmp_path, capsys):
     assert "best learning rate ∝ compute^" in text and "10.2 GFLOP" in text and "164 GFLOP" in text
 
 
-def test_a_search_says_its_best_trial_if_any_and_what_became_of_the_others():
+def test_a_search_says_its_best_trial_if_any_and_what_became_of_the_others(monkeypatch):
+    monkeypatch.setattr(report.plots, "svg", lambda figure, prefix: "")
     runs = load_runs(RESULTS / "tune_small")
-    page = report.render(report.search_page("tune_small", runs))
-    text = text_of(page)
+    text = text_of(report.render(report.search_page("tune_small", runs)))
     best = runs[runs["status"] == "finished"].sort_values("loss").iloc[0]
-    assert "tune_small: a search of 48 trials" in text and "trials: 34 stopped, 14 finished" in text
-    assert f"The best trial: loss {best['loss']:.4f} nat" in text
-    assert f"learning rate {best['lr']:.3g}, warm-up {best['warmup']:.4g}" in text
+    for part in (
+        "tune_small: a search of 48 trials", "trials: 34 stopped, 14 finished", "48 values",
+        f"The best trial: loss {best['loss']:.4f} nat",
+        f"learning rate {best['lr']:.3g}, warm-up {best['warmup']:.4g}",
+    ):  # fmt: skip
+        assert part in text
     assert text.index(best["trial_id"]) < text.index("How the runs were made")
-    assert "48 values" in text  # not each of them
     lost = runs.assign(status="diverged", loss=np.inf)
     text = text_of(report.render(report.search_page("lost", lost)))
     assert "No trial has finished." in text and "48 diverged" in text
@@ -181,7 +187,6 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     for rule in ("mup", "lost_multipliers"):
         shutil.copytree(RESULTS / "ablations" / rule, sweeps / rule)
     folders = {
-        RESULTS / "tune_small": ("a search of",),
         tmp_path / "check": ("as depth grows",),
         sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.36 to -0.18)"),
     }
@@ -190,7 +195,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
         main(["analyze", "--report", str(folder), "--out", str(out)])
         text = text_of(out.read_text(encoding="utf-8"))
         assert all(sentence in text for sentence in sentences), folder
-    assert capsys.readouterr().out.count("report: ") == 3
+    assert capsys.readouterr().out.count("report: ") == 2
 
 
 def test_how_runs_were_made_leaves_out_what_is_the_default():
@@ -202,8 +207,10 @@ def test_how_runs_were_made_leaves_out_what_is_the_default():
     assert (
         dict(how_made(many).rows)["weight decay"] == f"{len(many)} values, 0 to {0.1 * (len(many) - 1):.3g}"
     )
-    muon = dict(how_made(load_runs(RESULTS / "muon_transfer")).rows)
-    assert muon["optimizer"] == "muon"
+    assert dict(how_made(load_runs(RESULTS / "muon_transfer")).rows)["optimizer"] == "muon"
+    for versions in ("null", "[1]", '"x"', "no JSON"):  # of another program, so shown as they are
+        rows = load_runs(RESULTS / "quickstart").head(2).assign(versions=versions)
+        assert dict(how_made(rows).rows)["versions"] == versions
 
 
 def test_control_characters_of_a_table_are_escapes_in_a_page():
@@ -211,9 +218,3 @@ def test_control_characters_of_a_table_are_escapes_in_a_page():
     text = report.render(page)
     assert "\\x1b[2J" in text and "\\u202egnp.exe \\x07" in text
     assert not set(text) & set("\x1b\x07\u202e")
-
-
-@pytest.mark.parametrize("versions", ["null", "[1]", '"x"', "no JSON"])
-def test_versions_that_this_program_did_not_write_are_shown_as_they_are(versions):
-    rows = load_runs(RESULTS / "quickstart").head(2).assign(versions=versions)
-    assert dict(how_made(rows).rows)["versions"] == versions

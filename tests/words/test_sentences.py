@@ -29,85 +29,53 @@ from mup_tpu.words.verdicts import commands, details, price, remedy, score_sente
 ANALYSIS = Path(reasons.__file__).parents[1]
 
 
-def codes_in_source() -> set[str]:
-    """Codes of all reasons that the package makes."""
-    calls = [
+def test_every_reason_has_a_sentence_and_every_sentence_a_reason():
+    nodes = (
         node
         for path in ANALYSIS.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason.of"
-    ]
-    return {node.args[0].value for node in calls}
-
-
-def test_every_reason_has_a_sentence_and_every_sentence_a_reason():
-    assert codes_in_source() == set(reasons._SENTENCES)
+    )
+    made = [n for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "Reason.of"]
+    assert {node.args[0].value for node in made} == set(reasons._SENTENCES)
+    assert str(Reason.of("few scales", needed=3, known=2)) == "few scales (needed 3, known 2)"
+    assert str(Reason.of("start")) == "start"
 
 
 COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
 
 
 @pytest.mark.parametrize(
-    ("reason", "sentence"),
+    ("code", "values", "sentence"),
     [
-        (
-            Reason.of("extend grids", scales=[64.0, 128.0, 1e6]),
-            "no optimum inside the grid at width 64, 128 and 1M: extend it there first",
-        ),
-        (Reason.of("few scales", needed=3, known=2), "a verdict needs 3 widths, and there are 2"),
-        (
-            Reason.of("another scale", count=4, settles=True),
-            "seeds alone do not make the interval of α narrow enough: a fourth width would settle the "
-            "verdict",
-        ),
-        (
-            Reason.of("another scale", count=9, settles=False),
-            "seeds alone do not make the interval of α narrow enough: the 9th width is the next step",
-        ),
-        (
-            Reason.of("over budget", costs=COSTS, cost=500.0, left=49.0),
-            "a verdict is expected to cost 500 runs more, and 49 runs of the budget is left",
-        ),
-        (
-            Reason.of("not allowed", purpose=Reason.of("start"), error="beta2 1 is not allowed"),
-            "start at the smallest scale, but beta2 1 is not allowed",
-        ),
-        (
-            Reason.of("losses too alike", gain=0.0282, scatter=0.0235),
-            "the losses differ by 2.82% and scatter by 2.35%, too little for a fit",
-        ),
-        (
-            Reason.of("states left out", counts={"failed": 2, "running": 1}),
-            "2 failed, 1 running runs left out, since they have no result; states='failed=diverged' if they "
-            "diverged",
-        ),
-        (
-            Reason.of("usual sweeps", count=0, kind="", keeps=""),
-            "0 stored and public sweeps along any scale",
-        ),
-        (
-            Reason.of("usual sweeps", count=31, kind="width", keeps="mup"),
-            "31 stored and public sweeps along width, under rules that keep the optimum, such as mup",
-        ),
-        (
-            Reason.of("varies inside cells", name="rule", listed=["a", "b"]),
-            "rule varies inside cells ('a', 'b': parametrization='rule' compares them, where='rule=a' takes "
-            "one)",
-        ),
-        (
-            Reason.of("runs at 0", count=3, column="lr"),
-            "3 runs at learning rate 0 left out: 0 has no logarithm",
-        ),
+        ("extend grids", {"scales": [64.0, 128.0, 1e6]},
+         "no optimum inside the grid at width 64, 128 and 1M: extend it there first"),
+        ("few scales", {"needed": 3, "known": 2}, "a verdict needs 3 widths, and there are 2"),
+        ("another scale", {"count": 4, "settles": True},
+         "seeds alone do not make the interval of α narrow enough: a fourth width would settle the verdict"),
+        ("another scale", {"count": 9, "settles": False},
+         "seeds alone do not make the interval of α narrow enough: the 9th width is the next step"),
+        ("over budget", {"costs": COSTS, "cost": 500.0, "left": 49.0},
+         "a verdict is expected to cost 500 runs more, and 49 runs of the budget is left"),
+        ("not allowed", {"purpose": Reason.of("start"), "error": "beta2 1 is not allowed"},
+         "start at the smallest scale, but beta2 1 is not allowed"),
+        ("losses too alike", {"gain": 0.0282, "scatter": 0.0235},
+         "the losses differ by 2.82% and scatter by 2.35%, too little for a fit"),
+        ("states left out", {"counts": {"failed": 2, "running": 1}},
+         "2 failed, 1 running runs left out, since they have no result; states='failed=diverged' if they "
+         "diverged"),
+        ("usual sweeps", {"count": 0, "kind": "", "keeps": ""},
+         "0 stored and public sweeps along any scale"),
+        ("usual sweeps", {"count": 31, "kind": "width", "keeps": "mup"},
+         "31 stored and public sweeps along width, under rules that keep the optimum, such as mup"),
+        ("varies inside cells", {"name": "rule", "listed": ["a", "b"]},
+         "rule varies inside cells ('a', 'b': parametrization='rule' compares them, where='rule=a' takes "
+         "one)"),
+        ("runs at 0", {"count": 3, "column": "lr"},
+         "3 runs at learning rate 0 left out: 0 has no logarithm"),
     ],
-    ids=lambda case: case.code if isinstance(case, Reason) else "",
-)
-def test_sentences_of_reasons(reason, sentence):
-    assert because(reason, Columns()) == sentence
-
-
-def test_a_reason_prints_its_code_and_values():
-    assert str(Reason.of("few scales", needed=3, known=2)) == "few scales (needed 3, known 2)"
-    assert str(Reason.of("start")) == "start"
+)  # fmt: skip
+def test_sentences_of_reasons(code, values, sentence):
+    assert because(Reason.of(code, **values), Columns()) == sentence
 
 
 KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
@@ -178,21 +146,15 @@ FITTED = Optimum(64, "bracketed", -8, -8.2, -7.8, loss=2.5, best_x=-8, band_low=
         ({"status": "at lower edge"}, "at or below 2^-8, the lower edge: extend the grid downwards"),
         ({"status": "at upper edge"}, "at or above 2^-8, the upper edge: extend the grid upwards"),
         ({"status": "no finite run"}, "unknown, since every run diverged: extend the grid downwards"),
-        (
-            {"status": "flat"},
-            "flat, so a wide interval: from 2^-9 to 2^-7 the expected loss is within 0.01 nat of the best",
-        ),
-        (
-            {"missed_x": -7.0, "missed_by": 0.05},
-            "bracketed; the fit lies 0.05 nat below the runs at 2^-7, more than their errors allow",
-        ),
-        (
-            {"missed_x": -7.0, "missed_by": -0.05, "status": "bracketed by divergence"},
-            "bracketed by divergence; the fit lies 0.05 nat above the runs at 2^-7, more than their errors "
-            "allow",
-        ),
+        ({"status": "flat"},
+         "flat, so a wide interval: from 2^-9 to 2^-7 the expected loss is within 0.01 nat of the best"),
+        ({"missed_x": -7.0, "missed_by": 0.05},
+         "bracketed; the fit lies 0.05 nat below the runs at 2^-7, more than their errors allow"),
+        ({"missed_x": -7.0, "missed_by": -0.05, "status": "bracketed by divergence"},
+         "bracketed by divergence; the fit lies 0.05 nat above the runs at 2^-7, more than their errors "
+         "allow"),
     ],
-)
+)  # fmt: skip
 def test_states_of_optima(changes, sentence):
     assert status(replace(FITTED, **changes)) == sentence
 
@@ -221,47 +183,27 @@ def test_prices_of_batches(to_verdict, costs, sentence):
     assert price(batch([], to_verdict, costs)) == sentence
 
 
-CELLS = [Cell(256, -13, 2, 3), Cell(256, -12, 1, 3), Cell(512, -13.5, 1, 1)]
+OUR_RUNS = (
+    "x.py --compare parametrization=mup --scale {0}=256 --num-seeds 3 --tune {1}=2^-13,2^-12",
+    "x.py --compare parametrization=mup --scale {0}=512 --num-seeds 1 --tune {1}=2^-13.5",
+)
+THEIR_RUNS = (
+    "add learning rate 2^-13 2^-12 at {0} 256, 3 seeds each", "add learning rate 2^-13.5 at {0} 512, 1 seed",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("columns", "command", "lines"),
     [
-        (
-            Columns(), "x.py",
-            [
-                "x.py --compare parametrization=mup --scale width=256 --num-seeds 3 --tune "
-                "learning_rate=2^-13,2^-12",
-                "x.py --compare parametrization=mup --scale width=512 --num-seeds 1 --tune "
-                "learning_rate=2^-13.5",
-            ],
-        ),
-        (
-            Columns("depth", "init_std"), "x.py",
-            [
-                "x.py --compare parametrization=mup --scale depth=256 --num-seeds 3 --tune "
-                "init_std=2^-13,2^-12",
-                "x.py --compare parametrization=mup --scale depth=512 --num-seeds 1 --tune init_std=2^-13.5",
-            ],
-        ),
-        (
-            Columns("d_model"), "x.py",
-            [
-                "add learning rate 2^-13 2^-12 at d_model 256, 3 seeds each",
-                "add learning rate 2^-13.5 at d_model 512, 1 seed",
-            ],
-        ),
-        (
-            Columns(), None,
-            [
-                "add learning rate 2^-13 2^-12 at width 256, 3 seeds each",
-                "add learning rate 2^-13.5 at width 512, 1 seed",
-            ],
-        ),
+        (Columns(), "x.py", [line.format("width", "learning_rate") for line in OUR_RUNS]),
+        (Columns("depth", "init_std"), "x.py", [line.format("depth", "init_std") for line in OUR_RUNS]),
+        (Columns("d_model"), "x.py", [line.format("d_model") for line in THEIR_RUNS]),
+        (Columns(), None, [line.format("width") for line in THEIR_RUNS]),
     ],
-)  # fmt: skip
+)
 def test_next_runs_are_commands_of_our_own_sweeps_and_else_sentences(columns, command, lines):
-    assert list(commands(batch(CELLS), columns, command)) == lines
+    cells = [Cell(256, -13, 2, 3), Cell(256, -12, 1, 3), Cell(512, -13.5, 1, 1)]
+    assert list(commands(batch(cells), columns, command)) == lines
 
 
 KEPT = KeptPrediction(
@@ -349,18 +291,16 @@ def test_limits_and_costs_of_predictions(changes, lines):
     ("changes", "at"),
     [
         ({}, "width 1024 (2 octaves beyond width 256)"),
-        ({"scale": 512.0, "sizes": {"width": 512.0}, "reach": 1.0}, "width 512 (1 octave beyond width 256)"),
-        (
-            {"scale": 128.0, "sizes": {"width": 128.0}, "reach": -1.0},
-            "width 128 (between scales that were run)",
-        ),
-        ({"scale": 32.0, "sizes": {"width": 32.0}, "reach": -3.0}, "width 32 (1 octave below width 64)"),
+        ({"scale": 512.0, "reach": 1.0}, "width 512 (1 octave beyond width 256)"),
+        ({"scale": 128.0, "reach": -1.0}, "width 128 (between scales that were run)"),
+        ({"scale": 32.0, "reach": -3.0}, "width 32 (1 octave below width 64)"),
         ({"target": "params=1e9"}, "params=1e9, width 1024 (2 octaves beyond width 256)"),
     ],
 )
 def test_sentences_of_predictions(changes, at):
     predictions = Predictions(analyze(check_table(runs())), (), (), {}, ())
-    assert prediction(replace(MADE, **changes), predictions) == (
+    made = replace(MADE, sizes={"width": changes.get("scale", 1024.0)}, **changes)
+    assert prediction(made, predictions) == (
         f"μP: learning rate 2^-8.00 = 0.00391 at {at}; 95 % 0.00276 to 0.00552, 50 % 0.00364 to 0.00419"
     )
 
@@ -379,18 +319,14 @@ def test_lines_below_a_verdict_begin_with_advice_and_name_the_next_runs():
     settle, purpose, *_ = details(few, analysis)[1:]
     assert settle == f"to settle it: {remedy(few, analysis)}"
     assert purpose.startswith("a verdict needs 3 widths, and there are 2; next batch: as dear as ")
-    ours = replace(analysis, table=replace(analysis.table, command="x.py"))
-    assert remedy(few, ours).startswith("x.py ") and " && " not in remedy(few, ours)
-
-
-def test_json_has_the_sentences_beside_the_numbers():
-    analysis = analyze(check_table(runs(widths=(64, 128))))
-    values = to_dict(analysis)
+    values = to_dict(analysis)  # JSON has the sentences beside the numbers
     (result,) = values["results"]
     assert result["verdict"]["sentence"].startswith("all: OPEN: 2 of 2 widths")
-    assert result["verdict"]["settle"].startswith("add learning rate 2^-10 ")
+    assert result["verdict"]["settle"] == remedy(few, analysis)
     assert result["next"]["reason"] == "a verdict needs 3 widths, and there are 2"
     assert result["optima"][0]["sentence"] == "bracketed" and "predictions" not in values
+    ours = replace(analysis, table=replace(analysis.table, command="x.py"))
+    assert remedy(few, ours).startswith("x.py ") and " && " not in remedy(few, ours)
 
 
 @pytest.mark.parametrize(
