@@ -120,9 +120,8 @@ def recorder() -> dict[str, Any]:
     shared = CudaRecorder()
 
     def summed(make: Callable[[], GraphSteps]) -> float:
-        return make()((torch.zeros(64, device="cuda"),), (), (torch.ones(8, 64, device="cuda"),), 8)[
-            -1
-        ].item()
+        changed, stack = torch.zeros(64, device="cuda"), torch.ones(8, 64, device="cuda")
+        return make()((changed,), (), (stack,), 8)[-1].item()
 
     kept, source = [], torch.zeros(1000, device="cuda")
     for _ in range(3):  # the graph goes, and what it has made stays

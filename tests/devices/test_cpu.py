@@ -95,12 +95,9 @@ def v2(limit, used, cache=0, high="max"):
     ],
 )  # fmt: skip
 def test_the_smallest_of_all_limits_above_a_process_counts(tmp_path, mounts, cgroup, groups, expected):
+    assert memory_left(tmp_path) == float("inf"), "no control groups"
     process = process_in(tmp_path, mounts.replace("{root}", "/"), cgroup, groups)
     assert memory_left(process) == expected
-
-
-def test_without_control_groups_there_is_no_limit(tmp_path):
-    assert memory_left(tmp_path) == float("inf")
 
 
 V1_CPU = "30 1 0:30 / {at} rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -110,6 +107,10 @@ def quota(microseconds, period=100_000):
     return {"cpu.cfs_quota_us": microseconds, "cpu.cfs_period_us": period}
 
 
+def v2_quota(microseconds):
+    return {"cpu.max": f"{microseconds} 100000"}
+
+
 @pytest.mark.parametrize(
     ("mounts", "own", "groups", "expected"),
     [
@@ -117,17 +118,12 @@ def quota(microseconds, period=100_000):
         (V1_CPU, "4:cpu,cpuacct:/job\n", {"": quota(400_000, 200_000), "job": quota(-1)}, 2),
         (V1_CPU, "4:cpu,cpuacct:/job\n", {"job": quota(50_000)}, 1),
         (V1, "4:memory:/job\n", {"job": quota(100_000)}, 8),
-        (
-            V2,
-            "0::/job/step\n",
-            {"job": {"cpu.max": "250000 100000"}, "job/step": {"cpu.max": "max 100000"}},
-            2,
-        ),
-        (V2, "0::/job\n", {"job": {"cpu.max": "50000 100000"}}, 1),
-        (V2, "0::/job\n", {"job": {"cpu.max": "max 100000"}}, 8),
+        (V2, "0::/job/step\n", {"job": v2_quota(250_000), "job/step": v2_quota("max")}, 2),
+        (V2, "0::/job\n", {"job": v2_quota(50_000)}, 1),
+        (V2, "0::/job\n", {"job": v2_quota("max")}, 8),
         ("", "", {}, 8),
     ],
-)
+)  # fmt: skip
 def test_a_quota_of_cores_counts_where_it_is_smaller(tmp_path, mounts, own, groups, expected, monkeypatch):
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda process: range(8), raising=False)
     assert cores(process_in(tmp_path, mounts.replace("{root}", "/"), own, groups)) == expected

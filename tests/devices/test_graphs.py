@@ -37,44 +37,34 @@ def test_replays_change_what_single_steps_change_and_are_recorded_once_for_the_s
         assert (recorder.warm_ups, recorder.recorded) == (2 * recordings, recordings)
 
 
-def test_a_step_is_compiled_as_its_gradients_and_its_update(monkeypatch):
-    """In one piece inductor would keep all activations until the update."""
-    parts = []
-    monkeypatch.setattr(torch, "compile", lambda part, **_: parts.append(part) or part)
-    weights, x = torch.ones(3), torch.arange(3.0)
-
-    def step(weights, x):
-        loss = (weights * x).square()
-        weights.sub_(loss.sum() * x)
-        return loss.mean() + weights.sum()
-
-    traced = torch.fx.experimental.proxy_tensor.make_fx(step)(weights.clone(), x)
-    expected = step(weights.clone(), x)
-    assert compiled(traced)(weights, x) == expected
-    changing = [any("sub_" in str(node.target) for node in part.__self__.graph.nodes) for part in parts]
-    assert changing == [False, True]
+def whole(weights, x):
+    loss = (weights * x).square().sin()
+    weights.sub_(loss.sum() * x)
+    return loss.mean() + weights.sum()
 
 
-def test_a_step_is_compiled_by_micro_batches(monkeypatch):
-    """In one piece inductor would mix them, and keep the activations of several."""
+def in_micro_batches(weights, x):
+    mean = (weights * x).sin().mul_(0.5)
+    mean.add_((weights * x).cos(), alpha=0.5)
+    weights.sub_(mean.square() * x)
+    return mean.sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [(whole, [["sin"], ["sub_"]]), (in_micro_batches, [["sin"], ["cos"], ["pow"], ["sub_"]])],
+)
+def test_a_step_is_compiled_as_its_gradients_by_micro_batches_and_its_update(step, expected, monkeypatch):
+    """In one piece inductor would mix micro-batches, and keep all activations until the update."""
     parts = []
     monkeypatch.setattr(torch, "compile", lambda part, **_: parts.append(part.__self__) or part)
     weights, x = torch.ones(3), torch.arange(3.0)
-
-    def step(weights, x):
-        mean = (weights * x).sin().mul_(0.5)
-        mean.add_((weights * x).cos(), alpha=0.5)
-        weights.sub_(mean.square() * x)
-        return mean.sum()
-
     traced = torch.fx.experimental.proxy_tensor.make_fx(step)(weights.clone(), x)
-    expected = step(weights.clone(), x)
-    assert compiled(traced)(weights, x) == expected
-    found = [
-        [name for name in ("sin", "cos", "pow", "sub_") if f"aten.{name}." in str(part.graph)]
-        for part in parts
-    ]
-    assert found == [["sin"], ["cos"], ["pow"], ["sub_"]]
+    result = step(weights.clone(), x)
+    assert compiled(traced)(weights, x) == result
+    names = ("sin", "cos", "pow", "sub_") if step is in_micro_batches else ("sin", "sub_")
+    found = [[name for name in names if f"aten.{name}." in str(part.graph)] for part in parts]
+    assert found == expected
 
 
 @pytest.mark.nightly
@@ -89,6 +79,7 @@ def test_where_torchs_compiler_fails_the_traced_step_is_called(caplog, monkeypat
     assert caplog.text.count("torch's compiler failed") == 1
 
 
+@pytest.mark.nightly  # it imports torch's compiler
 def test_ctrl_c_while_torch_compiles_is_no_other_error(monkeypatch):
     def interrupted(*given, **named):
         raise KeyboardInterrupt

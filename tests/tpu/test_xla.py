@@ -1,5 +1,6 @@
 """Packs on XLA: PJRT_DEVICE=CPU with one device and with four virtual ones, each in a process of its own."""
 
+import functools
 import json
 import math
 import os
@@ -37,20 +38,15 @@ PROGRAMS = [
 @pytest.fixture(scope="module")  # in one process of pytest-xdist, which starts one server
 def run_program(tmp_path_factory, with_torch_xla):
     """What xla_program.py prints, in a process with so many devices."""
-    server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("xla_program.py")],
-        env=os.environ | {"PJRT_DEVICE": "CPU"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, Path(__file__).with_name("xla_program.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen(command, env=os.environ | {"PJRT_DEVICE": "CPU"}, **pipes)
     output = tmp_path_factory.mktemp("xla") / "output"
 
     def run_program(*arguments: object, devices: int, **environment: str) -> dict[str, Any]:
         environment["CPU_NUM_DEVICES"] = str(devices)
-        print(
-            json.dumps([environment, str(output), [str(a) for a in arguments]]), file=server.stdin, flush=True
-        )
+        line = json.dumps([environment, str(output), [str(a) for a in arguments]])
+        print(line, file=server.stdin, flush=True)
         code = server.stdout.readline()
         assert code == "0\n", f"{code} {output.read_text()}"
         return json.loads(output.read_text().splitlines()[-1])
@@ -63,26 +59,21 @@ def run_program(tmp_path_factory, with_torch_xla):
 def run(corpus, run_program, tmp_path_factory):
     """What the program printed for a mesh, precision and update rule, and the compiled programs' text; run
     once each."""
-    done = {}
 
-    def run_once(
-        mesh: str,
-        precision: str = "float32",
-        architecture: str = "gpt2",
-        optimizer: str = "adamw",
-    ):
-        key = (mesh, precision, architecture, optimizer)
-        if key not in done:
-            devices, shape = MESHES[mesh]
-            folder = tmp_path_factory.mktemp("xla")
-            flags = f"{QUICK_TO_COMPILE} --xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
-            arguments = (shape, precision, corpus, folder / "checkpoints", architecture, optimizer)
-            found = run_program(*arguments, devices=devices, XLA_FLAGS=flags)
-            programs = [path.read_text() for path in (folder / "hlo").glob("*after_optimizations.txt")]
-            done[key] = found, programs, folder
-        return done[key]
+    @functools.cache
+    def run_once(mesh: str, precision: str, architecture: str, optimizer: str):
+        devices, shape = MESHES[mesh]
+        folder = tmp_path_factory.mktemp("xla")
+        flags = f"{QUICK_TO_COMPILE} --xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
+        arguments = (shape, precision, corpus, folder / "checkpoints", architecture, optimizer)
+        found = run_program(*arguments, devices=devices, XLA_FLAGS=flags)
+        programs = [path.read_text() for path in (folder / "hlo").glob("*after_optimizations.txt")]
+        return found, programs, folder
 
-    return run_once
+    def run(mesh: str, precision: str = "float32", architecture: str = "gpt2", optimizer: str = "adamw"):
+        return run_once(mesh, precision, architecture, optimizer)
+
+    return run
 
 
 def precision_of(architecture: str) -> str:
@@ -96,11 +87,6 @@ def run_on_cpu(corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw
     return PackRun(members, data.load(members[0].data), RunOptions(threads=1)).finish()
 
 
-@pytest.fixture(scope="module")
-def on_cpu(corpus):
-    return run_on_cpu(corpus, "gpt2")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "architecture"), [*PROGRAMS, pytest.param("trials", "gpt2 with muon", marks=pytest.mark.nightly)]
@@ -108,8 +94,9 @@ def on_cpu(corpus):
 def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(
     run, mesh, architecture
 ):
+    """Trials apart exchange nothing, batches apart reduce once."""
     name, _, optimizer = architecture.partition(" with ")
-    found, _, _ = run(mesh, architecture=name, optimizer=optimizer or "adamw")
+    found, programs, _ = run(mesh, architecture=name, optimizer=optimizer or "adamw")
     assert found["first chunk"]["compilations"] == 1
     assert found["chunks"]["compilations"] == 0
     # XLA counts an execution some time after its values are there, so that the first may count here, and the
@@ -119,6 +106,7 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
     assert found["fallbacks"] == 0
     # Another thread would now and then hold a gradient at the end of a step: another program to compile.
     assert found["backward_threads"] == ["MainThread"]
+    assert collectives(programs) == (["all-reduce"] if mesh == "data" else [])
 
 
 @pytest.mark.slow
@@ -218,6 +206,9 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
 def test_a_pack_stopped_and_resumed_ends_as_one_that_was_not(run, mesh):
     found, _, _ = run(mesh)
     assert found["rows"] == pytest.approx(found["evaluations"][0], abs=1e-6)
+    expected = {"trials": [4, 1], "one device": [1, 1], "data": [2, 2]}[mesh]
+    assert found["mesh"] == expected, "padding fills it and is not seen"
+    assert len(found["rows"]) == len(found["losses"][0]) == 3
 
 
 @pytest.mark.slow
@@ -233,34 +224,20 @@ def test_a_pack_is_handed_over_such_that_it_writes_over_its_state(run, corpus):
 
 
 @pytest.mark.slow
-def test_padding_fills_the_mesh_and_is_not_seen(run):
-    found, _, _ = run("trials")
-    assert found["mesh"] == [4, 1]
-    assert len(found["rows"]) == len(found["losses"][0]) == 3
-
-
-@pytest.mark.slow
-def test_four_devices_checkpoint_is_gone_on_with_on_the_cpu(run, on_cpu, corpus):
+def test_four_devices_checkpoint_is_gone_on_with_on_the_cpu(run, corpus):
     _, _, folder = run("trials")
     members = trials(str(corpus), "float32")
     one_thread = RunOptions(threads=1)  # as `run_on_cpu`
     resumed = PackRun(members, data.load(members[0].data), one_thread, folder / "checkpoints")
     assert resumed.pack.steps_done == STEPS // 2
     losses = [row["loss"] for row in resumed.finish().rows]
-    assert losses == pytest.approx([row["loss"] for row in on_cpu.rows], abs=5e-5)
+    assert losses == pytest.approx([row["loss"] for row in run_on_cpu(corpus).rows], abs=5e-5)
 
 
 def collectives(programs: list[str]) -> list[str]:
     """Names of the collective operations in compiled programs that train (they hold the most text)."""
     training = max(programs, key=len)
     return re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)(?:-start)?\(", training)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "architecture"), [p for p in PROGRAMS if p.values[0] != "one device"])
-def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, mesh, architecture):
-    expected = {"trials": [], "data": ["all-reduce"]}[mesh]
-    assert collectives(run(mesh, architecture=architecture)[1]) == expected
 
 
 @pytest.mark.nightly
@@ -292,19 +269,14 @@ def test_bf16_is_near_float32_and_multiplies_matrices_alone_in_bf16(run):
 
 
 @pytest.mark.parametrize(
-    ("devices", "members", "batch_size", "shape"),
+    ("given", "shape"),
     [
-        (4, 8, 16, MeshShape(4, 1)),
-        (4, 3, 16, MeshShape(4, 1)),
-        (4, 2, 16, MeshShape(2, 2)),
-        (4, 1, 16, MeshShape(1, 4)),
-        (8, 5, 16, MeshShape(2, 4)),
-        (4, 1, 6, MeshShape(4, 1)),
-        (1, 7, 5, MeshShape(1, 1)),
+        ((4, 8, 16), (4, 1)), ((4, 3, 16), (4, 1)), ((4, 2, 16), (2, 2)), ((4, 1, 16), (1, 4)),
+        ((8, 5, 16), (2, 4)), ((4, 1, 6), (4, 1)), ((1, 7, 5), (1, 1)),
     ],
-)
-def test_the_mesh_fits_devices_members_and_batch(devices, members, batch_size, shape):
-    assert choose_mesh(devices, members, batch_size) == shape
+)  # fmt: skip
+def test_the_mesh_fits_devices_members_and_batch(given, shape):
+    assert choose_mesh(*given) == MeshShape(*shape)
 
 
 def test_a_mesh_that_does_not_fit_is_refused_in_one_sentence():

@@ -27,18 +27,11 @@ def main(architecture: str, precision: str, corpus: str, checkpoints: str) -> No
     compiled = torchtpu.report()
     resumed = PackRun(members, dataset, options, Path(checkpoints))
     begun = resumed.pack.steps_done
-    again = resumed.finish().rows
+    resumed.finish()
+    losses = {"losses": whole.records.losses_SK.tolist(), "resumed": resumed.records.losses_SK.tolist()}
+    rows = [row["loss"] for row in again]
     print(
-        json.dumps(
-            {
-                "device": whole.device.name,
-                "counts": compiled,
-                "losses": whole.records.losses_SK.tolist(),
-                "begun": begun,
-                "resumed": resumed.records.losses_SK.tolist(),
-                "rows": [row["loss"] for row in again],
-            }
-        )
+        json.dumps(losses | {"device": whole.device.name, "counts": compiled, "begun": begun, "rows": rows})
     )
 
 

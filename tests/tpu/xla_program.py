@@ -148,21 +148,15 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str, architecture:
                 stopped.save()
                 break
         rows = PackRun(members, dataset, options, Path(checkpoints)).finish().rows
-    print(
-        json.dumps(
-            {
-                "mesh": [device.mesh.trial, device.mesh.data],
-                "losses": losses,
-                "evaluations": [first, again],
-                "first chunk": counts[0],
-                "chunks": {name: counts[-1][name] - counts[0][name] for name in counts[0]},
-                "second evaluation": {n: after_second[n] - after_evaluation[n] for n in after_second},
-                "fallbacks": after_second["fallbacks"],
-                "backward_threads": sorted(set(threads)),
-                "rows": [row["loss"] for row in rows],
-            }
-        )
-    )
+    found = {
+        "mesh": [device.mesh.trial, device.mesh.data], "losses": losses, "evaluations": [first, again],
+        "first chunk": counts[0],
+        "chunks": {name: counts[-1][name] - counts[0][name] for name in counts[0]},
+        "second evaluation": {n: after_second[n] - after_evaluation[n] for n in after_second},
+        "fallbacks": after_second["fallbacks"], "backward_threads": sorted(set(threads)),
+        "rows": [row["loss"] for row in rows],
+    }  # fmt: skip
+    print(json.dumps(found))
 
 
 def run(arguments: list[str]) -> None:
