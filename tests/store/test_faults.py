@@ -170,15 +170,12 @@ def test_a_study_that_is_run_again_after_a_failure_is_whole(kind, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_sweep_that_is_run_again_after_a_failure_is_whole(kind, tiny, tmp_path):
-    sweep = Sweep(
-        "s", tiny.replace(steps=3), scale={"width": (32,)}, tune={"learning_rate": (0.003, 0.01)}, num_seeds=1
-    )
+    axes = {"scale": {"width": (32,)}, "tune": {"learning_rate": (0.003, 0.01)}}
+    sweep, options = Sweep("s", tiny.replace(steps=3), **axes, num_seeds=1), SweepOptions(pack_size=1)
 
     def run(folder):
-        options = SweepOptions(pack_size=1)
-        run_to_its_end(
-            lambda: run_sweep(sweep, str(folder), options, RunOptions(threads=1), Console(quiet=True))
-        )
+        given = sweep, str(folder), options, RunOptions(threads=1), Console(quiet=True)
+        run_to_its_end(lambda: run_sweep(*given))
 
     tables_of = [load_runs(folder) for folder in each_failure(kind, tmp_path, run, step=3)]
     for runs in tables_of:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pyarrow as pa
@@ -12,15 +13,7 @@ from merging import merge_all
 from mup_tpu.config import Axes, Sweep
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder, short_hash
-from mup_tpu.store import (
-    Condition,
-    Store,
-    load_axes,
-    load_curves,
-    load_header,
-    load_runs,
-    tables,
-)
+from mup_tpu.store import Condition, Store, load_axes, load_curves, load_header, load_runs, tables
 from mup_tpu.store import header as stored_header
 from mup_tpu.store.header import Header, KeptPrediction, keep_predictions, load_predictions, read_header
 
@@ -151,11 +144,29 @@ def test_folders_that_cannot_be_opened_say_so(tmp_path):
         Store("nothing://x", "x")
 
 
+AXIS = "its axis {} is not a column and fields that this version knows"
+WRONG = [  # entries of a header, and what is said of them
+    ({"axes": [1]}, "its axes are not scale, tune, compare"),
+    ({"axes": {"depth": {}}}, "its axes are not scale, tune, compare"),
+    ({"axes": {"scale": 3}}, AXIS.format("scale")),
+    ({"axes": {"scale": {"column": "depth", "fields": []}}}, AXIS.format("scale")),
+    ({"axes": {"tune": {"column": "lr", "fields": ["lr2"]}}}, AXIS.format("tune")),
+    ({"axes": {"tune": {"column": {}, "fields": ["lr"]}}}, AXIS.format("tune")),
+    ({"planned": 3}, "its planned scales are not numbers above 0: 3"),
+    ({"planned": [2**63]}, "planned scales are not numbers above 0: "),
+    ({"planned": [64, "a"]}, "are not numbers above 0"),
+    ({"planned": [float("nan")]}, "are not numbers above 0"),
+    ({"where": "width=64"}, "its question, where, is not a list of "),
+    ({"where": [64]}, "its question, where, is not a list of "),
+    ({"where": ["width"]}, "question: where 'width' is not COLUMN=VALUE"),
+    ({"where": ["width>=a"]}, "'width>=a': 'a' is not a number"),
+]
+
+
 @pytest.mark.parametrize(
     ("header", "sentence"),
     [
         ("[]", "store.json: it is no JSON object"),
-        ("3", "store.json: it is no JSON object"),
         ("[" * 100_000, "store.json: (maximum recursion depth|Stack overflow)"),
         ("{", "store.json: Expecting property name"),
         ("\ud800", "store.json: "),
@@ -163,38 +174,7 @@ def test_folders_that_cannot_be_opened_say_so(tmp_path):
         ('{"format": 99}', "format 99"),
         ('{"format": 1}', "store.json: it does not name its experiment"),
         ('{"format": 1, "experiment": ["x"]}', "store.json: it does not name its experiment"),
-        ('{"format": 1, "experiment": "x", "axes": [1]}', "its axes are not scale, tune, compare"),
-        ('{"format": 1, "experiment": "x", "axes": {"depth": {}}}', "its axes are not scale, tune, compare"),
-        (
-            '{"format": 1, "experiment": "x", "axes": {"scale": 3}}',
-            "its axis scale is not a column",
-        ),
-        (
-            '{"format": 1, "experiment": "x", "axes": {"scale": {"column": "depth", "fields": []}}}',
-            "its axis scale is not a column and fields that this version knows",
-        ),
-        (
-            '{"format": 1, "experiment": "x", "axes": {"tune": {"column": "lr", "fields": ["lr2"]}}}',
-            "its axis tune is not a column and fields that this version knows",
-        ),
-        (
-            '{"format": 1, "experiment": "x", "axes": {"tune": {"column": {}, "fields": ["lr"]}}}',
-            "its axis tune is not a column",
-        ),
-        ('{"format": 1, "experiment": "x", "planned": 3}', "its planned scales are not numbers above 0: 3"),
-        (
-            f'{{"format": 1, "experiment": "x", "planned": [{2**63}]}}',
-            "planned scales are not numbers above 0: ",
-        ),
-        ('{"format": 1, "experiment": "x", "planned": [64, "a"]}', "are not numbers above 0"),
-        ('{"format": 1, "experiment": "x", "planned": [NaN]}', "are not numbers above 0"),
-        ('{"format": 1, "experiment": "x", "where": "width=64"}', "its question, where, is not a list of "),
-        ('{"format": 1, "experiment": "x", "where": [64]}', "its question, where, is not a list of "),
-        (
-            '{"format": 1, "experiment": "x", "where": ["width"]}',
-            "question: where 'width' is not COLUMN=VALUE",
-        ),
-        ('{"format": 1, "experiment": "x", "where": ["width>=a"]}', "'width>=a': 'a' is not a number"),
+        *((json.dumps({"format": 1, "experiment": "x"} | entries), sentence) for entries, sentence in WRONG),
     ],
 )
 def test_headers_that_are_none_are_refused_by_all_who_read(header, sentence, tmp_path):
@@ -247,8 +227,7 @@ def test_a_folder_keeps_what_it_asks_whatever_else_is_written(tmp_path):
 def test_of_two_drivers_that_start_at_once_in_a_new_folder_one_begins_it(place, other, tmp_path, monkeypatch):
     """Both look, and find no header, before either writes one."""
     url = str(tmp_path / "new") if place == "local" else f"memory://bucket/{tmp_path.name}"
-    both_looked = threading.Barrier(2, timeout=60)
-    looked = threading.local()
+    both_looked, looked = threading.Barrier(2, timeout=60), threading.local()
 
     def read_then_wait(folder):
         found = read_header(folder)
@@ -260,25 +239,20 @@ def test_of_two_drivers_that_start_at_once_in_a_new_folder_one_begins_it(place, 
     monkeypatch.setattr("mup_tpu.store.read_header", read_then_wait)
     depth = Sweep("x", scale={"depth": (2, 4)}, compare={"tied": (True, False)}).axes
     asked = {"another experiment": ("y", Axes()), "other axes": ("x", depth)}
-    begun, refused = [], []
 
-    def begin(experiment, axes):
+    def begin(way):
         try:
-            begun.append(Store(url, experiment, axes))
+            return Store(url, *way).folder
         except StoreError as error:
-            refused.append(str(error))
+            return str(error)
 
     ways = [("x", Axes()), asked.get(other, ("x", Axes()))]
-    threads = [threading.Thread(target=begin, args=way) for way in ways]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if other == "the same":
-        assert len(begun) == 2 and not refused
-    else:
-        assert len(begun) == 1 and "give this one a folder of its own" in refused[0]
-    header = read_header(begun[0].folder)
+    with ThreadPoolExecutor(2) as drivers:
+        ended = list(drivers.map(begin, ways))
+    begun, refused = ([e for e in ended if isinstance(e, kind)] for kind in (Folder, str))
+    assert len(begun) == (2 if other == "the same" else 1)
+    assert all("give this one a folder of its own" in sentence for sentence in refused)
+    header = read_header(begun[0])
     assert (header.experiment, header.axes) in ways
 
 

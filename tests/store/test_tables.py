@@ -40,17 +40,6 @@ def parts_read(monkeypatch):
     return names
 
 
-def flipped_bits(part, count):
-    """Write the part with one wrong bit, again and again; in the end it is whole."""
-    whole, generator = part.read_bytes(), random.Random(0)
-    for bit in generator.sample(range(8 * len(whole)), count):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        part.write_bytes(damaged)
-        yield
-    part.write_bytes(whole)
-
-
 @pytest.mark.parametrize("table", LOADERS)
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
 def test_no_flipped_bit_is_read_as_another_number(table, kind, tmp_path, monkeypatch):
@@ -62,14 +51,18 @@ def test_no_flipped_bit_is_read_as_another_number(table, kind, tmp_path, monkeyp
         merge_all(store)
     part = sorted((tmp_path / table).iterdir())[0]
     assert part.suffix == f".{kind}"
-    before = load(tmp_path)
-    for _ in flipped_bits(part, 60):
+    before, whole = load(tmp_path), part.read_bytes()
+    for bit in random.Random(0).sample(range(8 * len(whole)), 30):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        part.write_bytes(damaged)
         with pytest.raises(StoreError, match="is damaged: its content does not have the checksum") as error:
             load(tmp_path)
         assert part.name in str(error.value) and "\n" not in str(error.value)
         if table == "runs":
             with pytest.raises(StoreError, match="is damaged"):
                 Store(tmp_path, "x").done()
+    part.write_bytes(whole)
     pd.testing.assert_frame_equal(load(tmp_path), before)
 
 
@@ -138,13 +131,13 @@ def test_parts_of_about_one_size_are_merged_whoever_wrote_them(url, monkeypatch)
     """As `tell` does it: each call opens the folder anew."""
     monkeypatch.setattr(tables, "MERGE_EVERY", 4)
     monkeypatch.setattr(tables, "_SMALLEST", 20_000)
-    for k in range(40):
-        add(Store(url, "x"), f"t{k:03}", float(k), note="x" * 300 * k)
+    for k in range(24):
+        add(Store(url, "x"), f"t{k:03}", float(k), note="x" * 500 * k)
         for table in LOADERS:
             sizes = sorted((Folder(url) / table).sizes().values())
-            assert sum(size <= 20_000 for size in sizes) <= 4 and len(sizes) < 12
-    assert load_runs(url)["loss"].tolist() == [float(k) for k in range(40)]
-    assert len(load_curves(url)) == 40
+            assert sum(size <= 20_000 for size in sizes) <= 4 and len(sizes) < 10
+    assert load_runs(url)["loss"].tolist() == [float(k) for k in range(24)]
+    assert len(load_curves(url)) == 24
 
 
 def test_large_parts_are_not_written_again_with_each_small_one(tmp_path, monkeypatch):
@@ -214,8 +207,4 @@ def test_a_row_that_is_older_than_a_field_has_its_default(tmp_path):
     for load in (load_runs, lambda folder: load_runs(folder, ["eps", "corpus"])):
         runs = load(tmp_path).set_index("trial_id")
         assert runs.loc[["new", "old"], "eps"].tolist() == [1e-8, 1e-8]
-        assert runs["corpus"].notna().to_dict() == {
-            "new": True,
-            "old": True,
-            "without a configuration": False,
-        }
+        assert runs.index[runs["corpus"].notna()].tolist() == ["new", "old"]

@@ -29,10 +29,7 @@ def main(architecture: str, precision: str, corpus: str, checkpoints: str) -> No
     begun = resumed.pack.steps_done
     resumed.finish()
     losses = {"losses": whole.records.losses_SK.tolist(), "resumed": resumed.records.losses_SK.tolist()}
-    rows = [row["loss"] for row in again]
-    print(
-        json.dumps(losses | {"device": whole.device.name, "counts": compiled, "begun": begun, "rows": rows})
-    )
+    print(json.dumps(losses | {"device": whole.device.name, "counts": compiled, "begun": begun}))
 
 
 if __name__ == "__main__":
