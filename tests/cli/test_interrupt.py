@@ -48,16 +48,8 @@ def test_ctrl_c_in_the_middle_of_imports_ends_a_command(moment, corpus):
 @pytest.mark.parametrize("moment", ["tyro", pytest.param("mup_tpu.training.pack", marks=pytest.mark.nightly)])
 def test_ctrl_c_in_the_middle_of_imports_ends_an_experiment_and_its_server(moment, tmp_path):
     """It is the server of its processes that imports torch; meanwhile the experiment learns its folder."""
-    command = [
-        "-m",
-        "mup_tpu",
-        "sweep",
-        "experiments/quickstart.py",
-        "--results",
-        str(tmp_path),
-        "--threads",
-        "1",
-    ]
+    command = ["-m", "mup_tpu", "sweep", "experiments/quickstart.py", "--results", str(tmp_path)]
+    command += ["--threads", "1"]
     code, lines = interrupted(command, moment)
     known = f"stopped; finished trials are stored in {tmp_path}"
     said = "stopped\n" if moment == "tyro" else ("stopped\n", known)

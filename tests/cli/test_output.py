@@ -76,32 +76,6 @@ def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
     assert (done.returncode, done.stderr) == (130, "stopped\n")
 
 
-HOSTILE = ["[/b]", "[red]", "$x$_{", ":smile:", "<b>&amp;"]
-
-
-@pytest.mark.nightly
-def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(valleys, tmp_path, outcome, painted):
-    """Rich's markup, matplotlib's formulas, emoji codes and HTML in names of columns, groups and files."""
-    folder = tmp_path / "[" / "b]"  # so that the path holds [/b]
-    folder.mkdir(parents=True)
-    scale, tuned, *groups = HOSTILE
-    more = {"note[/b]": 1}
-    file = valleys("[/b]/[bold]table[red].csv", scale=scale, tuned=tuned, group=groups, **more)
-    names = ["--scale", scale, "--tune", tuned, "--compare", "group"]
-    code, out, err = outcome("analyze", file, *names, "--next", "--figures", "--report")
-    assert code == 0, err
-    assert "[/b]" in out and all(group in out for group in groups)
-    for figure in (folder / "figures").glob("*.svg"):
-        assert "smile" in figure.read_text() or figure.stem == "optimum"
-    code, _, err = outcome("analyze", file, "--scale", "[/i]")
-    assert code == 2 and "no column '[/i]'" in err and "note[/b]" in err
-    code, _, err = outcome("analyze", folder / "[/i].csv")
-    assert code == 2 and "[/i].csv cannot be read" in err
-    row = configured(Trial()) | {"trial_id": "a", "status": "finished", "loss": 2.0, "reason": "[/b]"}
-    Store(folder, "[red]x[$y$]").append([row])
-    assert "[red]x[$y$]" in outcome("analyze", "--runs", folder)[1]
-
-
 LOCAL = (["train", "--export"], ["analyze", "--figures", "x", "--out"], ["analyze", "x", "--csv"])
 EMPTY = (
     ["train", "--results"], ["train", "--checkpoints"], ["data", "prepare", "--out"],
@@ -136,12 +110,9 @@ tune = { lr = [0.1, 0.2] }
     ("words", "sentence"),
     [
         (["predict", "runs.csv", "--at", "width=512", "--out", "x"], "out 'x' needs --figures"),
-        (["analyze", "runs.csv", "--out", "x"], "out 'x' needs either --figures or --report"),
         (["doctor", "--tpu", "v4-8", "--results", "x"], "results and tpu were both given"),
         (["train", "--checkpoint-every", 5], "--checkpoint-every 5 needs --checkpoints"),
         (["train", "--placement", "slice"], "unknown option '--placement'"),
-        (["sweep", "study.toml", "--on", "v4-8"], "--on v4-8 needs --dry-run"),
-        (["train", "--xla-dump", "x"], "--xla-dump needs --device tpu or xla, not auto"),
         (["sweep", "study.toml", "--checkpoint-every", 5], "checkpoint_every: a study's training is yours"),
         (["sweep", "study.toml", "--pack-size", 5, "--mix"], "mix, pack_size: a study's training is yours"),
         (["search", "search.toml", "--eval-every", 5], "unknown option '--eval-every'"),
@@ -209,39 +180,6 @@ def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, 
     assert capfd.readouterr().out == "\\x1b[33mcorpus\n" and log.endswith("\\x1b[33mcorpus\n")
 
 
-def test_names_that_are_too_long_for_the_system_are_one_sentence(outcome, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    long = "a" * 300
-    for words in (
-        ["analyze", f"{long}.csv"],
-        ["analyze", f"mlflow:{long}"],
-        ["analyze", "--runs", long],
-        ["doctor", "--results", long],
-        ["train", "--corpus", long],
-        ["train", "--tokenizer", long],
-        ["train", "--results", long],
-        ["init", "--out", long],
-    ):
-        code, _, error = outcome(*words)
-        assert code == 2 and re.search("(is too long for the name|File name too long)", error), words
-        assert "Traceback" not in error
-
-
-def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path, monkeypatch, outcome):
-    """What it is asked for by absolute paths works all the same."""
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    for words, expected in (
-        (["analyze", "--runs", "x"], 2),
-        (["init"], 2),
-        (["init", "--out", tmp_path / "x"], 0),
-    ):
-        code, _, error = outcome(*words)
-        assert code == expected and error.startswith("error: ") == (code == 2), error
-    assert (tmp_path / "x").exists()
-
-
 def test_a_run_without_a_step_has_no_curve(valleys):
     rows = pd.read_csv(valleys(step=[10, 20, 30]))
     best = (rows["width"] == 64) & (rows["lr"] == 2.0**-7)
@@ -265,14 +203,7 @@ def test_a_long_run_table_shows_its_ends(tmp_path, outcome):
     assert code == 0 and "not shown" not in out and out.count("finished") == 1000
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "watch {} --once --html {}/data.toml",
-        "analyze {} --csv {}/store.json",
-        "analyze {} --report --out {}/store.json",
-    ],
-)
+@pytest.mark.parametrize("command", ["watch {} --once --html {}/data.toml", "analyze {} --csv {}/store.json"])
 def test_no_page_is_written_over_data(command, two_rules, outcome):
     Path(two_rules, "data.toml").write_text("a = 1")
     before = {file: file.read_bytes() for file in Path(two_rules).glob("*.*")}

@@ -113,8 +113,6 @@ def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monk
     assert found["cost"] <= found["budget"] and not (tmp_path / "plan.toml").exists()
     code, out, err = outcome(*arguments, "8x312T", "--mfu", "0.5", "--json", "--price", "2/h")
     assert code == 0 and json.loads(out)["target_cost"] == found["target_cost"], err
-    code, _, err = outcome(*arguments, "8xFOO")
-    assert code == 2 and "on '8xFOO' is not a known machine: give its peak FLOP/s, as --on 8x312T" in err
     code, _, err = outcome(*arguments, "8xA100", "--price", "cheap")
     assert code == 2 and "price 'cheap' is not that of an hour: write 2.5/h" in err
     (tmp_path / "plan.toml").write_text("mine")

@@ -13,6 +13,7 @@ from mup_tpu.config import (
     ModelConfig,
     OptimizerConfig,
     RunOptions,
+    SequenceOptions,
     Sweep,
     SweepOptions,
     TrainConfig,
@@ -21,7 +22,7 @@ from mup_tpu.config import (
     parse_number,
 )
 from mup_tpu.config.grid import design_points
-from mup_tpu.config.sweep import Domain, Search, SearchOptions
+from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.config.toml import (
     from_dict,
     load_search,
@@ -55,7 +56,6 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
         (lambda: ModelConfig("llama", num_experts=4), "num_experts 4 is for architecture 'moe': 'llama'"),
         (lambda: ModelConfig("moe", experts_per_token=9), "experts_per_token 9 is more than num_experts 8"),
         (lambda: ModelConfig("moe", expert_granularity=3), "expert_granularity 3 does not divide 4 times"),
-        (lambda: ModelConfig("moe", expert_granularity=5), "expert_granularity 5 does not divide 4 times"),
         (lambda: ModelConfig("moe", qk_norm=True, shared_experts=1), "shared_experts 1 needs qk_norm false"),
         (lambda: ModelConfig("moe", query_group_size=3), "query_group_size 3 does not divide the 2 heads"),
         (
@@ -76,7 +76,6 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
         (lambda: ModelConfig(depth=100_000_000), "depth 100000000 is not allowed: it must be at most 10,000"),
         (lambda: TrainConfig(seed=2**63), "seed 9223372036854775808 is not allowed: it must be at most 9"),
         (lambda: DataConfig(data_seed=-1), "data_seed -1 is not allowed: it must be 0 or more"),
-        (lambda: DataConfig(validation_fraction=math.nan), "validation_fraction nan is not allowed"),
         (lambda: ModelConfig(alpha_in=HUGE**8), "alpha_in 1000.* is not allowed: it must be a finite number"),
         (lambda: OptimizerConfig(learning_rate=math.nan), "learning_rate nan is not allowed: .* finite"),
         (lambda: ModelConfig(tied=0.5), "tied 0.5 is not true or false"),
@@ -88,16 +87,13 @@ FIVE = ("width", "depth", "batch_size", "steps", "beta1")
             "steps 1000000000 of batch_size 1048576 and sequence_length 1048576 are more than 2\\^63 tokens",
         ),
         (lambda: TrainConfig(cooldown=0.3), "cooldown 0.3 is for schedule 'wsd': 'cosine' does not"),
-        (lambda: TrainConfig(schedule="wsd", cooldown=0), "cooldown 0 is not allowed"),
         (lambda: TrainConfig(schedule="wsd", cooldown=2.5), "cooldown 2.5 is neither a fraction below 1"),
         (lambda: TrainConfig(steps=100, schedule="wsd", cooldown=95), "cooldown 95 is 95 steps and warmup"),
         (lambda: RunOptions(threads=1_000_000), "threads 1000000 is not allowed: it must be at most 1,024"),
-        (lambda: RunOptions(threads=-1), "threads -1 is not allowed"),
-        (lambda: RunOptions(log_every=0), "log_every 0 is not allowed"),
         (lambda: RunOptions(device="tpu", execution="loop"), "execution 'loop' is for CPUs and GPUs"),
         (lambda: SweepOptions(heartbeat=math.inf), "heartbeat inf is not allowed: it must be a finite"),
-        (lambda: SearchOptions(budget="infs"), "budget 'infs' is not a time; write 90s, 30m or 2h"),
-        (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),
+        (lambda: SequenceOptions(budget="2h"), "budget='2h' needs until_settled"),
+        (lambda: SequenceOptions(True, budget="soon"), "budget 'soon' is not a time; write 90s, 30m or 2h"),
         (lambda: Domain("uniform", -1e308, 1e308), "low -1e.308 is not below high 1e.308"),
         (lambda: Search("x", space={"tied": Domain("choice", values=(0.5, 1.5))}), "space of tied: tied 0.5"),
         (lambda: Sweep("x", num_seeds=10**6), "num_seeds 1000000 is not allowed: it must be at most 100,000"),
@@ -123,9 +119,7 @@ def test_bad_values_are_refused_in_one_sentence(make, sentence):
         ("model = 3", "model: 3 is not a table"),
         ("[model", "is not valid TOML"),
         ("[train]\nseed = 0x" + "f" * 6000, "seed of type int is not allowed"),
-        ("[model]\nalpha_in = 0x" + "f" * 6000, "alpha_in of type int is not allowed: .* finite"),
         ("[train]\nseed = " + "9" * 6000, "is not valid TOML: Exceeds the limit"),
-        ("[optimizer]\nlearning_rate = '2^99999'", "learning_rate '2.99999' is not a number"),
         ("[model]\nwidth = " + "[" * 5000, "is not valid TOML"),
         (SWEEP + "scale = {dept = [2]}", "scale: unknown key 'dept'; the nearest known key is 'depth'"),
         (SWEEP + "scale = {depth = 2}", "scale depth 2 is not a list of values"),
@@ -138,15 +132,12 @@ def test_bad_values_are_refused_in_one_sentence(make, sentence):
         (SWEEP + "widths = [64]", "unknown key 'widths'"),
         (SWEEP + "scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
         (SWEEP + "scale = {learning_rate = [0.1]}", "learning_rate is on two axes"),
-        (SWEEP + "ladder = [{depth = 2}]", "unknown key 'ladder'"),
         (SWEEP + "scale = [{depth = 2}, {width = 64}]", "does not set depth as the first does"),
         (SWEEP + "scale = [{depth = 2}]\nmeasured_by = 'time'", "measured_by 'time' is not one of 'flops'"),
         (SWEEP + "scale = 3", "scale 3 is not a name with its values"),
-        (SWEEP + "scale = []", "scale .* is not a name with its values"),
         (SWEEP + "settings = {depth = 2}", "is the file of a study, not of a sweep"),
         (SWEEP + "tune = {width = [64, 128], depth = [1, 2, 3]}", "width has fewer than three values: hyp"),
         (SWEEP + "tune = {warmup = [0, 0.1, 0.2], depth = [1, 2, 3]}", "warmup has the value 0: hyperparam"),
-        (SWEEP + "tune = {tied = [true, false], depth = [1, 2, 3]}", "tune tied True is not a number"),
         (SWEEP + f"tune = {{{', '.join(f'{n} = [1, 2]' for n in FIVE)}}}", "5 hyperparameters: at most 4"),
         (SWEEP + "tune = {depth = [1, 2, 3]}\ndesign = 'grid'", "design 'grid' needs a tune with several"),
         (SWEEP + "tune = {beta1 = [0.1, 0.2, 0.3], depth = [1, 2, 3]}\ndesign = 'x'", "design 'x' is not"),
@@ -244,14 +235,11 @@ def test_a_later_field_changes_the_trial_id_only_where_it_differs_from_its_defau
     assert Trial(model=Later(**dataclasses.asdict(wider))).trial_id("data") != Trial().trial_id("data")
 
 
-def test_warmup_in_steps_or_as_a_fraction():
+def test_warmup_in_steps_or_as_a_fraction_and_heads_that_grow_in_number_or_size():
     assert [TrainConfig(steps=200, warmup=given).warmup_steps for given in (0.1, 20, 0)] == [20, 20, 0]
-
-
-def test_heads_and_head_size():
     grown = ModelConfig(width=256, head_size=32, base_width=64)
     assert (grown.heads, grown.actual_head_size, grown.width_multiplier) == (8, 32, 4)
-    stretched = ModelConfig(width=256, head_size=32, base_width=64, growing_dimension="head_size")
+    stretched = dataclasses.replace(grown, growing_dimension="head_size")
     assert (stretched.heads, stretched.actual_head_size) == (2, 128)
 
 
@@ -321,7 +309,6 @@ def test_parametrizations_are_compared_by_default_where_they_differ():
         ("wide", "scale: width 'wide' is not a whole number"),
         ("weight_decay=x", "scale: weight_decay 'x' is not a number"),
         ("tied=maybe", "scale: tied 'maybe' is not true or false"),
-        ("depth=", "scale depth= has no values; write for example"),
     ],
 )
 def test_axes_from_the_command_line(text, read):
@@ -429,11 +416,7 @@ def test_fields_of_update_rules_are_those_that_they_read(rule):
 
 @pytest.mark.parametrize(
     ("rule", "field", "value"),
-    [
-        ("adamw", "muon_momentum", 0.9),
-        ("muonh", "muon_scale", "match_rms_adamw"),
-        ("sgd", "muon_nesterov", False),
-    ],
+    [("adamw", "muon_momentum", 0.9), ("muonh", "muon_scale", "match_rms_adamw")],
 )
 def test_a_field_of_another_update_rule_is_refused(rule, field, value, tmp_path):
     """It would change nothing but the trial's id, so that the same training was run again."""
@@ -471,14 +454,8 @@ def test_a_new_choice_leaves_what_it_does_not_read():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (
-            lambda path: path.symlink_to("/dev/zero"),
-            "cannot be read: it has more than 1,048,576 bytes unpacked",
-        ),
-        (
-            lambda path: path.write_text("# " + "x" * 2**21),
-            "cannot be read: it has more than 1,048,576 bytes unpacked",
-        ),
+        (lambda path: path.symlink_to("/dev/zero"), "cannot be read: it has more than 1,048,576 bytes"),
+        (lambda path: path.write_text("# " + "x" * 2**21), "cannot be read: it has more than 1,048,576"),
         (lambda path: path.write_text("\n".join(f"a.b{i} = 1" for i in range(50_000))), "unknown key 'a'"),
     ],
 )

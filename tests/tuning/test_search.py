@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from collections import Counter
 
 import numpy as np
@@ -292,33 +290,6 @@ def test_a_trial_that_is_too_large_is_failed_with_the_reason_and_the_rest_goes_o
     runs = load_runs(results).set_index("width")
     assert runs["status"].to_dict() == {32: "finished", 2**20: "failed"}
     assert "allocate memory" in runs["reason"][2**20]
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(sys.platform != "linux", reason="needs processes as Linux has them")
-def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tiny, tmp_path):
-    base, one = tiny.replace(steps=200), RunOptions(threads=1)
-
-    def kill():  # the process of the first trial with a checkpoint
-        deadline = time.monotonic() + 240
-        while not checkpoints(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        trial_id = checkpoints(tmp_path)[0].parents[1].name
-        (log,) = (path for path in tmp_path.glob("logs/*") if trial_id in path.read_text())
-        os.kill(int(log.stem.rpartition("-")[2]), signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    outcome = searched_in(
-        tmp_path, Search("lost", base, {"warmup": Domain("choice", values=(0.1, 0.2))}), one, num_samples=2,
-        evaluations=40, seed=0, algorithm="random", scheduler="none",
-    )  # fmt: skip
-    thread.join()
-    runs = load_runs(tmp_path)
-    assert outcome == {"finished": 2}
-    for warmup, loss in zip(runs["warmup"], runs["loss"], strict=True):
-        assert loss == trained(base.replace(warmup=warmup), one)
-    assert "".join(log.read_text() for log in tmp_path.glob("logs/*")).count(" goes on from step ") == 1
 
 
 def test_two_searches_do_not_write_one_folder(search, tmp_path):

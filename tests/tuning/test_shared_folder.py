@@ -13,7 +13,7 @@ from mup_tpu.tuning.runner import CheckpointFolders
 DRIVERS = 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     """Each driver packs the same trials differently, and checkpoints every third step."""
     results = tmp_path / "results"

@@ -55,19 +55,24 @@ def expected(store):
     return found(load_table(store.folder.path))
 
 
-def test_tensorboard_holds_the_table_and_hyperparameters(stored):
+@pytest.fixture(scope="module")
+def boards(stored):
+    """Folder of TensorBoard's files of the stored trials."""
     pytest.importorskip("tensorboard")
     send("tensorboard", stored)
-    told = Path(stored.folder.path, "tensorboard")
+    return Path(stored.folder.path, "tensorboard")
+
+
+def test_tensorboard_holds_the_table_and_hyperparameters(stored, boards):
     final = load_runs(stored.folder.path).query("status != 'failed'")
-    assert {path.name for path in told.iterdir()} == set(final["trial_id"])
-    table = load_table(told)
+    assert {path.name for path in boards.iterdir()} == set(final["trial_id"])
+    table = load_table(boards)
     assert (table.columns.scale, table.columns.hyperparameter) == ("width", "lr")
     np.testing.assert_allclose(found(table), expected(stored), rtol=1e-6)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     name = final["trial_id"].iloc[-1]
-    events = EventAccumulator(str(told / name))
+    events = EventAccumulator(str(boards / name))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {"train/loss", "validation/loss", "loss"}
     curve = load_curves(stored.folder.path).query(f"trial_id == '{name}' and split == 'train'")
@@ -152,14 +157,10 @@ def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(one_width, tin
         run_sweep(one_width(tiny, 0.01), str(tmp_path / "c"), options, run, Console(quiet=True))
 
 
-@pytest.mark.parametrize(
-    ("how", "place"), [("cut", 0.0), ("cut", 0.7), ("flipped", 0.01), ("flipped", 0.999)]
-)
-def test_a_run_whose_event_file_is_damaged_is_left_out_with_a_word(stored, tmp_path, place, how):
+@pytest.mark.parametrize(("how", "place"), [("cut", 0.0), ("cut", 0.7), ("flipped", 0.999)])
+def test_a_run_whose_event_file_is_damaged_is_left_out_with_a_word(boards, tmp_path, place, how):
     """TensorBoard's reader stops at the damage, and says nothing."""
-    pytest.importorskip("tensorboard")
-    send("tensorboard", stored)
-    told = shutil.copytree(Path(stored.folder.path, "tensorboard"), tmp_path / "tensorboard")
+    told = shutil.copytree(boards, tmp_path / "tensorboard")
     file = sorted(told.rglob("events*"))[2]
     content = bytearray(file.read_bytes())
     at = int(place * len(content))

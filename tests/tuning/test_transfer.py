@@ -37,15 +37,11 @@ def small(tiny, tmp_path_factory):
     return folders
 
 
-def test_the_best_trial_has_the_least_loss(small):
-    runs = load_runs(small[32])
-    best = best_trial(small[32])
+def test_the_target_has_the_best_trial_s_values_and_differs_in_width_only(small):
+    runs, best = load_runs(small[32]), best_trial(small[32])
+    source = best.trial
     assert best.loss == runs["loss"].min()
-    assert best.trial.optimizer.learning_rate == runs.loc[runs["loss"].idxmin(), "lr"]
-
-
-def test_the_target_differs_in_width_only(small, tiny):
-    source = best_trial(small[32]).trial
+    assert source.optimizer.learning_rate == runs.loc[runs["loss"].idxmin(), "lr"]
     targets = [t for rule in ("mup", "sp") for t in target_trials(source, {"width": 64}, rule, 2)]
     assert len(targets) == 4
     for target in targets:
@@ -161,11 +157,17 @@ def test_a_sweep_of_several_hyperparameters_gives_the_predicted_values_of_all(ti
 
 
 def test_another_rule_is_trained_at_its_own_predicted_optimum_only_where_it_is_asked_for(two_rules):
+    """What a prediction covers is no warning."""
     alone = Transfer(two_rules, TransferOptions(at=("width=1024",), compare=("sp",)))
     assert math.log2(alone.trials[0].optimizer.learning_rate) == pytest.approx(-9.0, abs=0.3)
+    assert "predicted" not in alone.origin[0] and alone.warnings == []
     mup, sp = Transfer(two_rules, TransferOptions(at=("width=1024",), compare=("mup", "sp"))).trials
     assert [t.model.parametrization for t in (mup, sp)] == ["mup", "sp"]
     assert sp == alone.trials[0]
+    longer = Transfer(two_rules, TransferOptions(at=("width=1024,steps=700",), compare=("sp",)))
+    (warning,) = longer.warnings
+    assert "became 700" in warning
+    assert longer.chosen[0].predictions == (), "a run of other steps does not score it"
 
 
 def test_of_a_sweep_of_one_scale_the_rule_s_own_best_is_taken_and_said(small):
@@ -175,27 +177,15 @@ def test_of_a_sweep_of_one_scale_the_rule_s_own_best_is_taken_and_said(small):
     assert len(moved.trials) == 1 and moved.trials[0].model.parametrization == "mup"
     assert moved.trials[0].optimizer.learning_rate == own.loc[own["loss"].idxmin(), "lr"]
     assert "nothing predicted" in moved.origin[0]
+    (row,) = moved.reached(small[64]).to_dict("records")
+    assert row["parametrization"] == "mup", "the transfer's own trials alone"
+    assert Transfer(small[32], TransferOptions(at=("width=64,steps=9",))).reached(small[64]).empty
 
 
 def test_along_another_scale_than_the_sweep_s_nothing_is_predicted(two_rules):
     moved = Transfer(two_rules, TransferOptions(at=("depth=8",)))
     assert moved.trials[0].model.depth == 8 and moved.trials[0].model.width == 512
     assert "the sweep's scale is width, not depth" in moved.origin[0]
-
-
-def test_what_a_prediction_covers_is_no_warning(two_rules):
-    moved = Transfer(two_rules, TransferOptions(at=("width=1024",), compare=("sp",)))
-    assert "predicted" not in moved.origin[0] and moved.warnings == []
-    longer = Transfer(two_rules, TransferOptions(at=("width=1024,steps=700",), compare=("sp",)))
-    (warning,) = longer.warnings
-    assert "became 700" in warning
-    assert longer.chosen[0].predictions == (), "a run of other steps does not score it"
-
-
-def test_only_the_transfer_s_own_trials_are_its_rows(small):
-    (row,) = Transfer(small[32], TransferOptions(at=("width=64",))).reached(small[64]).to_dict("records")
-    assert row["parametrization"] == "mup"
-    assert Transfer(small[32], TransferOptions(at=("width=64,steps=9",))).reached(small[64]).empty
 
 
 def test_a_sweep_without_mup_asks_which_of_its_rules_is_meant(tiny, tmp_path):
