@@ -108,11 +108,11 @@ BRANCHES = dict.fromkeys(("transformer.h.*.attn.c_proj", "transformer.h.*.mlp.c_
 @pytest.mark.parametrize(("growing", "tied"), [("heads", True), ("head_size", False)])
 def test_a_stock_gpt2_has_the_factors_of_our_own(rule, growing, tied):
     trial = Trial().replace(
-        width=128, base_width=32, head_size=16, depth=6, base_depth=2, tied=tied, growing_dimension=growing,
+        width=128, base_width=32, head_size=16, depth=3, base_depth=1, tied=tied, growing_dimension=growing,
         parametrization=rule,
     )  # fmt: skip
     scaled = parametrize(
-        gpt2(growing, tied), width=128, base_width=32, depth=6, base_depth=2, rule=rule, roles=BRANCHES
+        gpt2(growing, tied), width=128, base_width=32, depth=3, base_depth=1, rule=rule, roles=BRANCHES
     )
     expected = parameter_scalings(trial, 40, 16)
     assert scaled.scalings.keys() == expected.keys()

@@ -32,7 +32,7 @@ def listed(name):
 CASES = [
     *map(listed, (
         "one learning rate for all", "attention 1/√d", "hidden σ constant", "readout without 1/m (llm.c",
-        "ε larger", "decay coupled", "inner size stays, its first", "optimizer of another copy",
+        "ε larger", "decay coupled", "optimizer of another copy",
         "attention divided twice", "hidden learning rate ∝ 1/m²", "readout without 1/m, learning rate",
         "tied, learning rate 1/m", "embeddings' σ ∝ 1/√m", "hidden σ ∝ 1/m", "readout × 1/m²",
         "factor √m", "Muon with Adam",
