@@ -38,7 +38,7 @@ def train(trial, report):
 
 def study_in(folder, told=20, **search):
     """A search whose trials tell their length, or leave it to be found."""
-    options = {"num_samples": 12, "seed": 1} | search
+    options = {"num_samples": 9, "seed": 1} | search
     settings = {"told": told}
     return Study(folder, name="mine", scale={"width": [64]}, space=SPACE, settings=settings, search=options)
 
@@ -48,10 +48,8 @@ def study_in(folder, told=20, **search):
     [
         ("hyperopt", "asha", 20),
         ("optuna", "asha", 0),
-        *(
-            pytest.param(*case, 20, marks=pytest.mark.nightly)
-            for case in (("random", "median"), ("bohb", "asha"))
-        ),
+        pytest.param("random", "median", 20, marks=pytest.mark.nightly),
+        pytest.param("bohb", "asha", 20, marks=pytest.mark.nightly),
     ],
 )
 def test_a_function_is_searched_and_hopeless_trials_are_stopped(algorithm, scheduler, told, tmp_path):
@@ -61,15 +59,13 @@ def test_a_function_is_searched_and_hopeless_trials_are_stopped(algorithm, sched
     study = study_in(tmp_path, told, algorithm=algorithm, scheduler=scheduler)
     outcome = study.run(train, workers=2, console=QUIET)
     runs, curves = load_runs(tmp_path), load_curves(tmp_path)
-    assert outcome.total() == len(runs) == 12 and outcome["stopped"] and outcome["finished"]
+    assert outcome.total() == len(runs) == 9 and outcome["stopped"] and outcome["finished"]
     assert {*runs["batch"]} == {8, 16} and runs["rate"].between(2.0**-10, 1).all()
     stopped = runs[runs["status"] == "stopped"]
     assert stopped["steps_done"].between(4, 19).all()
     last = curves.groupby("trial_id")[["step", "loss"]].last().loc[runs["trial_id"]]
-    assert (
-        last["step"].tolist() == runs["steps_done"].tolist()
-        and last["loss"].tolist() == runs["loss"].tolist()
-    )
+    assert last["step"].tolist() == runs["steps_done"].tolist()
+    assert last["loss"].tolist() == runs["loss"].tolist()
     lengths = curves.groupby("trial_id").size().loc[runs["trial_id"]]
     assert lengths.tolist() == runs["steps_done"].tolist(), "each loss is stored"
     assert runs.sort_values("loss")["status"].iloc[0] == "finished"
@@ -78,7 +74,7 @@ def test_a_function_is_searched_and_hopeless_trials_are_stopped(algorithm, sched
 
 def test_a_search_goes_on_with_more_trials_as_if_it_had_not_ended(tmp_path):
     """One worker: the second part knows the rungs of the first."""
-    for folder, counts in (("whole", [14]), ("parts", [6, 14])):
+    for folder, counts in (("whole", [9]), ("parts", [4, 9])):
         for count in counts:
             study = study_in(tmp_path / folder, algorithm="hyperopt", num_samples=count)
             study.run(train, workers=1, console=QUIET)
@@ -159,9 +155,8 @@ def test_a_program_is_searched_by_its_log_then_taken_to_a_wider_one(program, cap
     best = runs[runs["status"] == "finished"].nsmallest(1, "loss").iloc[0]
     assert f"best: loss {best['loss']:.4f} nat at rate" in out
     main(["analyze", "results/program", "--figures"])
-    assert (
-        "best of 9 trials" in capsys.readouterr().out and Path("results/program/figures/search.png").exists()
-    )
+    assert "best of 9 trials" in capsys.readouterr().out
+    assert Path("results/program/figures/search.png").exists()
     trainer = f"{sys.executable} train.py {{rate}} {{width}}"
     main(["transfer", "results/program", "--at", "width=256", "--trainer", trainer])
     (target,) = load_runs("results/program_transfer").to_dict("records")
@@ -182,18 +177,11 @@ def reports_once(trial, report):
 
 def test_asha_needs_losses_on_the_way(tmp_path):
     """What has finished is stored; without a scheduler the search goes on."""
-    with pytest.raises(
-        ConfigError, match=r"scheduler 'asha' stops trials by .* Trial\(width=64.* reported none"
-    ):
+    sentence = r"scheduler 'asha' stops trials by .* Trial\(width=64.* reported none"
+    with pytest.raises(ConfigError, match=sentence):
         study_in(tmp_path).run(reports_once, workers=1, console=QUIET)
     assert len(load_runs(tmp_path)) == 1
     assert study_in(tmp_path, scheduler="none", num_samples=3).run(reports_once, console=QUIET).total() == 2
-
-
-def test_a_program_that_never_logs_ends_the_search(program):
-    program.with_name("train.py").write_text("print('hello')")
-    with pytest.raises(SystemExit):
-        main(["search", "study.toml"])
 
 
 @pytest.mark.parametrize(
@@ -230,11 +218,12 @@ def test_what_a_search_cannot_do_is_one_sentence(program, tmp_path, outcome):
     with pytest.raises(StoreError, match="holds runs with told 20, and this study has 0"):
         study_in(tmp_path / "x", told=0).run(train, console=QUIET)
     code, _, err = outcome("sweep", "study.toml")
-    assert (
-        code == 2 and "study.toml is the file of a search, not of a sweep: `mup-tpu search study.toml`" in err
-    )
-    program.write_text(
-        program.read_text().replace("space.rate", "tune.rate").replace("search =", "settings =")
-    )
+    assert code == 2
+    assert "study.toml is the file of a search, not of a sweep: `mup-tpu search study.toml`" in err
+    program.with_name("train.py").write_text("print('hello')")
+    code, _, err = outcome("search", "study.toml")
+    assert code == 2 and "no line of the output has a loss" in err
+    text = program.read_text()
+    program.write_text(text.replace("space.rate", "tune.rate").replace("search =", "settings ="))
     code, _, err = outcome("search", "study.toml")
     assert code == 2, err
