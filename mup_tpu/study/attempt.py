@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import psutil
 
@@ -123,20 +123,25 @@ class Output:
                 self._folder.write(self._name, self._title + self._tail)
 
 
+@dataclass(eq=False)
 class Attempt(ABC):
     """A trial's process, as its worker sees it.
 
-    The process may close, tear or flood any of its pipes, so nothing here waits for it. With `asked_for`, the
-    driver is asked at each loss whether that trial stops.
+    The process may close, tear or flood any of its pipes, so nothing here waits for it.
     """
 
-    doing = ""  # work of a process that has not reported yet
-    is_alive_without_reports = False  # whether silence after a report is no sign of a process that hangs
-    _has_launchers = False  # whether its work may run below other processes than its own
+    doing: ClassVar[str]  # work of a process that has not reported yet
+    is_alive_without_reports: ClassVar[bool] = (
+        False  # whether silence after a report is no sign that it hangs
+    )
+    _has_launchers: ClassVar[bool] = False  # whether its work may run below other processes than its own
 
-    def __init__(self, output: Output, private: Sequence[int], asked_for: StudyTrial | None = None) -> None:
-        self.output, self._private = output, private  # descriptors of the worker that the process closes
-        self._asked_for = asked_for
+    output: Output
+    trial: StudyTrial
+    folder: str  # for checkpoints
+    asks: bool  # whether the driver is asked at each loss if the trial stops
+
+    def __post_init__(self) -> None:
         # What the process sends through each open pipe, and the reader of it
         self._readers: dict[int, Callable[[bytes], Iterable[Reported | Outcome]]] = {}
         self._pid = 0
@@ -208,14 +213,14 @@ class Attempt(ABC):
                 else:
                     latest = reported = event
             now = time.monotonic()
-            new, trial = [], self._asked_for
-            if latest is not None and outcome is None and trial is not None:
+            new = []
+            if latest is not None and outcome is None and self.asks:
                 new = [(step, loss) for step, loss in self._points() if step > asked_at]
-            if latest is not None and trial is not None and new:
+            if latest is not None and new:
                 asked_at, yielded_at = new[-1][0], now
-                steps = latest.steps or trial.values.get("steps", 0)
+                steps = latest.steps or self.trial.values.get("steps", 0)
                 whole = int(steps) if isinstance(steps, int | float) else 0
-                if (yield Request({trial.id: new}, whole)):
+                if (yield Request({self.trial.id: new}, whole)):
                     why, points = f"stopped by the search at step {asked_at}", tuple(self._points())
                     return Outcome("stopped", new[-1][1], why, points=points, step=asked_at)
             elif latest is not None and (
@@ -284,32 +289,27 @@ class Attempt(ABC):
                     time.sleep(0.005)
 
 
+@dataclass(eq=False)
 class FunctionAttempt(Attempt):
     """A call of a training function, in a process forked from the worker."""
 
     doing = "running, without a report yet"
 
-    def __init__(
-        self,
-        output: Output,
-        private: Sequence[int],
-        function: Function,
-        trial: StudyTrial,
-        folder: str,
-        asks: bool = False,
-    ) -> None:
-        super().__init__(output, private, trial if asks else None)
-        self._function, self._trial, self._folder = function, trial, folder
+    function: Function
+    private: Sequence[int]  # descriptors of the worker that the process closes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._line, self._curve = b"", Curve()
 
     def _start(self) -> None:
         sends, prints = self._pipe(self._messages), self._pipe(self._printed)
-        ours = (*self._readers, *self._private)
+        ours = (*self._readers, *self.private)
 
         def child() -> NoReturn:
             for descriptor in ours:
                 os.close(descriptor)
-            _call(self._function, self._trial, self._folder, sends, prints, self._asked_for is not None)
+            self._call(sends, prints)
 
         self._pid = _fork(child)
         os.close(sends)
@@ -344,25 +344,59 @@ class FunctionAttempt(Attempt):
     def _ended(self, code: int, is_terminated: bool) -> Outcome:
         return Outcome("failed", math.nan, f"its process ended with exit code {code} and no result")
 
+    def _call(self, sends: int, prints: int) -> NoReturn:
+        """Call the function in this process, send its outcome, and end."""
+        allow_children()
+        _redirect(prints)
+        os.close(prints)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (for the life of the process)
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
+        def send(**message: Any) -> None:
+            left = json.dumps(message).encode() + b"\n"
+            while left:
+                left = left[os.write(sends, left) :]
+
+        report: Report | None = None
+        before = len(sys.modules)
+        try:
+            report = made = Report(self.folder, lambda reported: send(report=vars(reported)), self.asks)
+            signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            outcome = Outcome.of(number("the returned loss", self.function(self.trial, report)))
+        except BaseException as error:
+            if isinstance(error, Ending) or (report is not None and report.ending):
+                outcome = Outcome("preempted", math.nan)
+            else:
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
+                outcome = Outcome("failed", math.nan, first_line(error))
+        for stream in (sys.stdout, sys.stderr):  # the function may have closed or replaced them
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if report is not None:
+            outcome = replace(outcome, points=tuple(report.curve.points), step=report.step)
+        # From the end: a look at all names would copy the pages that this process shares with its worker.
+        modules = (*itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before)),)[::-1]
+        text = outcome.reason and outcome.reason.encode(errors="backslashreplace").decode()
+        send(outcome=vars(replace(outcome, reason=text, modules=modules)))
+        os._exit(0)
+
+
+@dataclass(eq=False)
 class ProgramAttempt(Attempt):
     """A run of a program, whose output tells the loss."""
 
     doing = "running, no loss in its output yet"
     is_alive_without_reports = _has_launchers = True
 
-    def __init__(
-        self,
-        output: Output,
-        words: list[str],
-        added: Mapping[str, str],
-        folder: str,
-        loss: str | None,
-        asked_for: StudyTrial | None = None,
-    ) -> None:
-        super().__init__(output, (), asked_for)  # no descriptor outlives exec
-        self._words, self._added, self._folder, self._loss = words, added, folder, loss
-        self._log = TrainingLog(loss)
+    words: list[str]  # the command line
+    added: Mapping[str, str]  # environment beside the worker's
+    loss: str | None  # as for TrainingLog
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._log = TrainingLog(self.loss)
 
     def _start(self) -> None:
         prints = self._pipe(self._printed)
@@ -375,9 +409,9 @@ class ProgramAttempt(Attempt):
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             try:
-                os.execvpe(self._words[0], self._words, {**os.environ, **self._added})
+                os.execvpe(self.words[0], self.words, {**os.environ, **self.added})
             except OSError as error:
-                os.write(2, f"{self._words[0]} cannot be started: {reason(error)}\n".encode())
+                os.write(2, f"{self.words[0]} cannot be started: {reason(error)}\n".encode())
             os._exit(127)
 
         self._pid = _fork(child)
@@ -401,7 +435,7 @@ class ProgramAttempt(Attempt):
         if self._log.is_diverged:
             return self._with_curve(Outcome("diverged", math.inf))
         if code:
-            return Outcome("failed", math.nan, f"{self._words[0]} ended with exit code {code}")
+            return Outcome("failed", math.nan, f"{self.words[0]} ended with exit code {code}")
         if not self._log.is_validated and (metrics := self._metrics()) is not None:
             self._log = metrics
         try:
@@ -415,12 +449,12 @@ class ProgramAttempt(Attempt):
 
     def _metrics(self) -> TrainingLog | None:
         """Read the metrics that the program has written into its folder; None if its output tells as much."""
-        if "://" in self._folder or not os.listdir(self._folder):
+        if "://" in self.folder or not os.listdir(self.folder):
             return None
         from mup_tpu.analysis.ingest.readers import metrics_of  # pandas, which most programs need not
 
         with contextlib.suppress(MupTpuError):  # such as no package that reads them
-            metrics = metrics_of(self._folder, self._loss)
+            metrics = metrics_of(self.folder, self.loss)
             if metrics is not None and (metrics.is_validated or not self._log.curves()):
                 return metrics
         return None
@@ -472,44 +506,3 @@ def _redirect(prints: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, prints), (2, prints)):
         os.dup2(source, target)
-
-
-def _call(
-    function: Function, trial: StudyTrial, folder: str, sends: int, prints: int, sends_all: bool
-) -> NoReturn:
-    """Call the function in this process, send its outcome, and end; `sends_all` sends each loss."""
-    allow_children()
-    _redirect(prints)
-    os.close(prints)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (for the life of the process)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-
-    def send(**message: Any) -> None:
-        left = json.dumps(message).encode() + b"\n"
-        while left:
-            left = left[os.write(sends, left) :]
-
-    report: Report | None = None
-    before = len(sys.modules)
-    try:
-        report = made = Report(folder, lambda reported: send(report=vars(reported)), sends_all)
-        signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        outcome = Outcome.of(number("the returned loss", function(trial, report)))
-    except BaseException as error:
-        if isinstance(error, Ending) or (report is not None and report.ending):
-            outcome = Outcome("preempted", math.nan)
-        else:
-            with contextlib.suppress(Exception):
-                traceback.print_exc()
-            outcome = Outcome("failed", math.nan, first_line(error))
-    for stream in (sys.stdout, sys.stderr):  # the function may have closed or replaced them
-        with contextlib.suppress(Exception):
-            stream.flush()
-    if report is not None:
-        outcome = replace(outcome, points=tuple(report.curve.points), step=report.step)
-    # From the end: a look at all names would copy the pages that this process shares with its worker.
-    modules = (*itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before)),)[::-1]
-    text = outcome.reason and outcome.reason.encode(errors="backslashreplace").decode()
-    send(outcome=vars(replace(outcome, reason=text, modules=modules)))
-    os._exit(0)

@@ -34,7 +34,7 @@ from mup_tpu.store import Result
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.grid import Leases, StudyGrid
 from mup_tpu.study.report import StudyTrial, damaged
-from mup_tpu.study.trainer import FunctionJob, How
+from mup_tpu.study.trainer import FunctionJob
 from mup_tpu.tuning.runner import Purchases, Rows, Runner
 
 _log = logging.getLogger(__name__)
@@ -51,11 +51,9 @@ class Calls(Runner[StudyTrial]):
 
     grid: StudyGrid
     leases: Leases
-    how: How
     code: str | None  # fingerprint of the trainer
-    payload: bytes  # the pickled trainer
+    job: Callable[[StudyTrial, Collection[str], Sequence[str]], FunctionJob]  # trial, shown, shorter
     open_pool: Callable[[], Pool[Any]]  # once
-    asks: bool = False  # whether the driver may stop trials at their losses
 
     def trial_id(self, trial: StudyTrial) -> str:
         return trial.id
@@ -93,11 +91,11 @@ class Calls(Runner[StudyTrial]):
         shown = [*self.shown_sizes, *self.grid.compared[0], *self.grid.tuned, "seed"]
         known = self.store.known() if self.grid.continued else {}
         # Many longer runs may go on from one shorter.
-        holds_whole = functools.cache(functools.partial(is_whole, Folder(self.how.folder) / "work"))
+        holds_whole = functools.cache(functools.partial(is_whole, self.store.folder / "work"))
         jobs = []
         for trial in missing:
             begun = [t.id for t in self.grid.shorter(trial) if finished(t, known) and holds_whole(t)]
-            jobs.append(FunctionJob(self.payload, trial, self.how, shown, begun, self.asks))
+            jobs.append(self.job(trial, shown, begun))
         return jobs
 
     @functools.cached_property
@@ -116,30 +114,27 @@ class Calls(Runner[StudyTrial]):
                     what = f"{logged.name} {logged.loss:g} is a sum over tokens, and not their mean"
                     self.console.print(f"note: {what}: ε of 0.01 nat means little, print the mean")
                 self.losses[logged.name] = None
-                self._compare_rates(job.trial, outcome.learning_rate)
+                rates = [name for name in self.grid.tuned if name_of(name).kind == "rate"]
+                given = float(job.trial.values[rates[0]]) if len(rates) == 1 else math.nan
+                shown = outcome.learning_rate
+                if shown is not None and abs(shown - given) > 0.05 * max(shown, given):
+                    self.console.print(
+                        f"note: the output shows a learning rate of at most {shown:g}, and the trial has "
+                        f"{rates[0]} {given:g}: does the program take it?"
+                    )
             elif _without_numbers(logged.name) not in map(_without_numbers, self.losses):
                 expected = next(iter(self.losses))
                 why = f"its output tells `{logged.name}` and no `{expected}`, the loss of the other trials"
                 outcome = replace(outcome, status="failed", loss=math.nan, reason=why)
         return rows_of(job.trial, outcome, code=self.code)
 
-    def _compare_rates(self, trial: StudyTrial, logged: float | None) -> None:
-        rates = [name for name in self.grid.tuned if name_of(name).kind == "rate"]
-        if logged is None or len(rates) != 1:
-            return
-        if not math.isclose(logged, given := float(trial.values[rates[0]]), rel_tol=0.05):
-            self.console.print(
-                f"note: the output shows a learning rate of at most {logged:g}, and the trial has "
-                f"{rates[0]} {given:g}: does the program take it?"
-            )
-
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
         if not self._is_needed(job.trial, rows[0]["status"]):
-            (Folder(self.how.folder) / "work").remove(job.trial.id)
+            (self.store.folder / "work").remove(job.trial.id)
 
     def tidy(self, trials: Collection[StudyTrial], stored: Callable[[], Collection[str]]) -> None:
         # A driver that is killed after it has stored a row leaves checkpoints.
-        work = Folder(self.how.folder) / "work"
+        work = self.store.folder / "work"
         if names := work.names():
             ended = {*names} & {*stored()}
             if self.grid.continued:

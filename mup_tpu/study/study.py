@@ -33,7 +33,7 @@ from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.calls import Calls, finished, is_whole, place_here, place_on_ray, rows_of
 from mup_tpu.study.grid import PATIENCE_S, Leases, StudyGrid
 from mup_tpu.study.report import StudyTrial, number
-from mup_tpu.study.trainer import How, find_trainer, fingerprint, pickled
+from mup_tpu.study.trainer import FunctionJob, find_trainer, fingerprint, pickled
 from mup_tpu.tuning.sequence import Buyer, settleable
 
 if TYPE_CHECKING:
@@ -197,15 +197,17 @@ class Study:
                 f"the trainer has changed since {changed} of the rows in {self.folder} were stored: they "
                 "stay, and new trials run the new code; give another folder to run all trials again"
             )
-        how = How(self.folder, threads, seconds)
         busy = f"results folder {self.folder} is being run by another process; wait for it"
         try:
             with store.folder.locked("driver.lock", busy), contextlib.ExitStack() as at_end:
                 opened = functools.cache(lambda: at_end.enter_context(pool()))
-                payload = pickled(function, by_value=on_ray)
+                job = functools.partial(
+                    FunctionJob, pickled(function, by_value=on_ray), folder=self.folder, threads=threads,
+                    timeout=seconds, asks=space is not None,
+                )  # fmt: skip
                 calls = Calls(
-                    store, console, heartbeat, track, deadline, self.grid, leases, how, code, payload, opened,
-                    asks=space is not None, price=parse_price(price),
+                    store, console, heartbeat, track, deadline, self.grid, leases, code, job, opened,
+                    price=parse_price(price),
                 )  # fmt: skip
                 if space is None:
                     return calls.run_grid(self.grid, points)

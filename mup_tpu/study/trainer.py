@@ -12,7 +12,6 @@ import importlib
 import inspect
 import io
 import json
-import math
 import os
 import re
 import shlex
@@ -228,25 +227,18 @@ class Program:
         return [fill_in(word, values) for word in self.words]
 
 
-@dataclass(frozen=True)
-class How:
-    """Settings for each trial of a study."""
-
-    folder: str  # folder or fsspec URL of the study
-    threads: int = 1  # CPU threads for libraries of the function
-    timeout: float = math.inf  # seconds after which a trial counts as failed
-
-
 @dataclass(eq=False)
 class FunctionJob(Job):
     """Job of one trial of a study."""
 
     payload: bytes  # the pickled function
     trial: StudyTrial
-    how: How
     shown: Collection[str]  # names of values in lines of progress
-    shorter: Sequence[str] = ()  # ids of finished trials from whose checkpoints this one may go on
-    asks: bool = False  # whether the driver is asked at each loss whether the trial stops
+    shorter: Sequence[str]  # ids of finished trials from whose checkpoints this one may go on
+    folder: str  # folder or fsspec URL of the study
+    threads: int  # CPU threads for libraries of the function
+    timeout: float  # seconds after which the trial counts as failed
+    asks: bool  # whether the driver is asked at each loss if the trial stops
 
     def __post_init__(self) -> None:
         self.trials = [self.trial]
@@ -263,7 +255,7 @@ class FunctionJob(Job):
         yield Preparing("importing the trainer")
         added = here.once("threads", self._set_threads)
         function = here.once(self.payload, self._load)
-        results = Folder(self.how.folder)
+        results = Folder(self.folder)
         folder = results / "work" / self.trial.id
         if folder.is_local:
             os.makedirs(folder.path, exist_ok=True)
@@ -271,7 +263,7 @@ class FunctionJob(Job):
             work = results / "work"
             if begun := next((name for name in self.shorter if (work / name).names()), None):
                 work.copy(begun, self.trial.id)
-        name = f"output/{self.trial.id}"
+        name = f"output/{self.trial.id}.txt"
         attempt: Attempt
         with contextlib.ExitStack() as at_end:
             if isinstance(function, Program):
@@ -286,23 +278,24 @@ class FunctionJob(Job):
                     added = {**added, "PYTHONUNBUFFERED": "1"}
                 gpu = {n: os.environ[n] for n in ("CUDA_VISIBLE_DEVICES",) if n in os.environ}
                 title = " ".join(f"{name}={value}" for name, value in {**gpu, **added}.items())
-                output = Output(self.how.folder, f"{name}.txt", f"$ {title} {shlex.join(words)}\n")
-                asked_for = self.trial if self.asks else None
-                attempt = ProgramAttempt(output, words, added, folder.path, function.loss, asked_for)
+                output = Output(self.folder, name, f"$ {title} {shlex.join(words)}\n")
+                attempt = ProgramAttempt(
+                    output, self.trial, folder.path, self.asks, words, added, function.loss
+                )
             else:
-                output = Output(self.how.folder, f"{name}.txt")
-                attempt = FunctionAttempt(output, here.private, function, self.trial, folder.path, self.asks)
+                output = Output(self.folder, name)
+                attempt = FunctionAttempt(output, self.trial, folder.path, self.asks, function, here.private)
             signals: list[int] = []
             handlers = {signal.SIGTERM: lambda number, frame: signals.append(number)}
             with handling(handlers if here.handles_sigterm else {}):
-                return (yield from attempt.run(self.how.timeout, lambda: bool(signals)))
+                return (yield from attempt.run(self.timeout, lambda: bool(signals)))
 
     def _set_threads(self) -> dict[str, str]:
         """Set the threads of libraries, before they are imported, where the user has set none."""
         if "OMP_NUM_THREADS" in os.environ:  # the others follow it
             return {}
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        added = {name: str(self.how.threads) for name in names if name not in os.environ}
+        added = {name: str(self.threads) for name in names if name not in os.environ}
         os.environ.update(added)
         return added
 
