@@ -439,6 +439,15 @@ def _assert_close(value: Any, frozen: Any, where: str, rel: float, abs: float) -
 
 
 @pytest.fixture(scope="session")
+def stored() -> Callable[[str], Any]:
+    """Function that returns the command line's analysis of a results folder, made once."""
+    from mup_tpu.cli.table import TableOptions
+
+    options, results = TableOptions(), Path(__file__).parents[1] / "results"
+    return functools.cache(lambda folder: options.analyze(options.load(str(results / folder))))
+
+
+@pytest.fixture(scope="session")
 def assert_close() -> Callable[..., None]:
     """Function that compares nested values, numbers within tolerances, and of sentences the first words."""
     return _assert_close

@@ -8,14 +8,12 @@ A refactoring leaves all of them as they are. Where a change is meant, freeze ag
 
 import hashlib
 import runpy
-from functools import cache
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.diagnosis import by_setting
 from mup_tpu.analysis.prediction import predict_analysis, read_targets
 from mup_tpu.analysis.run_table import ranked
@@ -38,11 +36,6 @@ def digest(table: pd.DataFrame) -> str:
         table[columns].astype(object).where(table[columns].notna(), None).itertuples(index=False), key=repr
     )
     return hashlib.sha256(repr((columns, rows)).encode()).hexdigest()[:16]
-
-
-@cache
-def analysed(folder: str):
-    return analyze(load_table(RESULTS / folder))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +61,9 @@ def test_trials_of_an_experiment_have_the_frozen_ids(file, golden):
 
 
 @pytest.mark.parametrize("folder", PREDICTED)
-def test_predictions_are_the_frozen_ones(folder, golden):
-    targets = read_targets(load_table(RESULTS / folder), [PREDICTED[folder]])
-    golden(f"prediction {folder}", predictions_to_dict(predict_analysis(analysed(folder), targets)))
+def test_predictions_are_the_frozen_ones(folder, golden, stored):
+    targets = read_targets(stored(folder).table, [PREDICTED[folder]])
+    golden(f"prediction {folder}", predictions_to_dict(predict_analysis(stored(folder), targets)))
 
 
 def test_rankings_of_searches_are_the_frozen_ones(golden):
@@ -79,9 +72,9 @@ def test_rankings_of_searches_are_the_frozen_ones(golden):
 
 
 @pytest.mark.parametrize("folder", ["quickstart", "ladder_mup"])
-def test_figures_show_the_frozen_data(folder, golden, drawn):
-    for name, draw in plots.drawings(analysed(folder)).items():
-        golden(f"figure {folder} {name}", drawn(draw(analysed(folder))))
+def test_figures_show_the_frozen_data(folder, golden, drawn, stored):
+    for name, draw in plots.drawings(stored(folder)).items():
+        golden(f"figure {folder} {name}", drawn(draw(stored(folder))))
 
 
 def test_figures_of_coordinate_checks_show_the_frozen_data(golden, drawn):

@@ -66,32 +66,26 @@ def drift_of(result):
     return [result["drift"][key] for key in ("alpha", "low", "high")]
 
 
-@pytest.fixture(scope="module")
-def analysed():
-    """Analyses of results folders, each made once."""
-    return functools.cache(lambda folder: TableOptions().analyze(TableOptions().load(str(folder))))
-
-
 @pytest.mark.parametrize("folder", by_name(SWEEPS, DAILY))
-def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, analysed, assert_close):
+def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, stored, assert_close):
     no_json = {"NaN": None, "Infinity": "inf", "-Infinity": "-inf"}
-    found = json.loads(json.dumps(to_dict(analysed(folder))), parse_constant=no_json.get)
-    stored = json.loads((folder / "figures" / "analysis.json").read_text())
-    assert_close(found, stored, "analysis", rel=0.01, abs=2e-4)
+    found = json.loads(json.dumps(to_dict(stored(folder.name))), parse_constant=no_json.get)
+    kept = json.loads((folder / "figures" / "analysis.json").read_text())
+    assert_close(found, kept, "analysis", rel=0.01, abs=2e-4)
     names = names_in(folder / "figures")
-    assert {"analysis.json", "transfer.png"} & names and names <= files_of(drawings(analysed(folder))) | {
+    assert {"analysis.json", "transfer.png"} & names and names <= files_of(drawings(stored(folder.name))) | {
         "analysis.json"
     }
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
-def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, analysed, tmp_path):
-    sweeps = Comparison.of({p.name: analysed(p) for p in STORES if p.parent == folder})
+def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, stored, tmp_path):
+    sweeps = Comparison.of({p.name: stored(p.relative_to(RESULTS)) for p in STORES if p.parent == folder})
     found = sweeps.table(names.rule_name)
     found.drop(columns="regret_status").to_csv(tmp_path / "found.csv", index=False)
-    found, stored = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "sweeps.csv"))
-    pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)
+    found, kept = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "sweeps.csv"))
+    pd.testing.assert_frame_equal(found, kept, rtol=0.02, atol=0.02)
     assert {"sweeps.png", "sweeps.csv"} <= names_in(folder / "figures")
 
 
@@ -148,24 +142,22 @@ def test_predictions_are_older_than_the_runs_at_their_scale(file):
         assert (there > pd.Timestamp(kept.made_at)).all()
 
 
-def test_the_page_of_predictions_says_what_the_stored_rows_say():
-    page = (RESULTS / "prediction" / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| \[?(\w+).*\| `(\w[\w.]*)` .*\| 2\^([−\d.]+) \(.*\| 2\^([−\d.]+).*\| (inside|outside)",
-        page,
-        re.M,
+@pytest.mark.parametrize("folder", by_name([f.parent for f in PREDICTED], [PREDICTED[0].parent.name]))
+def test_the_page_of_predictions_says_what_the_stored_rows_say(folder):
+    page = (RESULTS / "prediction" / "README.md").read_text(encoding="utf-8").replace("−", "-")
+    row = (
+        rf"^\| \[?{folder.name}\b.*\| `(\w[\w.]*)` .*\| 2\^([-\d.]+) \(.*\| 2\^([-\d.]+).*\| (inside|outside)"
     )
-    assert len(rows) >= 3
+    rows = [(rule, *map(float, x), ruling) for rule, *x, ruling in re.findall(row, page, re.M)]
     scored = [
-        (file.parent.name, s.prediction.compared, s.prediction.x, s.x, "inside" if s.is_inside else "outside")
-        for file in PREDICTED
-        for s in open_results(str(file.parent), TableOptions()).scores
+        (s.prediction.compared, s.prediction.x, s.x, "inside" if s.is_inside else "outside")
+        for s in open_results(str(folder), TableOptions()).scores
         if s.is_inside is not None
     ]
     assert len(rows) == len(scored)
-    for sweep, rule, x, came, inside in rows:
-        numbers = [float(n.replace("−", "-")) for n in (x, came)]
-        assert (sweep, rule, *map(lambda n: pytest.approx(n, abs=0.03), numbers), inside) in scored
+    for rule, x, came, ruling in scored:
+        numbers = (pytest.approx(n, abs=0.03) for n in (x, came))
+        assert (rule, *numbers, ruling) in rows
 
 
 def test_mup_coordinate_check_is_flat_and_sp_s_is_not():

@@ -43,38 +43,49 @@ def batch_of(frame):
     return analyze(check_table(frame)).results[0].next_batch
 
 
-def test_what_is_settled_needs_no_runs():
-    assert batch_of(sweep_of([-8, -8, -8, -8], sigma=0.001)) is None
+FEW, BOTH = Reason.of("few scales", needed=3, known=2), "extend grids and add a scale"
 
 
-def test_an_optimum_at_an_edge_comes_first():
-    batch = batch_of(sweep_of([-8, -10, -12.5]))
-    assert {cell.scale for cell in batch.cells} == {256}
-    assert [cell.x for cell in batch.cells] == [-14, -13]
-    assert batch.reason == Reason.of("extend grids", scales=[256.0])
-    assert np.isnan(batch.to_verdict)
+@pytest.mark.parametrize(
+    ("vertices", "sigma", "lost", "missing", "reason", "cells"),
+    [
+        # What is settled needs no runs.
+        ([-8] * 4, 0.001, "", "", None, {}),
+        # An optimum at an edge comes first.
+        ([-8, -10, -12.5], 0.01, "", "", Reason.of("extend grids", scales=[256]), {256: [-14, -13]}),
+        # Both are needed for a verdict; the third scale is looked at where the other's optimum lies.
+        ([-8, -12.5], 0.01, "", "", Reason.of(BOTH, scales=[128], needed=3, known=2),
+         {128: [-14, -13], 256: [-10, -9, -8, -7, -6]}),
+        ([-2, -8], 0.01, "", "", Reason.of(BOTH, scales=[64], needed=3, known=2),
+         {64: [-3, -2], 256: [-10, -9, -8, -7, -6]}),
+        # Nobody knows yet where to look at a third.
+        ([-13, -14], 0.01, "", "", Reason.of("extend grids", scales=[64, 128]),
+         {64: [-14, -13], 128: [-14, -13]}),
+        # A third scale gets a pack around where its optimum is expected.
+        ([-7, -8], 0.001, "", "", FEW, {256: [-11, -10, -9, -8, -7]}),
+        # Seeds tell nothing of where between two learning rates runs begin to diverge.
+        ([-8] * 3, 0.01, "width >= 128 and lr > 2**-8", "", Reason.of("holes", scales=[128, 256]),
+         {128: [-7.5], 256: [-7.5]}),
+        ([-8] * 3, 0.03, "", "width == 256 and lr == 2**-7", Reason.of("holes", scales=[256]), {256: [-7]}),
+    ],
+)  # fmt: skip
+def test_next_runs_follow_from_the_state_of_each_scale(vertices, sigma, lost, missing, reason, cells):
+    frame = sweep_of(vertices, sigma)
+    frame.loc[frame.eval(lost or "seed < 0"), "loss"] = np.nan
+    batch = batch_of(frame[~frame.eval(missing or "seed < 0")])
+    if reason is None:
+        assert batch is None
+        return
+    assert batch.reason == reason and math.isnan(batch.to_verdict)
+    found = [(cell.scale, cell.x) for cell in batch.cells]
+    assert found == [(scale, x) for scale, values in cells.items() for x in values]
 
 
-def test_of_two_scales_of_which_one_has_no_optimum_the_grid_and_a_third_scale_are_asked_for():
-    """Both are needed for a verdict, so both are said; the third is looked at where the other's lies."""
-    batch = batch_of(sweep_of([-8, -12.5]))
-    cells = {scale: [c.x for c in batch.cells if c.scale == scale] for scale in (128, 256)}
-    assert cells == {128: [-14, -13], 256: [-10, -9, -8, -7, -6]}
-    assert batch.reason.code == "extend grids and add a scale"
-    assert (batch.reason["scales"], batch.reason["known"]) == ([128], 2)
-    below = batch_of(sweep_of([-2, -8]))
-    assert {cell.scale for cell in below.cells} == {64, 256}
-
-
-def test_where_no_scale_has_an_optimum_only_the_grids_are_extended():
-    """Nobody knows yet where to look at a third."""
-    assert {cell.scale for cell in batch_of(sweep_of([-13, -14])).cells} == {64, 128}
-
-
-def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
-    batch = batch_of(sweep_of([-7, -8], sigma=0.001))
-    assert [(c.scale, c.x, c.runs) for c in batch.cells] == [(256, x, 1) for x in range(-11, -6)]
-    assert batch.reason == Reason.of("few scales", needed=3, known=2)
+def test_where_scales_lie_too_close_another_is_asked_for():
+    frame = sweep_of([-8.0, -7.977, -7.953], sigma=0.0005, seeds=4)
+    batch = batch_of(frame.assign(width=frame["width"].map({64: 64, 128: 70, 256: 77})))
+    assert (batch.reason.code, batch.reason["count"]) == ("another scale", 4)
+    assert {cell.scale for cell in batch.cells} == {154}
 
 
 def test_where_the_drift_is_known_the_next_scale_s_runs_lie_on_its_line():
@@ -173,14 +184,6 @@ def test_runs_are_bought_where_they_are_cheap():
     assert share[0] > share[1]
 
 
-def test_where_scales_lie_too_close_another_is_asked_for():
-    frame = sweep_of([-8.0, -7.977, -7.953], sigma=0.0005, seeds=4)
-    frame["width"] = frame["width"].map({64: 64, 128: 70, 256: 77})
-    batch = batch_of(frame)
-    assert (batch.reason.code, batch.reason["count"]) == ("another scale", 4)
-    assert {cell.scale for cell in batch.cells} == {154}
-
-
 def test_what_the_valley_s_form_leaves_open_is_met_by_values_in_between():
     """Seeds of values two octaves apart say nothing more of where between them the optimum lies."""
     frame = sweep_of([-8.2, -8.0, -7.9], sigma=0.001, seeds=6)
@@ -249,21 +252,6 @@ def test_who_follows_it_comes_to_the_right_verdict(alpha, right, wrong):
         decisions.append(result.verdict.decision)
     assert decisions.count(right) >= 3
     assert wrong not in decisions
-
-
-def test_where_runs_are_lost_beside_an_optimum_a_value_in_between_is_run():
-    """Seeds tell nothing of where between two learning rates runs begin to diverge."""
-    frame = sweep_of([-8, -8, -8])
-    frame.loc[(frame["width"] >= 128) & (frame["lr"] > 2.0**-8), "loss"] = np.nan
-    batch = batch_of(frame)
-    assert {(c.scale, c.x) for c in batch.cells} == {(128, -7.5), (256, -7.5)}
-    assert batch.reason == Reason.of("holes", scales=[128, 256])
-
-
-def test_a_run_that_is_missing_beside_an_optimum_is_asked_for():
-    frame = sweep_of([-8, -8, -8], sigma=0.03)
-    batch = batch_of(frame[(frame["width"] < 256) | (frame["lr"] != 2.0**-7)])
-    assert {(c.scale, c.x) for c in batch.cells} == {(256, -7)}
 
 
 def test_the_interval_that_is_named_holds_the_verdict_open():

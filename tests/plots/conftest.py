@@ -13,7 +13,6 @@ from mup_tpu.analysis.referee import Ruling
 from mup_tpu.analysis.result import TransferResult
 from mup_tpu.analysis.verdict import Regret, Verdict
 
-RESULTS = Path(__file__).parents[2] / "results"
 REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
 
 
@@ -29,10 +28,9 @@ def analysis():
 
 
 @pytest.fixture(scope="session")
-def quickstart():
+def quickstart(stored):
     """A stored sweep: its table and its analysis."""
-    table = load_table(RESULTS / "quickstart")
-    return table, analyze(table)
+    return stored("quickstart").table, stored("quickstart")
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,9 @@ from mup_tpu.words.verdicts import details, remedy, verdict
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.fixture(scope="module")
-def quickstart():
-    return analyze(load_table(RESULTS / "quickstart"))
+@pytest.fixture(scope="session")
+def quickstart(stored):
+    return stored("quickstart")
 
 
 @pytest.fixture(scope="module")
