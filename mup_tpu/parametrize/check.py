@@ -47,7 +47,7 @@ from mup_tpu.parametrize.roles import (
 from mup_tpu.parametrize.rules import parametrize
 from mup_tpu.rules.parametrization import infer_infshapes
 
-_QUIET_S = 10.0  # longest silence of a check in a notebook
+_QUIET_S = 10.0  # a check of Python reports its progress after so long
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def lint(
         steps: number of updates.
         seeds: number of seeds of the init, from 0.
         seconds: time after which no further width begins, once three are measured.
-        progress: function of the present work and the share of all work that is done; by default a line on
-            the terminal.
+        progress: function of the present work and the share of all work that is done; by default a line in
+            ten seconds.
 
     Raises:
         ConfigError: build or loss fails, or nothing grows with the width.
@@ -419,11 +419,8 @@ def check_sizes(
     said_at = time.monotonic()
 
     def say(doing: str, share: float) -> None:
-        # On a terminal one line that changes; in a notebook or a log a line in ten seconds.
         nonlocal said_at
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{doing}: {share:.0%}" if share < 1 else "\r\x1b[K", end="", file=sys.stderr)
-        elif time.monotonic() > said_at + _QUIET_S and share < 1:
+        if time.monotonic() > said_at + _QUIET_S:
             said_at = time.monotonic()
             print(f"{doing}: {share:.0%}", file=sys.stderr, flush=True)
 
@@ -448,8 +445,6 @@ def check_sizes(
 
     if scale == "width" and any(f.is_wrong for f in findings):
         findings = tried(findings, diagnosis.suspects(findings), measured)
-    if progress is None:
-        say("", 1.0)
     return LintReport(tuple(findings), tuple(parameters), diagnosis.fits, table, scale)
 
 
