@@ -40,12 +40,14 @@ def gradients(shape: tuple[int, ...], count: int, dtype=torch.float32) -> list[t
     return [torch.randn(shape, generator=generator, dtype=dtype) for _ in range(count)]
 
 
-def trained(parameter: Parameter, config: OptimizerConfig, given: list[torch.Tensor]) -> torch.Tensor:
-    """A parameter that starts at its first gradient's numbers, after an update by each gradient."""
-    leaf = given[0].clone().requires_grad_()
-    group = Group(
-        [parameter], [leaf], {"momentum_buffer": [torch.zeros_like(leaf)]}, [torch.tensor(0.0)], 1.0, DECAY, 0
-    )
+def trained(
+    parameter: Parameter, config: OptimizerConfig, given: list[torch.Tensor],
+    start: torch.Tensor | None = None, factor: float = 1.0, decay: float = DECAY,
+) -> torch.Tensor:  # fmt: skip
+    """A parameter after an update by each gradient; by default it starts at the first one's numbers."""
+    leaf = (given[0] if start is None else start).clone().requires_grad_()
+    buffers = {"momentum_buffer": [torch.zeros_like(leaf)]}
+    group = Group([parameter], [leaf], buffers, [torch.tensor(0.0)], factor, decay, 0)
     shared = constants(Trial(optimizer=config), [MUON])["muon"]
     for gradient in given:
         leaf.grad = gradient.clone()
@@ -137,16 +139,10 @@ def test_a_stack_is_its_members_one_by_one(slices, dtype, scale):
         rate = torch.full_like(factors_K11, LR)
         MUON.update_stack(StackedParameter(parameter, ours, gradient, slots, (rate,), *factors), shared)
     for k, factor in enumerate(factors_K11.flatten().tolist()):
-        leaf = given[0][k].clone().requires_grad_()
-        buffers = {"momentum_buffer": [torch.zeros_like(leaf)]}
-        group = Group([parameter], [leaf], buffers, [torch.tensor(0.0)], factor, DECAY, 0)
-        for gradient in given:
-            leaf.grad = gradient[k].clone()
-            with torch.no_grad():
-                MUON.update_member(group, shared, LR)
+        alone = trained(parameter, config, [gradient[k] for gradient in given], factor=factor)
         # A product of many matrices may sum in another order, which in bfloat16 is half a per cent.
         tolerance = 1e-13 if dtype == "float32" else 0.01 * LR * len(given)
-        torch.testing.assert_close(ours[k], leaf.detach(), rtol=0, atol=tolerance)
+        torch.testing.assert_close(ours[k], alone, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -174,21 +170,14 @@ def update_norms(width: int, scale: str, parametrization: str) -> dict[str, floa
         head_size=16, depth=1, learning_rate=LR,
     )  # fmt: skip
     scalings, found = parameter_scalings(trial, 16, 8), {}
-    shared = constants(trial, [MUON])["muon"]
     for name, parameter in declare(trial.model, 16, 8).parameters.items():
         if not MUON.takes(parameter):
             continue
-        leaf = torch.zeros(parameter.shape, requires_grad=True)
-        leaf.grad = gradients(parameter.shape, 1)[0]
-        buffers = {"momentum_buffer": [torch.zeros_like(leaf)]}
-        factor = scalings[name].learning_rate
-        with torch.no_grad():
-            MUON.update_member(
-                Group([parameter], [leaf], buffers, [torch.tensor(0.0)], factor, 0.0, 0), shared, LR
-            )
+        start, factor = torch.zeros(parameter.shape), scalings[name].learning_rate
+        step = trained(parameter, trial.optimizer, gradients(parameter.shape, 1), start, factor, 0.0)
         slices = parameter.slices or {"": Slice(0, parameter.shape[-1])}
         for part, its in slices.items():
-            matrix = leaf.detach()[:, its.start : its.stop]
+            matrix = step[:, its.start : its.stop]
             norm = torch.linalg.matrix_norm(matrix, 2) / LR / (matrix.shape[1] / matrix.shape[0]) ** 0.5
             found[f"{name} {part}"] = float(norm)
     return found
