@@ -3,6 +3,8 @@
 import pickle
 import shutil
 
+import pytest
+
 from mup_tpu.config import RunOptions, Sweep, Trial
 from mup_tpu.errors import DataError
 from mup_tpu.jobs.driver import Finished, JobContext, Preparing, Refused, TooLarge, perform
@@ -71,20 +73,20 @@ SWEEP = Sweep(
 
 
 def test_trials_without_a_result_are_missing():
-    trials = SWEEP.trials()
-    done = {trial.trial_id("data") for trial in trials[::3]}
-    missing = missing_trials(trials + trials, done, lambda trial: trial.trial_id("data"))
-    assert {t.trial_id("data") for t in missing} == {t.trial_id("data") for t in trials} - done
-    assert len(missing) == len(trials) - len(done)
+    names = {trial.trial_id("data"): trial for trial in SWEEP.trials()}
+    missing = missing_trials([*names.values()] * 2, [*names][::3], lambda trial: trial.trial_id("data"))
+    assert missing == [trial for name, trial in names.items() if name not in [*names][::3]]
 
 
-def test_every_trial_is_in_one_pack_of_its_shape():
+@pytest.mark.parametrize(
+    ("workers", "pack_size", "most"), [(1, 0, 8), (2, 0, 8), (5, 0, 8), (2, 1, 1), (1, 28, 28)]
+)
+def test_every_trial_is_in_one_pack_of_its_shape(workers, pack_size, most):
     trials = SWEEP.trials()
-    for workers in (1, 2, 5):
-        packs = make_packs(trials, workers, "loop")
-        assert sorted(t.trial_id("d") for p in packs for t in p) == sorted(t.trial_id("d") for t in trials)
-        assert all(len({pack_key(t) for t in pack}) == 1 for pack in packs)
-        assert all(len(pack) <= 8 for pack in packs)
+    packs = make_packs(trials, workers, "loop", pack_size=pack_size)
+    assert sorted(t.trial_id("d") for p in packs for t in p) == sorted(t.trial_id("d") for t in trials)
+    assert all(len({pack_key(t) for t in pack}) == 1 for pack in packs)
+    assert max(map(len, packs)) == most or (pack_size == 0 and max(map(len, packs)) < most)
 
 
 def test_workers_get_equal_shares_and_wide_packs_go_first_behind_one_that_ends_soon():
@@ -96,12 +98,8 @@ def test_workers_get_equal_shares_and_wide_packs_go_first_behind_one_that_ends_s
     for width in (64, 128):
         sizes = [len(pack) for pack in packs if pack[0].model.width == width]
         assert len(sizes) % 2 == 0 and max(sizes) - min(sizes) <= 1
-
-
-def test_a_pack_mixes_learning_rates():
-    pack = make_packs(SWEEP.trials(), 2, "loop")[0]
-    rates = [t.optimizer.learning_rate for t in pack]
-    assert max(rates) / min(rates) >= 8
+    rates = [trial.optimizer.learning_rate for trial in packs[0]]
+    assert max(rates) / min(rates) >= 8, "a pack mixes learning rates"
 
 
 def test_packs_fill_a_gpu_and_wide_trials_train_alone():
@@ -123,8 +121,3 @@ def test_packs_fill_a_gpu_and_wide_trials_train_alone():
     packs = make_packs([trial.replace(width=2048, seed=s) for s in range(3)], 1, "vmap", gpu="NVIDIA H100")
     assert [len(pack) for pack in packs] == [1, 1, 1]
     assert largest_pack(trial, "loop", "NVIDIA H100") == 8
-
-
-def test_pack_size_is_obeyed():
-    assert {len(pack) for pack in make_packs(SWEEP.trials(), 2, "vmap", pack_size=1)} == {1}
-    assert len(make_packs(SWEEP.trials(), 1, "vmap", pack_size=28)) == 2

@@ -46,25 +46,38 @@ def batches():
     return DataLoader(TensorDataset(INPUTS), batch_size=BATCH)
 
 
-LIGHTNING = (
-    "logs_nothing", "manual", "returns_none", "stream", "without_end", "accumulates", "two_optimizers",
-    "validates", "is_scheduled",
-)  # fmt: skip
+def stream():
+    return DataLoader(Stream(lambda x: [x]), batch_size=BATCH)
+
+
+# Options of the Trainer by the kind of the training; `others` names callbacks
+LIGHTNING = {
+    "logs_nothing": {"max_steps": 20, "log_every_n_steps": 0},
+    "manual": {"max_epochs": 1},
+    "returns_none": {"max_epochs": 1},
+    "stream": {"max_epochs": 1},
+    "without_end": {"max_epochs": -1, "others": "Stops"},
+    "accumulates": {"max_epochs": 2, "accumulate_grad_batches": 2, "others": "EMAWeightAveraging"},
+    "two_optimizers": {"max_epochs": 1},
+    "validates": {"max_epochs": 2, "val_check_interval": 0.5, "others": "EarlyStopping"},
+    "is_scheduled": {"max_epochs": 2, "limit_train_batches": 0.5, "precision": "bf16-mixed"},
+}
 
 
 @functools.cache
-def lightning_trainings():
-    """Return the module, the options of its Trainer, and the loaders of each training."""
+def lightning_parts():
+    """Return a module of each kind, and makers of callbacks."""
     import lightning
     from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
-    class Plain(lightning.LightningModule):
-        def __init__(self):
+    class Module(lightning.LightningModule):
+        def __init__(self, kind):
             super().__init__()
             torch.manual_seed(0)
-            self.net = nn.Linear(4, 1)
+            self.kind, self.net = kind, nn.Linear(4, 1)
+            self.automatic_optimization = kind not in ("manual", "two_optimizers")
 
         def loss(self, batch):
             loss = self.net(batch[0]).square().mean()
@@ -72,47 +85,27 @@ def lightning_trainings():
             return loss
 
         def training_step(self, batch, index):
-            return self.loss(batch)
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    class Manual(Plain):
-        automatic_optimization = False
-
-        def training_step(self, batch, index):
-            optimizer, loss = self.optimizers(), self.loss(batch)
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-            self.log("train/loss", loss)
-
-    class Two(Plain):
-        automatic_optimization = False
-
-        def training_step(self, batch, index):
-            for optimizer in self.optimizers():
+            if self.automatic_optimization:
+                return None if self.kind == "returns_none" and index % 3 == 0 else self.loss(batch)
+            optimizers = self.optimizers()
+            for optimizer in optimizers if self.kind == "two_optimizers" else [optimizers]:
                 loss = self.loss(batch)
                 optimizer.zero_grad()
                 self.manual_backward(loss)
                 optimizer.step()
-            return {"loss": loss, "index": index}
+            if self.kind == "two_optimizers":
+                return {"loss": loss, "index": index}
+            return self.log("train/loss", loss)
 
-        def configure_optimizers(self):
-            return [torch.optim.SGD([p], lr=0.01) for p in self.parameters()], []
-
-    class Skips(Plain):
-        def training_step(self, batch, index):
-            return self.loss(batch) if index % 3 else None
-
-    class Validates(Plain):
         def validation_step(self, batch, index):
             self.log("val_loss", self.loss(batch))
 
-    class Scheduled(Plain):
         def configure_optimizers(self):
-            optimizer = torch.optim.AdamW(self.parameters())
-            steps = self.trainer.estimated_stepping_batches
+            if self.kind == "two_optimizers":
+                return [torch.optim.SGD([p], lr=0.01) for p in self.parameters()], []
+            if self.kind != "is_scheduled":
+                return torch.optim.SGD(self.parameters(), lr=0.01)
+            optimizer, steps = torch.optim.AdamW(self.parameters()), self.trainer.estimated_stepping_batches
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -120,29 +113,11 @@ def lightning_trainings():
         def on_train_batch_end(self, trainer, *more):
             trainer.should_stop = trainer.global_step >= 20
 
-    def stream():
-        return DataLoader(Stream(lambda x: [x]), batch_size=BATCH)
-
-    def early_stopping():
-        return EarlyStopping("val_loss", patience=9)
-
-    return {
-        "manual": (Manual, {"max_epochs": 1}, batches),
-        "returns_none": (Skips, {"max_epochs": 1}, batches),
-        "stream": (Plain, {"max_epochs": 1}, stream),
-        "without_end": (Plain, {"max_epochs": -1, "callbacks": Stops}, batches),
-        "accumulates": (
-            Plain, {"max_epochs": 2, "accumulate_grad_batches": 2, "callbacks": EMAWeightAveraging}, batches,
-        ),
-        "two_optimizers": (Two, {"max_epochs": 1}, batches),
-        "validates": (
-            Validates, {"max_epochs": 2, "val_check_interval": 0.5, "callbacks": early_stopping}, batches,
-        ),
-        "logs_nothing": (Plain, {"max_steps": 20, "log_every_n_steps": 0}, batches),
-        "is_scheduled": (
-            Scheduled, {"max_epochs": 2, "limit_train_batches": 0.5, "precision": "bf16-mixed"}, batches,
-        ),
+    others = {
+        "Stops": Stops, "EMAWeightAveraging": EMAWeightAveraging,
+        "EarlyStopping": lambda: EarlyStopping("val_loss", patience=9),
     }  # fmt: skip
+    return Module, others
 
 
 def fit(name, folder, on_batch=lambda report, step: None):
@@ -153,17 +128,18 @@ def fit(name, folder, on_batch=lambda report, step: None):
         def on_train_batch_start(self, trainer, module, batch, index):
             on_batch(report, trainer.global_step)
 
-    module, options, loader = lightning_trainings()[name]
+    module, others = lightning_parts()
     report = report_in(folder)
     callback = for_lightning(report, save_every=5)
-    options = {"log_every_n_steps": 2, **options}
-    others = [options.pop("callbacks")()] if "callbacks" in options else []
+    options = {"log_every_n_steps": 2, **LIGHTNING[name]}
+    callbacks = [callback, Watch(), *([others[options.pop("others")]()] if "others" in options else [])]
     trainer = lightning.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[callback, Watch(), *others], **options,
+        enable_model_summary=False, callbacks=callbacks, **options,
     )  # fmt: skip
-    held_out = [loader()] if name == "validates" else []
-    trainer.fit(module(), loader(), *held_out, ckpt_path=callback.checkpoint)
+    held_out = [batches()] if name == "validates" else []
+    loader = stream() if name == "stream" else batches()
+    trainer.fit(module(name), loader, *held_out, ckpt_path=callback.checkpoint)
     return report, trainer.global_step
 
 
