@@ -108,16 +108,9 @@ print("val loss 2.5")
 def test_a_program_finds_the_shell_of_its_user(tmp_path):
     """A program sees the same, environment and all else, whether a shell runs it or a sweep of that shell."""
     (tmp_path / "look.py").write_text(LOOK)
-    (tmp_path / "study.toml").write_text(
-        'experiment = "e"\nscale = {width = [1]}\ntune = {lr = [1.0]}\n[settings]\n'
-    )
-    added = {
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "PYTHONUNBUFFERED",
-        "CUDA_VISIBLE_DEVICES",
-    }
+    (tmp_path / "study.toml").write_text("scale = {width = [1]}\ntune = {lr = [1.0]}\n[settings]\n")
+    threads = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+    added = {*threads, "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES"}
     environment = {k: v for k, v in os.environ.items() if k not in {*added, "LC_ALL", "LC_CTYPE", "LANG"}}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "ODD": "a\nb=c", "HTTP_PROXY": "x"}
     look = f"{sys.executable} look.py"
@@ -131,7 +124,7 @@ def test_a_program_finds_the_shell_of_its_user(tmp_path):
     assert by_sweep == by_shell, done.stderr
     more = {name for name, value in sweep.items() if shell.get(name) != value} - {"_", "SHLVL"}
     assert more <= added and {*shell} - {*sweep} == set()
-    (text,) = (tmp_path / "results" / "e" / "output").glob("*.txt")
+    (text,) = (tmp_path / "results" / "study" / "output").glob("*.txt")
     title = text.read_text().splitlines()[0]
     assert title.startswith("$ ") and title.endswith("look.py by_sweep")
     assert all(f"{name}={sweep[name]}" in title for name in more), "what is added stands in the output"
@@ -140,11 +133,8 @@ def test_a_program_finds_the_shell_of_its_user(tmp_path):
 def test_a_thread_count_of_the_user_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    rows = run(
-        tmp_path,
-        "import os; assert 'MKL_NUM_THREADS' not in os.environ; print(os.environ['OMP_NUM_THREADS'])",
-    )
-    assert rows["loss"].tolist() == [3.0]
+    code = "import os; assert 'MKL_NUM_THREADS' not in os.environ; print(os.environ['OMP_NUM_THREADS'])"
+    assert run(tmp_path, code)["loss"].tolist() == [3.0]
 
 
 NANOGPT = """
@@ -230,9 +220,8 @@ def test_a_sweep_says_what_it_costs_and_a_reason_once(tmp_path, capsys, monkeypa
     assert "all trials take" not in capsys.readouterr().out, "stored trials gave the time at the start"
     (tmp_path / "new").mkdir()
     outcome = run(tmp_path / "new", code, rates=(0.5, 1.0, 2.0, 4.0), console=console, price="3600/h")
-    (whole,) = re.findall(
-        r"all trials take about ([\d.]+) s, .* at 3600/h of training", capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    (whole,) = re.findall(r"all trials take about ([\d.]+) s, .* at 3600/h of training", out)
     assert float(whole) == pytest.approx(4 * outcome["wall_time_s"].mean(), rel=0.9)
     (tmp_path / "two").mkdir()
     rates = [2.0**-k for k in range(9)]
@@ -284,42 +273,38 @@ def test_notes_on_what_the_output_shows_are_printed_once(factor, tmp_path, capsy
     assert printed.count("note: loss 149001 is a sum over tokens, and not their mean") == 1
 
 
-@pytest.mark.parametrize(
-    "code, status, reason",
-    [
-        # A loss that stays nan ends the program, and one that fails over its nan has diverged.
-        (
-            "[print(f'step {k} | train loss', 3.2 if k < 2 else float('nan'))"
-            " for k in range(10**6)]; import time; time.sleep(1000)",
-            "diverged",
-            None,
-        ),
-        (
-            "[print(f'step {k} train loss nan') for k in range(5)]; print('step 5 val/a/loss 1 val/b/loss 2')"
-            "; import time; time.sleep(1000)",
-            "diverged",
-            None,
-        ),
-        (
-            "print('step 1: loss 3.0'); print('step 2: loss nan'); raise SystemExit(1)",
-            "diverged",
-            None,
-        ),
-        ("import os; os.kill(os.getpid(), 9)", "failed", "killed by signal 9, the last of 3 attempts"),
-        ("print('last words'); raise SystemExit(3)", "failed", "ended with exit code 3; output: last words"),
-        ("import time; time.sleep(1000)", "failed", "no result within the time-out"),
-        ("import os; os.write(1, b'\\xff\\xc3 loss: 2.5\\n')", "finished", None),
-        ("import os, time; os.fork() or time.sleep(1000); print('loss: 2.5')", "finished", None),
-        ("print('\\r'.join(f'{k}%| loss=2.{k}' for k in range(6)))", "finished", None),
-        ("print('x' * 10**7); print('loss: 2.5')", "finished", None),
-    ],
-)
-def test_programs_that_misbehave(code, status, reason, tmp_path, patience):
-    rows = run(tmp_path, code, timeout="2s" if reason and "time-out" in reason else f"{20 * patience}s")
-    assert rows["status"].tolist() == [status], rows["reason"][0]
-    assert reason is None or reason in rows["reason"][0]
-    assert reason is not None or rows["loss"].tolist() == [2.5 if status == "finished" else math.inf]
-    assert len(output(tmp_path)) < 2**20 + 1000, "the end of a long output is kept"
+SLEEP = "time.sleep(1000)"
+PROGRAMS = {
+    "stays nan": (
+        "diverged", f"[print(f'step {{k}} loss', 3 if k < 2 else math.nan) for k in range(10**6)]; {SLEEP}",
+    ),
+    "is nan before two losses": (
+        "diverged",
+        f"[print(f'step {{k}} loss nan') for k in range(5)]; print('step 5 a/loss 1 b/loss 2'); {SLEEP}",
+    ),
+    "fails over nan": ("diverged", "print('step 1: loss 3.0'); print('step 2: loss nan'); sys.exit(1)"),
+    "killed by signal 9, the last of 3 attempts": ("failed", "os.kill(os.getpid(), 9)"),
+    "ended with exit code 3; output: last words": ("failed", "print('last words'); sys.exit(3)"),
+    "no result within the time-out": ("failed", SLEEP),
+    "writes bytes": ("finished", "os.write(1, b'\\xff\\xc3\\nloss: 2.5\\n')"),
+    "leaves a child": ("finished", f"os.fork() or {SLEEP}; print('loss: 2.5')"),
+    "returns the carriage": ("finished", "print('\\r'.join(f'{k}%| loss=2.{k}' for k in range(6)))"),
+    "long": ("finished", "print('x' * 10**7); print('loss: 2.5')"),
+}  # fmt: skip
+"""Status and code of each program; reasons of failures are their names."""
+
+
+def test_programs_that_misbehave(tmp_path, patience):
+    codes = {how: code for how, (_, code) in PROGRAMS.items()}
+    program = f"import math, os, sys, time; exec({codes!r}[sys.argv[3]])"
+    more = {"workers": 4, "timeout": f"{6 * patience}s", "compare": {"how": [*PROGRAMS]}}
+    rows = run(tmp_path, program, "{how}", **more).set_index("how")
+    for how, (status, _) in PROGRAMS.items():
+        row = rows.loc[how]
+        assert row["status"] == status, (how, row["reason"])
+        assert how in row["reason"] if status == "failed" else math.isinf(row["loss"]) or row["loss"] == 2.5
+        text = tmp_path / "results" / "output" / f"{row['trial_id']}.txt"
+        assert text.stat().st_size < 2**20 + 1000, "the end of a long output is kept"
 
 
 CHILDREN = """
@@ -333,16 +318,14 @@ while len(open(sys.argv[3], "a+").seek(0) or open(sys.argv[3]).read().split()) <
 open(sys.argv[3], "a").write(f"{os.getpid()} ready")
 """
 ENDS = {
-    "returns": "", "timeout": "", "kill -9": "", "Ctrl-C": "stopped; finished trials are stored",
-    "SIGTERM": "the same command goes on",
+    "returns": "", "kill -9": "", "SIGTERM": "the same command goes on", "timeout": "",
+    "Ctrl-C": "stopped; finished trials are stored",
 }  # fmt: skip
+NIGHTLY = [pytest.param(how, marks=pytest.mark.nightly) for how in [*ENDS][3:]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param(how, marks=[pytest.mark.nightly] * (how in ("timeout", "Ctrl-C"))) for how in ENDS],
-)
+@pytest.mark.parametrize("how", [*[*ENDS][:3], *NIGHTLY])
 def test_nothing_that_a_program_has_started_outlives_it(how, tmp_path, patience):
     left = tmp_path / "left"
     code = CHILDREN + ("" if how == "returns" else "time.sleep(1000)\n")
@@ -359,9 +342,8 @@ def test_nothing_that_a_program_has_started_outlives_it(how, tmp_path, patience)
         while not left.exists() or "ready" not in left.read_text():
             assert driver.poll() is None
             time.sleep(0.05)
-        driver.send_signal(
-            {"kill -9": signal.SIGKILL, "Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}[how]
-        )
+        sent = {"kill -9": signal.SIGKILL, "Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}
+        driver.send_signal(sent[how])
         said = driver.communicate(timeout=60 * patience)[0]
         assert driver.returncode and ENDS[how] in said and "Traceback" not in said, said
     deadline = time.monotonic() + 20 * patience
