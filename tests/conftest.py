@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import gc
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -16,16 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import filelock
-import psutil
 import pytest
-from packaging.requirements import Requirement
 
 from mup_tpu.config import Trial
 
@@ -349,21 +345,6 @@ def patience() -> int:
     return max(1, int(os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
-@pytest.fixture
-def is_of_these_tests() -> Callable[[psutil.Process], bool]:
-    """Whether a process was started by this run of tests, directly or not: other runs may be beside it.
-
-    Processes of the shared local Ray count as others: it may have started before this run had its cache.
-    """
-
-    def is_of_these_tests(process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            return process.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]
-        return False
-
-    return is_of_these_tests
-
-
 @pytest.fixture(scope="session")
 def tiny(corpus: Path) -> Trial:
     """Trial that trains in about a second."""
@@ -472,58 +453,6 @@ def drawn() -> Callable[[Any], list[Any]]:
         return summaries
 
     return drawn
-
-
-@pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Function that returns the interpreter of an environment with some packages and what they require.
-
-    This package is installed; the others are links to those here, since an installation would take minutes.
-    """
-    return lambda *requirements: environment_of(tmp_path_factory.mktemp("installed"), requirements)
-
-
-def requirements_of(requirement: Requirement) -> Iterator[Requirement]:
-    root, extras = Path(__file__).parents[1], {"", *requirement.extras}
-    lines = importlib.metadata.requires(requirement.name) or []
-    if requirement.name == "mup_tpu":  # an editable install may have older metadata
-        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        of_extras = (line for e in requirement.extras for line in project["optional-dependencies"][e])
-        lines = [*project["dependencies"], *of_extras]
-    for inner in map(Requirement, lines):
-        if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
-            inner.marker = None
-            yield inner
-
-
-def environment_of(folder: Path, names: Iterable[str]) -> Path:
-    waiting, seen, links = [*map(Requirement, names)], set[str](), dict[str, Path]()
-    while waiting:
-        requirement = waiting.pop()
-        new = [inner for inner in requirements_of(requirement) if str(inner) not in seen]
-        waiting += new
-        seen |= {*map(str, new)}
-        is_this = requirement.name == "mup_tpu"
-        for file in () if is_this else importlib.metadata.files(requirement.name) or ():
-            links[file.parts[0]] = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    (site,) = folder.glob("env/lib/*/site-packages")
-    for name in links.keys() - {".."}:
-        (site / name).symlink_to(links[name])
-    # A copy is built: setuptools builds in the source folder and takes stale files from there.
-    root, source = Path(__file__).parents[1], folder / "source"
-    shutil.copytree(root / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(root / name, source)
-    build = "import setuptools.build_meta as b; b.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (wheel,) = source.glob("*.whl")
-    python = folder / "env" / "bin" / "python"
-    tool = ["uv", "pip", "install", "--python", python]
-    if importlib.util.find_spec("uv") is None:
-        tool = ["pip", "--python", python, "install"]
-    subprocess.run([sys.executable, "-m", *tool, "--no-deps", "--quiet", wheel], check=True)
-    return python
 
 
 @pytest.fixture

@@ -29,8 +29,9 @@ from mup_tpu.analysis.valley import Valley
 from mup_tpu.analysis.verdict import Question, weigh
 from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import StoreError, TableError, raised_as
+from mup_tpu.files import require_seal, sealed
 from mup_tpu.store import holds_store, load_runs, results_folder
-from mup_tpu.store.header import KeptPrediction, fingerprint, read_file, require_seal, sealed, write_file
+from mup_tpu.store.header import KeptPrediction, fingerprint, read_file, write_file
 
 _PER_RUN = 0.1  # Squared standard error of an optimum times runs within reach, octaves²: median of 162 sweeps
 _FLOOR = 0.04**2  # Squared standard error that no seed takes away, octaves²: the valley's unknown shape

@@ -18,7 +18,6 @@ from rich.markup import escape
 from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import (
     DOCUMENT_CHARACTERS,
-    Document,
     Tokenizer,
     grouped,
     identity,
@@ -103,20 +102,26 @@ def _build(config: DataConfig, progress: bool) -> str:
             held_out = config.validation_fraction
             training = (d.text for d in read_documents(config) if not is_held_out(d, held_out))
             tokenizer = make_tokenizer(config, training)
-            texts, chunks = hashlib.sha256(), []
+            texts, counts = hashlib.sha256(), dict.fromkeys(SPLITS, 0)
+            chunks: dict[str, list[Path]] = {split: [] for split in SPLITS}
             read = grouped(read_documents(config), lambda document: len(document.text), CHUNK_CHARACTERS)
-            for number, documents in enumerate(read):
-                chunks.append(_tokenise_chunk(work, number, documents, tokenizer, config.validation_fraction))
+            for documents in read:
+                by_split: dict[str, list[str]] = {split: [] for split in SPLITS}
                 for document in documents:
+                    by_split[SPLITS[is_held_out(document, held_out)]].append(document.text)
                     texts.update(hashlib.sha256(document.text.encode()).digest() + document.split.encode())
-                done = sum(chunk.tokens["train"] for chunk in chunks)
-                status.update(f"{what}: {done:,} training tokens")
-            split = [config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
-            words = [FORMAT, texts.hexdigest(), [*identity(config, tokenizer), *split]]
+                for split, of_split in by_split.items():
+                    chunk = work / f"{split}-{len(chunks[split]):06}"
+                    chunks[split].append(_tokenise_chunk(chunk, of_split, tokenizer))
+                    counts[split] += len(of_split)
+                status.update(f"{what}: {sum(counts.values()):,} documents")
+            tokens = [*identity(config, tokenizer), held_out.hex(), DOCUMENT_CHARACTERS]
+            words = [FORMAT, texts.hexdigest(), tokens]
             name = short_hash(json.dumps(words))
             if not token_folder(name).exists():
                 path = Path(config.corpus)
-                _join(chunks, tokenizer, path.name if path.exists() else config.corpus, token_folder(name))
+                dataset = path.name if path.exists() else config.corpus
+                _join(chunks, counts, tokenizer, dataset, token_folder(name))
             Folder(cache_root() / "fingerprints").write(key, name.encode())
             shutil.rmtree(work)
             return name
@@ -126,55 +131,38 @@ def _build(config: DataConfig, progress: bool) -> str:
         ) from None
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Documents that were tokenised together, and the file of their tokens: an array a split."""
+def _tokenise_chunk(file: Path, texts: list[str], tokenizer: Tokenizer) -> Path:
+    """Write the tokens of documents, unless a killed build has, and return their file.
 
-    file: Path
-    documents: dict[str, int]
-    tokens: dict[str, int]
-
-
-def _tokenise_chunk(
-    work: Path, number: int, documents: list[Document], tokenizer: Tokenizer, validation_fraction: float
-) -> _Chunk:
-    """Encode a chunk, unless a killed build has done it: the file's name depends on text and tokenizer."""
-    texts = [document.text.encode() for document in documents]
-    content = short_hash(b"\0".join([(tokenizer.to_json() or "").encode(), *texts]))
-    file = work / f"{number:06}-{content}.npz"
-    by_split: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for document in documents:
-        by_split[SPLITS[is_held_out(document, validation_fraction)]].append(document.text)
+    A hash of texts and tokenizer is added to the name.
+    """
+    content = b"\0".join([(tokenizer.to_json() or "").encode(), *(text.encode() for text in texts)])
+    file = file.with_name(f"{file.name}-{short_hash(content)}")
     if not file.exists():
-        arrays = {}
         separator = np.array([tokenizer.separator])
-        for split in SPLITS:
-            parts = [part for tokens in tokenizer.encode(by_split[split]) for part in (tokens, separator)]
-            arrays[split] = np.concatenate(parts or [separator[:0]]).astype(token_type(tokenizer.vocab_size))
-        with partial(file) as made, made.open("wb") as opened:
-            np.savez(opened, train=arrays["train"], validation=arrays["validation"])
+        parts = [part for tokens in tokenizer.encode(texts) for part in (tokens, separator)]
+        with partial(file) as made:
+            np.concatenate(parts or [separator[:0]]).astype(token_type(tokenizer.vocab_size)).tofile(made)
             made.replace(file)
-    with np.load(file, allow_pickle=False) as stored:
-        tokens = {split: len(stored[split]) for split in SPLITS}
-    counts = {split: len(by_split[split]) for split in SPLITS}
-    return _Chunk(file, counts, tokens)
+    return file
 
 
-def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
+def _join(
+    chunks: dict[str, list[Path]], documents: dict[str, int], tokenizer: Tokenizer, dataset: str, folder: Path
+) -> None:
     dtype = token_type(tokenizer.vocab_size)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with partial(folder, folder=True) as made:
         meta: dict[str, Any] = {"dataset": dataset, "vocab_size": tokenizer.vocab_size}
         meta |= {"separator": tokenizer.separator, "sha256": {}}
         for split in SPLITS:
-            size = sum(chunk.tokens[split] for chunk in chunks)
+            size = sum(chunk.stat().st_size for chunk in chunks[split]) // dtype.itemsize
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
             with (made / f"{split}.npy").open("wb") as file:
                 np.lib.format.write_array_header_1_0(file, header)
-                for chunk in chunks:
-                    with np.load(chunk.file, allow_pickle=False) as arrays:
-                        file.write(arrays[split].tobytes())
-            meta[split] = {"documents": sum(chunk.documents[split] for chunk in chunks), "tokens": size}
+                for chunk in chunks[split]:
+                    file.write(chunk.read_bytes())
+            meta[split] = {"documents": documents[split], "tokens": size}
             meta["sha256"][f"{split}.npy"] = checksum(made / f"{split}.npy")
         content = tokenizer.to_json()
         if content is not None:

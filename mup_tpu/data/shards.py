@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import DataConfig
+from mup_tpu.config.toml import from_dict
 from mup_tpu.config.values import About, require_count, require_valid
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_type
 from mup_tpu.data.corpus import Tokenizer, load_tokenizer
@@ -135,17 +136,15 @@ class ShardIndex:
         """Read an index from the bytes of index.json; a `whole` one must name shards."""
         try:
             values = json.loads(content)
-            if values.pop("format") != FORMAT:
+            if values.pop("format", None) != FORMAT:
                 raise DataError(f"{where} is of another version of the format; prepare the shards again")
+            index = from_dict(cls, values, "index")
             for split in SPLITS:
-                shards = tuple(Shard(**shard) for shard in values[split].pop("shards"))
-                if whole and not shards:
+                if whole and not getattr(index, split).shards:
                     raise ValueError(f"it names no {split} shards")
-                values[split] = ShardedSplit(**values[split], shards=shards)
-            return cls(**values)
-        except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise DataError(f"{where} is not the index of prepared shards: {what}") from None
+            return index
+        except (ConfigError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{where} is not the index of prepared shards: {error}") from None
 
 
 def npy_header(length: int, vocab_size: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +27,8 @@ from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 
 __all__ = [
     "MIN_RATE", "MOST_BYTES", "MOST_BYTES_OF_CONFIG", "Folder", "as_oserror", "bounded", "cache_root",
-    "checksum", "file_system", "near", "patiently", "read_local", "require_size", "short_hash",
+    "checksum", "file_system", "near", "patiently", "read_local", "require_seal", "require_size", "sealed",
+    "short_hash",
 ]  # fmt: skip
 
 NOTICE_S = 15.0  # seconds without an answer of a bucket before a warning
@@ -168,11 +170,10 @@ class Folder:
             sizes = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in files}
             return {name: sizes[name] for name in sorted(sizes) if name}
         sizes = {}
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._root) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                    sizes[entry.name] = entry.stat().st_size
-        return dict(sorted(sizes.items()))
+        for name in self.names():
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                sizes[name] = os.stat(self._at(name)).st_size
+        return sizes
 
     def _list(self, detail: bool) -> list[Any]:
         with self._request():
@@ -387,6 +388,20 @@ def _flush_names(folder: Path) -> None:
 def short_hash(content: bytes | str) -> str:
     """Return the first 16 hex digits of the SHA-256 of bytes, or of a text in UTF-8."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
+
+
+def sealed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with the checksum of its content, which `require_seal` compares."""
+    content = {k: v for k, v in entry.items() if k != "checksum"}
+    return {**content, "checksum": short_hash(json.dumps(content, sort_keys=True))}
+
+
+def require_seal(entry: Any, what: str) -> None:
+    """Raise ValueError if an entry was changed after it was sealed."""
+    if not isinstance(entry, dict) or "checksum" not in entry:
+        raise ValueError(f"{what} has no checksum")
+    if entry["checksum"] != sealed(entry)["checksum"]:
+        raise ValueError(f"{what} was changed later")
 
 
 def near(path: str) -> str:

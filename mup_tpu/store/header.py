@@ -21,7 +21,7 @@ from mup_tpu.config.toml import from_dict
 from mup_tpu.config.trial import part_of_field
 from mup_tpu.config.values import TYPE_NAMES, require_valid
 from mup_tpu.errors import ConfigError, StoreError, TableError, raised_as
-from mup_tpu.files import Folder, patiently, short_hash
+from mup_tpu.files import Folder, patiently, require_seal, sealed, short_hash
 
 STORE_FILE, PREDICTIONS = "store.json", "predictions.json"
 FORMAT = 1
@@ -251,19 +251,6 @@ def _parse_prediction(entry: Any) -> KeptPrediction:
         if values is not None and len(values) != count:
             raise ValueError(f"{name} has not {count} numbers")
     return prediction
-
-
-def sealed(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry with the checksum of its content, which `require_seal` compares."""
-    content = {k: v for k, v in entry.items() if k != "checksum"}
-    return {**content, "checksum": short_hash(json.dumps(content, sort_keys=True))}
-
-
-def require_seal(entry: Mapping[str, Any], what: str) -> None:
-    if "checksum" not in entry:
-        raise ValueError(f"{what} has no checksum")
-    if entry["checksum"] != sealed(entry)["checksum"]:
-        raise ValueError(f"{what} was changed later")
 
 
 def fingerprint(trial_ids: Iterable[str]) -> str:

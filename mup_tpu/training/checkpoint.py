@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import hashlib
 import json
 import os
 import re
@@ -33,15 +32,12 @@ from torch import Tensor
 
 from mup_tpu.config import Trial
 from mup_tpu.errors import StoreError, raised_as, reason
-from mup_tpu.files import Folder, checksum, patiently
+from mup_tpu.files import Folder, checksum, patiently, require_seal, sealed
 from mup_tpu.training import open_steps
 
 KEEP = 2  # Checkpoints kept: the last, and the previous one in case the last is damaged
 
 _TENSORS, _META = "tensors.safetensors", "meta.json"
-
-# Without this checksum of the rest of meta.json nobody could tell a changed step or status from the true one.
-_META_SHA256 = "meta_sha256"
 
 # A checkpoint is written so often if another driver removes the folder meanwhile.
 _TRIES = 5
@@ -101,13 +97,8 @@ def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
             raise
         content["sha256"] = checksum(file)
-    content[_META_SHA256] = _digest(content)
-    folder.write(f"{name}/{_META}", json.dumps(content).encode())
-
-
-def _digest(meta: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in meta.items() if name != _META_SHA256}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    # Without a checksum nobody could tell a changed step or status from the true one.
+    folder.write(f"{name}/{_META}", json.dumps(sealed(content)).encode())
 
 
 class CheckpointWriter:
@@ -191,22 +182,9 @@ def _metas(folder: Folder) -> dict[str, dict[str, Any]]:
 
 
 def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
-    """Read a checkpoint's meta.json; ValueError if it is damaged, or a value is impossible."""
-    try:
-        meta = json.loads(folder.read(f"{name}/{_META}"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{_META} is no JSON") from None
-    if not isinstance(meta, dict) or _META_SHA256 not in meta:
-        raise ValueError(f"{_META} has no checksum of itself, as other programs write it")
-    if meta[_META_SHA256] != _digest(meta):
-        raise ValueError(f"the checksum of {_META} does not match")
-    if not (
-        type(meta.get("step")) is int
-        and name == f"step-{meta['step']:08d}"
-        and isinstance(meta.get("sha256"), str)
-        and isinstance(meta.get("trial_ids", []), list)
-    ):
-        raise ValueError(f"{_META} lacks a step, a checksum or trial_ids as they are written")
+    """Read a checkpoint's meta.json; ValueError if it is damaged."""
+    meta: dict[str, Any] = json.loads(folder.read(f"{name}/{_META}"))
+    require_seal(meta, _META)
     return meta
 
 

@@ -151,21 +151,14 @@ class Records:
         """Return plain values for a checkpoint; the losses are a tensor beside them."""
         return {
             "trial_ids": self.trial_ids(),
-            "statuses": list(self.statuses),
-            "ended_at": [member.ended_at for member in self.members],
-            "reasons": [member.reason for member in self.members],
-            "validation": [{"member": k, **p} for k, m in enumerate(self.members) for p in m.validation],
+            "records": [{k: v for k, v in vars(m).items() if k != "trial"} for m in self.members],
         }
 
     def load(self, state: Mapping[str, Any], losses_SK: Tensor) -> None:
         """Go on from the `state` and losses of a checkpoint."""
         self.losses_SK.copy_(losses_SK)
-        lists = (state[name] for name in ("statuses", "ended_at", "reasons"))
-        for member, *end in zip(self.members, *lists, strict=True):
-            member.end(*end)
-        for point in state["validation"]:
-            point |= {"step": int(point["step"]), "loss": float(point["loss"])}
-            self.members[point.pop("member")].validation.append(point)
+        pairs = zip(self.members, state["records"], strict=True)
+        self.members = [MemberRecord(member.trial, **record) for member, record in pairs]
 
 
 def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mup_tpu.analysis.design import REACH
 from mup_tpu.analysis.planned import FILE, Assumed, Planned, _loss
 from mup_tpu.analysis.scaling_law import expected_loss
 from mup_tpu.errors import StoreError
-from mup_tpu.store.header import sealed
+from mup_tpu.files import sealed
 
 CURVATURE = 0.08
 
