@@ -53,18 +53,9 @@ def result_or_sentence(call, *arguments):
 
 # Values: plain ones, and such as break what did not expect them.
 ODD_TEXT = [
-    "",
-    "nan",
-    "inf",
-    "2^-8",
-    "2^9999",
-    "1e999",
-    "[bold red]",
-    "[/]",
-    "$x^2$",
-    "\u2028\x00\n",
-    "1,234",
-]
+    "", "nan", "inf", "2^-8", "2^9999", "1e999", "[bold red]", "[/]", "$x^2$", "\u2028\x00\n", "1,234"
+]  # fmt: skip
+WORDS = ["sp", "mup", "width", "depth", "loss", "lr", "64", "a b", "sgd"]
 ODD_NUMBERS = [math.nan, math.inf, -math.inf, 1e308, 5e-324, -0.0, 2**31, 2**63, 2**64, -(2**63), 10**400]
 ODD = st.sampled_from([*ODD_TEXT, *ODD_NUMBERS])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | ODD
@@ -92,9 +83,7 @@ def alike(value):
         return st.sampled_from([*near, *ODD_NUMBERS])
     if isinstance(value, list):
         return st.lists(alike(value[0]) if value else SCALARS, max_size=5)
-    return st.sampled_from(
-        ["sp", "mup", "width", "depth", "loss", "lr", "64", "a b", "sgd", value, *ODD_TEXT]
-    )
+    return st.sampled_from([value, *WORDS, *ODD_TEXT])
 
 
 @st.composite
@@ -130,7 +119,7 @@ def use_trial(values):
     return trial.trial_id("data")
 
 
-@drawn(120)
+@drawn(60)
 @given(mutated(TRIAL))
 def test_a_trial(values):
     result_or_sentence(use_trial, values)
@@ -153,11 +142,8 @@ def toml(value) -> str:
 def toml_texts(draw, base):
     """A file of these keys, some of them changed, and now and then a few letters too."""
     values = draw(mutated(base))
-    text = (
-        "\n".join(f"{toml(str(k))} = {toml(v)}" for k, v in values.items())
-        if isinstance(values, dict)
-        else str(values)
-    )
+    is_table = isinstance(values, dict)
+    text = "\n".join(f"{toml(str(k))} = {toml(v)}" for k, v in values.items()) if is_table else str(values)
     return draw(torn(text))
 
 
@@ -197,11 +183,7 @@ def use_file(load, scratch, text):
     path = scratch / "file.toml"
     path.write_text(text, encoding="utf-8", newline="")
     loaded = result_or_sentence(load, path)
-    if (
-        loaded is not None
-        and hasattr(loaded, "trials")
-        and len(loaded.points) * len(loaded.tuned_points) * len(loaded.compared) < 200
-    ):
+    if load is load_sweep and loaded and len(loaded.points) * len(loaded.tuned_points) < 50:
         result_or_sentence(lambda: [trial.trial_id("data") for trial in loaded.trials()[:20]])
 
 
@@ -213,16 +195,11 @@ def test_what_is_not_changed_is_a_result(scratch):
     assert use_trial(TRIAL) and use_table(check_table(TABLE)).results
 
 
-@drawn(80)
-@given(text=toml_texts(SWEEP) | toml_texts(AXES))
-def test_a_sweep_s_file(scratch, text):
-    use_file(load_sweep, scratch, text)
-
-
+@pytest.mark.parametrize(("load", "base"), [(load_sweep, SWEEP), (load_sweep, AXES), (load_search, SEARCH)])
 @drawn(30)
-@given(text=toml_texts(SEARCH))
-def test_a_search_s_file(scratch, text):
-    use_file(load_search, scratch, text)
+@given(data=st.data())
+def test_a_file_of_a_sweep_or_search(scratch, load, base, data):
+    use_file(load, scratch, data.draw(toml_texts(base)))
 
 
 COLUMNS = {
@@ -249,11 +226,8 @@ def tables(draw, base=TABLE, values=SCALARS):
         column = table.columns[position]
         row = draw(st.integers(0, len(table) - 1))
         name = draw(st.sampled_from([*base.columns, *USUAL_NAMES]) | st.text(max_size=6))
-        match draw(
-            st.sampled_from(
-                ["value", "value", "value", "all", "drop", "name", "double", "rows", "type", "step"]
-            )
-        ):
+        changes = ["value", "value", "value", "all", "drop", "name", "double", "rows", "type", "step"]
+        match draw(st.sampled_from(changes)):
             case "value":
                 series = table.iloc[:, position].astype(object)
                 series.iloc[row] = draw(values)
@@ -303,21 +277,20 @@ def test_a_table(table):
     result_or_sentence(lambda: use_table(check_table(table)))
 
 
-@drawn(30)
-@given(tables(), st.sampled_from([",", ";", "\t"]), st.data())
-def test_a_table_s_file(scratch, table, delimiter, data):
-    path = scratch / "table.csv"
-    text = data.draw(torn(table.to_csv(index=False, sep=delimiter)))
-    path.write_text(text, encoding="utf-8", newline="")
-    result_or_sentence(lambda: use_table(load_table(path)))
+CSV_TEXTS = st.builds(
+    lambda table, sep: table.to_csv(index=False, sep=sep), tables(), st.sampled_from(",;\t")
+)
+JSON_TEXTS = st.sampled_from(["records", "columns", "index", "split", "table"]).map(
+    lambda o: TABLE.to_json(orient=o)
+)
+FILES = {"csv": CSV_TEXTS, "json": JSON_TEXTS, "jsonl": st.just(TABLE.to_json(orient="records", lines=True))}
 
 
-@drawn(30)
-@given(st.sampled_from(["records", "columns", "index", "split", "table", "lines"]), st.data())
-def test_a_table_s_json(scratch, orient, data):
-    kind = {"orient": "records", "lines": True} if orient == "lines" else {"orient": orient}
-    path = scratch / ("table.jsonl" if orient == "lines" else "table.json")
-    path.write_text(data.draw(torn(TABLE.to_json(**kind))), encoding="utf-8", newline="")
+@drawn(24)
+@given(st.sampled_from(["csv", "csv", "json", "jsonl"]), st.data())
+def test_a_table_s_file(scratch, kind, data):
+    path = scratch / f"table.{kind}"
+    path.write_text(data.draw(torn(data.draw(FILES[kind]))), encoding="utf-8", newline="")
     result_or_sentence(lambda: use_table(load_table(path)))
 
 

@@ -463,25 +463,23 @@ class Diagnosis:
         return tuple(mends) or (Mend("output", {"": power}),)
 
     def _attention(self) -> Finding | None:
-        for layer in dict.fromkeys(layer for layer, quantity, _ in self.fits if quantity == "attention"):
-            at = next((s for s in range(self._last + 1) if (layer, "attention", s) in self.fits), None)
-            if at is None:
-                continue
+        steps = [(layer, step) for layer, quantity, step in self.fits if quantity == "attention"]
+        for layer in dict.fromkeys(layer for layer, _ in steps):
+            at = min(step for of, step in steps if of == layer)
             logits = self.fits[layer, "attention", at]
             # Logits that are no product of queries and keys may have any size that stays.
-            size = self.fits.get((layer, "head size", 0), Exponent(0.0, 0.0, 0.0))
-            is_product = (layer, "head size", 0) in self.fits
-            grown = abs(size.value) > 0.25
+            is_product, size = layer in self._head_sizes, self._head_sizes.get(layer, 0.0)
+            grown = abs(size) > 0.25
             # Queries and keys are independent at init: logits ∝ √d × scale. Later they align: d × scale.
-            expected = -size.value / 2 if grown and at == 0 else 0.0
+            expected = -size / 2 if grown and at == 0 else 0.0
             excess = logits.value - expected
-            if grown and at and excess * size.value < 0:
-                excess = math.copysign(max(0.0, abs(excess) - abs(size.value) / 2), excess)
+            if grown and at and excess * size < 0:
+                excess = math.copysign(max(0.0, abs(excess) - abs(size) / 2), excess)
             evidence = f"attention logits {self._power(logits.value)}, μP's {self._power(expected)}"
             if grown:
-                evidence += f", head size {self._power(size.value)}"
+                evidence += f", head size {self._power(size)}"
             if excess > GROWS and logits.low - expected > 0:
-                cause = "attention 1/√d" if size.value > 0 else "attention divided twice"
+                cause = "attention 1/√d" if size > 0 else "attention divided twice"
                 cause = cause if grown else "attention logits grow"
                 return Finding(layer, "attention", "grows", cause, evidence, excess)
             if excess < DIES and self.scale == "width" and is_product:

@@ -87,7 +87,7 @@ def read_optima(table: pd.DataFrame, columns: Columns, name: str) -> RunTable | 
             )
         low, high = x - step, x + step
         source = Reason.of("optima of a grid", name=best, factor=float(2 ** step.iloc[0]))
-    if (wrong := ~((low <= x) & (x <= high))).any():
+    if (wrong := ~x.between(low, high)).any():
         raise TableError(f"{best} of row {table.index[wrong][0]} lies outside its interval")
     sizes = numbers(plain_sizes(table[scale]), scale)
     runs = pd.DataFrame(
@@ -218,7 +218,13 @@ def read_rows(table: pd.DataFrame | Place, reading: Reading) -> tuple[pd.DataFra
             f"{paths[0]} is the log of one run, which has no optimum: give the logs of several sizes and "
             "rates, or the folder that holds them"
         )
-    tables = [_read(one) for one in paths]
+    tables = []
+    for one in paths:
+        if (read := find_reader(one)) is None:
+            raise TableError(
+                f"{one} is no table, and stands beside one; give results folders alone, or tables alone"
+            )
+        tables.append(_named_once(read(one)))
     if len(paths) > 1:
         names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]
         tables = [one.assign(file=name) for one, name in zip(tables, names, strict=True)]
@@ -236,26 +242,14 @@ def _best_over(rows: pd.DataFrame, reading: Reading) -> pd.DataFrame:
     return rows.loc[rows.groupby(point)[columns.loss].idxmin()].drop(columns=[*reading.best_over])
 
 
-def _read(path: str | Path) -> pd.DataFrame:
-    if (read := find_reader(path)) is None:
-        raise TableError(
-            f"{path} is no table, and stands beside one; give results folders alone, or tables alone"
-        )
-    return _named_once(read(path))
-
-
 def _named_once(table: pd.DataFrame) -> pd.DataFrame:
     names = pd.Index([str(name) for name in table.columns])
     if not names.is_unique:
         raise TableError(f"table has two columns {names[names.duplicated()][0]!r}")
     # Lists in JSON become text, as in CSV: an error of a column that must be numbers then names them.
     plain = table.set_axis(names, axis="columns")
-    lists = {
-        name: plain[name].map(lambda value: str(value) if isinstance(value, list) else value)
-        for name in names
-        if plain[name].dtype == object
-    }
-    return plain.assign(**lists)
+    texts = plain[[name for name in names if plain[name].dtype == object]]
+    return plain.assign(**texts.map(lambda value: str(value) if isinstance(value, list) else value))
 
 
 # Columns that have one value in all rows, except along the axes

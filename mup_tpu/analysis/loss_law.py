@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.ingest.expressions import with_derived
-from mup_tpu.analysis.ingest.table_columns import Columns, Usual, means, plain_name
+from mup_tpu.analysis.ingest.table_columns import SIZES, Columns, Usual, means, plain_name
 from mup_tpu.analysis.ingest.table_values import Reading, numbers, plain_size, plain_sizes
 from mup_tpu.analysis.load import Place, check_table, read_rows
 from mup_tpu.analysis.reasons import Reason
@@ -80,8 +80,8 @@ class RecipeLaw:
     @cached_property
     def held_out(self) -> LargestRun | Reason:
         is_large = self.compute_P >= _LARGEST * self.compute_P.max()
+        rest = self.size_PA[~is_large].T
         try:
-            rest = self.size_PA[~is_large].T
             law = fit_scaling_law(self.loss_P[~is_large], *rest, asymptote=self.law.asymptote)
         except TableError as error:
             return Reason.of("refused", error=str(error))
@@ -191,8 +191,8 @@ def loss_laws(
     if not laws:
         raise TableError("no run of the table has a finite loss")
     targets, computes = list[LossTarget](), list[float]()
-    for text in at:
-        values = _read_target(text, laws[0])
+    for target in at:
+        values = _read_target(target, laws[0])
         if (budget := values.get(COMPUTE)) is not None:
             computes.append(budget)
         for one in laws:
@@ -206,17 +206,13 @@ def loss_laws(
     # Without a target recipes are compared where each has runs.
     computes = computes or [min(float(one.compute_P.max()) for one in laws)]
     speedups = [
-        Speedup(
-            one.compared, baseline.compared, compute, *one.frontier.speedup_over(baseline.frontier, compute)
-        )
+        Speedup(one.compared, baseline.compared, at, *one.frontier.speedup_over(baseline.frontier, at))
         for one in laws[1:]
-        for compute in computes
+        for at in computes
     ]
-    notes = list(table.notes)
-    for one in laws:
-        if (why := one.law.why_not_identified) is not None:
-            notes.append(Reason.of("law not identified", recipe=one.compared, why=why))
-    return LossLaws(table, tuple(notes), tuple(laws), tuple(targets), tuple(speedups))
+    whys = [(one.compared, why) for one in laws if (why := one.law.why_not_identified) is not None]
+    unidentified = [Reason.of("law not identified", recipe=recipe, why=why) for recipe, why in whys]
+    return LossLaws(table, (*table.notes, *unidentified), tuple(laws), tuple(targets), tuple(speedups))
 
 
 def _points(rows: pd.DataFrame, reading: Reading) -> RunTable:
@@ -234,9 +230,8 @@ def _points(rows: pd.DataFrame, reading: Reading) -> RunTable:
     for name, values in sizes.items():
         if values.isna().any():
             raise TableError(f"{name} is empty in row {values.index[values.isna()][0]}")
-    by_other_sizes = ("width", "depth", "size", "batch size", "tokens")
     known = [c for c in rows if c in roles or means(c) or rows[c].dtype.kind not in "iuf"]
-    known = [c for c in known if means(c) not in by_other_sizes]
+    known = [c for c in known if means(c) not in SIZES]
     at = [*sizes.values()]
     at += [rows[columns.parametrization].astype(str)] if columns.parametrization in rows else []
     rates = [str(c) for c in rows if c == columns.hyperparameter or means(c) == "lr"]

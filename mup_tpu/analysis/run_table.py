@@ -88,9 +88,8 @@ class RunTable:
         def kept(frame: pd.DataFrame) -> pd.DataFrame:
             return frame[keep(frame)] if len(frame) else frame
 
-        return replace(
-            self, runs=kept(self.runs), history=None if self.history is None else kept(self.history)
-        )
+        history = None if self.history is None else kept(self.history)
+        return replace(self, runs=kept(self.runs), history=history)
 
 
 def power(x: float) -> str:
@@ -128,29 +127,23 @@ def meets(table: pd.DataFrame, condition: Condition) -> tuple[pd.Series, str]:
         column = alike[0]
     if column not in table:
         raise TableError(f"where: {no_column(table, column)}")
-    return _meets(table[column], condition), column
-
-
-def selected_scales(scales: Iterable[float], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
-    """Return the scales that meet the conditions on their column."""
-    left = pd.Series(list(scales), dtype=float)
-    for condition in where:
-        if condition.column == column:
-            left = left[_meets(left, condition)]
-    return tuple(left)
-
-
-def _meets(values: pd.Series, condition: Condition) -> pd.Series:
+    values = table[column]
     try:
         numbers, bound = values.astype(float), condition.bound()
     except (ValueError, TypeError, TableError):
         if condition.relation != "=":
-            raise TableError(
-                f"where {str(condition)!r}: column {condition.column!r} has no numbers"
-            ) from None
-        return values.astype(str).str.lower() == condition.value.lower()
+            raise TableError(f"where {str(condition)!r}: column {column!r} has no numbers") from None
+        return values.astype(str).str.lower() == condition.value.lower(), column
     relations = {"=": "eq", ">=": "ge", "<=": "le", ">": "gt", "<": "lt"}
-    return getattr(numbers, relations[condition.relation])(bound)
+    return getattr(numbers, relations[condition.relation])(bound), column
+
+
+def selected_scales(scales: Iterable[float], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
+    """Return the scales that meet the conditions on their column."""
+    left = pd.DataFrame({column: [*scales]}, dtype=float)
+    for condition in where:
+        left = left[meets(left, condition)[0]] if condition.column == column else left
+    return tuple(left[column])
 
 
 def no_column(table: pd.DataFrame, *missing: str) -> str:
@@ -186,10 +179,8 @@ def varied(runs: pd.DataFrame) -> list[str]:
 def ranked(runs: pd.DataFrame) -> pd.DataFrame:
     """Sort trials of a search: finished ones by loss, then stopped ones by their steps, then the others."""
     order = runs["status"].map({"finished": 0, "stopped": 1, "diverged": 2}).fillna(3)
-    ordered = runs.assign(order=order).sort_values(
-        ["order", "steps_done", "loss"], ascending=[True, False, True], ignore_index=True
-    )
-    return ordered.drop(columns="order")
+    keys = pd.DataFrame({"order": order, "steps": -runs["steps_done"], "loss": runs["loss"]})
+    return runs.loc[keys.sort_values([*keys]).index].reset_index(drop=True)
 
 
 def of_status(trials: pd.DataFrame, status: str) -> pd.DataFrame:

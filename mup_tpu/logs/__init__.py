@@ -344,6 +344,14 @@ class TrainingLog:
         return self.steps_done
 
 
+def read_log(content: bytes, loss: str | None = None) -> TrainingLog:
+    """Read a whole log; `loss` is the option of `TrainingLog`."""
+    log = TrainingLog(loss)
+    log.read(content)
+    log.close()
+    return log
+
+
 def _meant(series: Iterable[_Series]) -> list[_Series]:
     """Return the losses that could be meant: one, where it comes before all others."""
     in_order = sorted(series, key=lambda one: (one.rank, len(one.words)))

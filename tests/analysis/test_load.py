@@ -51,7 +51,7 @@ def test_wider_intervals_are_less_sure():
     [
         (
             OPTIMA.assign(best_lr=[0.1, 0.037, 0.021, 0.003]),
-            "has neither an interval nor a grid: give best_lr_lo",
+            "neither an interval nor a grid: give best_lr_lo",
         ),
         (with_interval(1.1).assign(best_lr_lo=1.0), "best_lr of row 0 lies outside its interval"),
         (OPTIMA.assign(best_lr=[0, 1, 2, 4]), "best_lr must be above 0, but row 0 has 0"),

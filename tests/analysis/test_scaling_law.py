@@ -36,18 +36,16 @@ def test_noiseless_law_is_recovered():
 
 def test_noisy_law_is_inside_its_intervals():
     inside = 0
-    for seed in range(12):
+    for seed in range(8):
         noise = 0.002 * np.random.default_rng(seed).standard_normal(len(SIZES))
         fit = fit_scaling_law(law(SIZES) * np.exp(noise), SIZES)
         low, high = fit.intervals["α"]
         inside += low <= 0.3 <= high
-    assert inside >= 9
+    assert inside >= 6
 
 
 def test_no_draw_of_the_bootstrap_stops_short_of_its_fit():
-    """As half of them did with few sizes, so that intervals came out too narrow: scipy, started where each
-    ended, finds nothing better.
-    """
+    """As half of them did with few sizes: scipy, started where each ended, finds nothing better."""
     sizes = SIZES[::2]
     losses = law(sizes) * np.exp(0.004 * np.random.default_rng(0).standard_normal(len(sizes)))
     fit = fit_scaling_law(losses, sizes)
@@ -66,49 +64,30 @@ def test_no_draw_of_the_bootstrap_stops_short_of_its_fit():
         drawn = fitted + shock
         lower, upper = [-20.0, -np.inf, 0.0], [drawn.min(), np.inf, 5.0]
         start = np.clip(theta, np.add(lower, 1e-9), np.subtract(upper, 1e-9))
-        bounds, tight = (lower, upper), {"ftol": 1e-13, "xtol": 1e-13, "max_nfev": 200}
-        found = least_squares(
-            residuals,
-            start,
-            args=(drawn,),
-            bounds=bounds,
-            loss="huber",
-            f_scale=HUBER_DELTA,
-            x_scale="jac",
-            **tight,
-        )
+        huber = {"loss": "huber", "f_scale": HUBER_DELTA, "x_scale": "jac", "bounds": (lower, upper)}
+        found = least_squares(residuals, start, args=(drawn,), ftol=1e-13, xtol=1e-13, max_nfev=200, **huber)
         short += objective(found.x, drawn) < 0.99 * objective(theta, drawn) - 1e-12
     assert short == 0
 
 
 def test_held_out_width_falls_inside_the_prediction():
-    noise = 0.002 * np.random.default_rng(3).standard_normal(len(SIZES))
-    losses = law(SIZES) * np.exp(noise)
+    losses = law(SIZES) * np.exp(0.002 * np.random.default_rng(3).standard_normal(len(SIZES)))
     prediction = fit_scaling_law(losses[:-1], SIZES[:-1]).predict(SIZES[-1])
-    assert prediction.holds(losses[-1])
-    assert not prediction.holds(losses[-1] + 0.1)
+    assert prediction.holds(losses[-1]) and not prediction.holds(losses[-1] + 0.1)
 
 
-def test_an_outlier_barely_moves_the_fit():
+def test_an_outlier_barely_moves_the_fit_and_a_line_without_curvature_is_not_identified():
     losses = law(SIZES)
     losses[4] *= 1.2
     assert fit_scaling_law(losses, SIZES).exponent == pytest.approx(0.3, abs=0.01)
-
-
-def test_a_line_without_curvature_is_not_identified():
     losses = 3.0 + 0.001 * np.random.default_rng(1).standard_normal(len(SIZES))
-    fit = fit_scaling_law(losses, SIZES)
-    assert fit.why_not_identified.code == "losses too alike"
+    assert fit_scaling_law(losses, SIZES).why_not_identified.code == "losses too alike"
 
 
 @pytest.mark.parametrize(
     ("losses", "sizes", "sentence"),
     [
-        (
-            [3.0, 2.9, 2.8],
-            [1e4, 1e5, 1e6],
-            "needs more than 3 points and at least 3 sizes; there are 3 points",
-        ),
+        ([3.0, 2.9, 2.8], [1e4, 1e5, 1e6], "more than 3 points and at least 3 sizes; there are 3 points"),
         ([3.0, 2.9, 2.8, 2.7], [1e4, 1e4, 1e5, 1e5], "there are 4 points and 2 sizes"),
         ([3.0, 2.9, np.inf, 2.7], [1e4, 1e5, 1e6, 1e7], "loss inf is not allowed"),
         ([3.0, 2.9, 2.8, 2.7], [1e4, 1e5, 0, 1e7], "scaling variable 0 is not allowed"),
@@ -161,19 +140,13 @@ def test_interval_has_its_share_by_joint_densities():
     density = np.zeros(len(fine))
 
     def wandered(a, b):
-        return (
-            0.0
-            if a * b <= 0
-            else min(abs(a), abs(b)) ** 2 * (3 * max(abs(a), abs(b)) - min(abs(a), abs(b))) / 6
-        )
+        near, far = sorted((abs(a), abs(b)))
+        return near**2 * (3 * far - near) / 6 if a * b > 0 else 0.0
 
     wander = np.array([[wandered(a, b) for b in octaves] for a in octaves])
     for alpha, bend, scatter in itertools.product(_ALPHA, _BEND, _SCATTER):
-        prior = np.exp(
-            -0.5 * ((alpha - 0.2) / 0.28) ** 2
-            - 0.5 * (np.log(bend / 0.015) / 0.8) ** 2
-            - 0.5 * np.log(scatter / 0.0015) ** 2
-        )
+        away = (alpha - 0.2) / 0.28, np.log(bend / 0.015) / 0.8, np.log(scatter / 0.0015)
+        prior = np.exp(-0.5 * np.square(away).sum())
         h = (1 - np.exp(-alpha * octaves)) / alpha
         covariance = 1 + 0.09 * np.outer(h, h) + bend**2 * wander + scatter**2 * np.eye(5)
         points = np.column_stack([np.tile(y, (len(fine), 1)), fine])

@@ -34,11 +34,6 @@ STDIN = "-"
 _NO_HEAD = re.compile(rb"\s*$|#|sep=.?\s*$", re.IGNORECASE)
 MOST_COLUMNS = 10_000  # columns of a table at most: each is looked at for its meaning
 
-# The head of a table in Markdown, and the line below it
-_PIPES = re.compile(
-    r"^[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$", re.MULTILINE
-)
-
 KINDS = "CSV, TSV, Markdown, JSON, JSONL, Parquet or Excel"
 
 
@@ -80,8 +75,7 @@ def read_file(path: str | Path) -> pd.DataFrame:
             elif kind in ("json", "yaml"):
                 table = _json(json.loads(content))
             else:
-                is_piped = b"|" in content and _PIPES.search(content.decode())
-                table = _markdown(content.decode()) if is_piped else _delimited(content)
+                table = _delimited(content)
         _check_columns(len(table.columns))
     except Exception as error:  # readers raise errors of any kind on damaged files
         shown_path = "on standard input" if name == STDIN else path
@@ -228,30 +222,14 @@ def _excel(content: bytes) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(whole), header=None).set_axis(cells.iloc[0].fillna(""), axis=1)
 
 
-def _markdown(text: str) -> pd.DataFrame:
-    """Read the first table of Markdown, without marks of bold, italic and code."""
-    if (table := _PIPES.search(text)) is None:
-        raise ValueError("it holds no table in Markdown")
-    lines = text[table.start() :].strip().split("\n\n")[0].splitlines()
-    rows = [
-        [re.sub(r"^[*_`]+|[*_`]+$", "", cell.strip()) for cell in line.strip().strip("|").split("|")]
-        for line in lines
-        if "|" in line
-    ]
-    head, _, *others = rows
-    whole = "\n".join("\t".join(row) for row in [head, *others] if len(row) == len(head))
-    return pd.read_csv(io.StringIO(whole), sep="\t").set_axis(head, axis=1)  # tells numbers from text
-
-
 def _delimited(content: bytes) -> pd.DataFrame:
-    lines = content.splitlines()
-    if framed := next((mark for mark, frame in _FRAMES.items() if frame.search(content)), b""):
-        inside = (re.sub(rb"\\\\.*$", b"", line).strip(b"| \t") for line in lines if framed in line)
-        lines = [b"\t".join(map(bytes.strip, line.split(framed))) for line in inside]
+    frames = ((mark, frame.search(content)) for mark, frame in _FRAMES.items())
+    framed = next((_framed(content, mark, match.start()) for mark, match in frames if match), None)
+    lines = content.splitlines() if framed is None else framed
     _check_columns(1 + max(line.count(sep) for line in lines[:9] or [b""] for sep in (b";", b"\t", b",")))
-    skipped = {i for i, line in enumerate(lines) if _NO_HEAD.match(line)}
+    skipped = {i for i, line in enumerate(lines) if framed is None and _NO_HEAD.match(line)}
     heads = [i for i in range(len(lines)) if i not in skipped][:9]
-    cells = {i: _cells(lines[i]) for i in heads}
+    cells = {i: _cells(lines[i], "" if framed is None else "\t") for i in heads}
     # A title, or the names of groups of columns, may stand above the names of columns.
     known = {i: len({*map(means, cells[i][1])} - {""}) for i in heads}
     head = next((i for i in heads if known[i] > 1), heads[0] if heads else 0)
@@ -294,11 +272,22 @@ def _delimited(content: bytes) -> pd.DataFrame:
     return rows
 
 
-# Mark between the cells of a table, and a line that such tables have
+_RULE = r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$"  # below a head in Markdown
+# Mark between the cells of a table, and what such tables have
 _FRAMES = {
     b"&": re.compile(rb"\\begin\{tabular|&[^\n]*\\\\\s*$", re.M),
-    b"|": re.compile(rb"^\s*\+[-=]+\+", re.M),
+    b"|": re.compile(rf"^[^\n]*\|[^\n]*\n{_RULE}|^\s*\+[-=]+\+".encode(), re.M),
 }
+
+
+def _framed(content: bytes, mark: bytes, start: int) -> list[bytes]:
+    """Return the lines of a table in Markdown, LaTeX or a frame, with tabs between cells."""
+    if mark == b"|":  # other text may follow
+        content = content[start:].lstrip().split(b"\n\n")[0]
+    lines = (re.sub(rb"\\\\.*$|^\s*\||\|\s*$", b"", line) for line in content.splitlines() if mark in line)
+    rows = [[re.sub(rb"^[*_`]+|[*_`]+$", b"", cell.strip()) for cell in line.split(mark)] for line in lines]
+    rows = [row for row in rows if b"".join(row).strip(b":-")]
+    return [b"\t".join(row) for row in rows if mark == b"&" or len(row) == len(rows[0])]
 
 
 def _cells(line: bytes, delimiter: str = "") -> tuple[str, list[str]]:
@@ -327,7 +316,9 @@ def _json(content: Any) -> pd.DataFrame:
         points = [(as_number(n), as_number(lr), loss) for n, of in content.items() for lr, loss in of.items()]
         if points and all(n and lr and lr < 1 <= n for n, lr, _ in points):
             return pd.DataFrame(points, columns=["width", "lr", "loss"])
-    by_group = [value for value in (content, *values) if _has_lists(value)]
+    # Groups, such as sizes, with lists of runs
+    groups = [value for value in (content, *values) if isinstance(value, dict) and len(value) > 1]
+    by_group = [value for value in groups if all(map(_is_list_of_rows, value.values()))]
     if len(by_group) == 1:
         rows = []
         for name, runs in by_group[0].items():
@@ -341,11 +332,6 @@ def _json(content: Any) -> pd.DataFrame:
     if values and all(isinstance(column, dict | list) for column in values):
         return pd.DataFrame(content)
     return _records(content)
-
-
-def _has_lists(value: Any) -> bool:
-    """Return whether a value maps groups, such as sizes, to lists of runs."""
-    return isinstance(value, dict) and len(value) > 1 and all(map(_is_list_of_rows, value.values()))
 
 
 def _is_list_of_rows(value: Any) -> bool:

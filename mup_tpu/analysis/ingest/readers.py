@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
@@ -32,10 +32,8 @@ from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.ingest.tables import AXES, settings
 from mup_tpu.errors import TableError, extra_with, reason
 from mup_tpu.files import read_local
+from mup_tpu.logs import TrainingLog, read_log
 from mup_tpu.store.header import STORE_FILE
-
-if TYPE_CHECKING:
-    from mup_tpu.logs import TrainingLog
 
 # Columns of Ray Tune that say nothing of a trial
 _BOOKKEEPING = (
@@ -90,40 +88,29 @@ def trainer(file: Path) -> pd.DataFrame:
     files = [folder / "config.json" for folder in (file.parent, run)]
     config: dict[str, Any] = next((json.loads(_text(one)) for one in files if one.exists()), {})
     sizes = {f"config/{name}": v for name, v in config.items() if means(name) in ("width", "depth")}
-    return _with_rates(*_by_step(_METRICS[file.name](file))).assign(**sizes)
+    return _by_step(read_log(_METRICS[file.name](file))).assign(**sizes)
 
 
 def training_log(file: Path) -> pd.DataFrame:
     """Read the output of a training program; settings are in names of files and folders, or beside it."""
     content = _bytes(file)
-    table, log = _by_step(content)
     # The command or the configuration stands above the first step.
     in_name = settings(f"{file.parent.name}/{file.stem}")
     above = map(settings, content[:_PROBED].decode(errors="replace").splitlines()[:200])
     printed = next((line for line in above if "lr" in line and {*line} & {"width", "depth", "size"}), {})
-    table = table.assign(**{what: value for what, value in printed.items() if what not in in_name})
     beside = {} if in_name else _settings_beside(file)
-    table = table.assign(**{name: v for name, v in beside.items() if means(name) not in printed})
-    if "lr" in {*in_name, *printed, *map(means, beside)}:
-        return table.rename_axis("step").reset_index()
-    return _with_rates(table, log)
+    known = {what: value for what, value in printed.items() if what not in in_name}
+    known |= {name: v for name, v in beside.items() if means(name) not in printed}
+    is_set = "lr" in {*in_name, *printed, *map(means, beside)}
+    return _by_step(read_log(content), with_rates=not is_set).assign(**known)
 
 
-def _by_step(content: bytes) -> tuple[pd.DataFrame, TrainingLog]:
-    """Return the losses of a program's output by step, and the log."""
-    from mup_tpu.logs import TrainingLog
-
-    log = TrainingLog()
-    log.read(content)
-    log.close()
+def _by_step(log: TrainingLog, with_rates: bool = True) -> pd.DataFrame:
+    """Return the losses of a program's output by step, with the learning rates that it logs."""
     table = pd.DataFrame({_column(name): pd.Series(dict(curve)) for name, curve in log.curves().items()})
     if log.is_diverged and len(table):
         table.loc[table.index.max()] = math.inf
-    return table, log
-
-
-def _with_rates(table: pd.DataFrame, log: TrainingLog) -> pd.DataFrame:
-    if log.learning_rate and len(table):
+    if with_rates and log.learning_rate and len(table):
         rates = pd.Series(log.rates, dtype=float) if log.rates else log.learning_rate
         rate = pd.Series(rates, name="learning_rate", index=None if log.rates else table.index)
         table = pd.concat([table, rate], axis=1)
@@ -162,15 +149,10 @@ def _column(name: str) -> str:
 
 def is_log(head: bytes) -> bool:
     """Return whether text is a training's output, and not a table with a row per run."""
-    from mup_tpu.logs import TrainingLog
-
-    log = TrainingLog()
-    log.read(head)
-    log.close()
     first = head.decode(errors="replace").splitlines()[:50]
     lines = [line for line in first if not re.search("[:=0-9]", line)]
     heads = [{means(cell) for cell in re.split(r"[,;|\s]+", line)} for line in lines]
-    return bool(log.curves()) and not any("loss" in known and known & {*AXES} for known in heads)
+    return bool(read_log(head).curves()) and not any("loss" in known and known & {*AXES} for known in heads)
 
 
 def json_of_a_run(file: Path) -> pd.DataFrame:
@@ -215,7 +197,8 @@ def read_project(path: str | Path) -> pd.DataFrame:
     The path is `wandb:ENTITY/PROJECT`, or `mlflow:EXPERIMENT` of the server or database MLFLOW_TRACKING_URI.
     """
     tracker, _, name = str(path).partition(":")
-    table = TRACKERS[tracker](name)
+    with errors_in_a_sentence(str(path)):
+        table = TRACKERS[tracker](str(path), name)
     if table.empty:
         raise TableError(f"{path} holds no runs")
     return table
@@ -246,28 +229,20 @@ def errors_in_a_sentence(path: str) -> Iterator[None]:
         raise TableError(f"{path} cannot be read: {reason(error)}") from None
 
 
-def _wandb(project: str) -> pd.DataFrame:
-    path = f"wandb:{project}"
+def _wandb(path: str, project: str) -> pd.DataFrame:
     if len(project.split("/")) != 2 or not all(project.split("/")):
         raise TableError(f"{path} is not wandb:ENTITY/PROJECT")
-    wandb = package(path, "wandb", "wandb")
-    with errors_in_a_sentence(path):
-        runs = wandb.Api().runs(project, per_page=500, lazy=False)
-        rows = [
-            {"Name": run.name, "State": run.state, "config": run.config, **run.summary_metrics}
-            for run in runs
-        ]
-        return pd.json_normalize(rows, sep="/")
+    runs = package(path, "wandb", "wandb").Api().runs(project, per_page=500, lazy=False)
+    rows = [{"Name": r.name, "State": r.state, "config": r.config, **r.summary_metrics} for r in runs]
+    return pd.json_normalize(rows, sep="/")
 
 
-def _mlflow(experiment: str) -> pd.DataFrame:
-    path = f"mlflow:{experiment}"
+def _mlflow(path: str, experiment: str) -> pd.DataFrame:
     mlflow = package(path, "mlflow", "mlflow")
-    with errors_in_a_sentence(path):
-        if mlflow.get_experiment_by_name(experiment) is None:
-            known = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
-            raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {known}")
-        return mlflow.search_runs(experiment_names=[experiment])
+    if mlflow.get_experiment_by_name(experiment) is None:
+        known = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
+        raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {known}")
+    return mlflow.search_runs(experiment_names=[experiment])
 
 
 TRACKERS = {"wandb": _wandb, "mlflow": _mlflow}  # readers of trackers whose runs are named `TRACKER:…`
@@ -278,28 +253,30 @@ def tensorboard(folder: Path) -> pd.DataFrame:
 
     `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
     """
-    path = str(folder)
-    hparams = package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
+    hparams = package(str(folder), "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
     runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
-    with errors_in_a_sentence(path):
-        for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
-            events = _events(inside)
-            hyperparameters = _settings(events, hparams)
-            scalars = []
-            for tag in events.Tags()["scalars"]:
-                # After a restart a step may be logged twice; its last value counts.
-                values = {event.step: event.value for event in events.Scalars(tag)}
-                scalars.append(pd.Series(values, name=tag, dtype="float64"))
-            parent = runs.get(inside.parent)
-            if hyperparameters and parent and not parent[0]:
-                parent[0].update(hyperparameters)
-                parent[1].extend(scalars)
-            else:
-                runs[inside] = hyperparameters, scalars
-    if lost := [run for run, (_, scalars) in runs.items() if not _is_whole(run, scalars)]:
+    for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
+        events = _events(inside)
+        hyperparameters = _settings(events, hparams)
+        scalars = []
+        for tag in events.Tags()["scalars"]:
+            # After a restart a step may be logged twice; its last value counts.
+            values = {event.step: event.value for event in events.Scalars(tag)}
+            scalars.append(pd.Series(values, name=tag, dtype="float64"))
+        parent = runs.get(inside.parent)
+        if hyperparameters and parent and not parent[0]:
+            parent[0].update(hyperparameters)
+            parent[1].extend(scalars)
+        else:
+            runs[inside] = hyperparameters, scalars
+    # At damage TensorBoard's reader stops without a word. `--track tensorboard` writes the last value as
+    # `loss`, in folders named by trial_id.
+    is_ours = {run: re.fullmatch("[0-9a-f]{16}", run.name) is not None for run in runs}
+    names = {run: {scalar.name for scalar in scalars} for run, (_, scalars) in runs.items()}
+    if lost := [run for run in runs if not (names[run] & {"loss"} if is_ours[run] else names[run])]:
         warnings.warn(
-            f"{len(lost)} of {len(runs)} runs in {path} are left out, the first {lost[0].name}: their event "
-            "files are empty, cut or damaged",
+            f"{len(lost)} of {len(runs)} runs in {folder} are left out, the first {lost[0].name}: "
+            "their event files are empty, cut or damaged",
             stacklevel=2,
         )
     tables = [
@@ -311,7 +288,7 @@ def tensorboard(folder: Path) -> pd.DataFrame:
         if run not in lost
     ]
     if not tables:
-        raise TableError(f"{path} holds no runs")
+        raise TableError(f"{folder} holds no runs")
     return pd.concat(tables, ignore_index=True)
 
 
@@ -320,15 +297,6 @@ def _events(folder: Path) -> Any:
     events = module.EventAccumulator(os.fspath(folder), size_guidance={"scalars": 0})
     events.Reload()
     return events
-
-
-def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
-    """Check a run for damage, at which TensorBoard's reader stops without a word.
-
-    Of the runs that `--track tensorboard` writes, in folders named by trial_id, `loss` is the last value.
-    """
-    is_ours = re.fullmatch("[0-9a-f]{16}", run.name) is not None
-    return any(scalar.name == "loss" for scalar in scalars) if is_ours else bool(scalars)
 
 
 def _settings(events: Any, hparams: Any) -> dict[str, Any]:
@@ -518,23 +486,17 @@ def metrics_of(folder: str | Path, loss: str | None = None) -> TrainingLog | Non
     Raises:
         TableError: a file cannot be read, and no other has a loss.
     """
-    from mup_tpu import logs
-
     error: TableError | None = None
     for pattern, read in _METRICS.items():
         files = [file for file in Path(folder).rglob(pattern) if not file.is_fifo()]
         files.sort(key=lambda file: file.lstat().st_mtime, reverse=True)
         for file in files[:_MOST_FILES]:
-            log = logs.TrainingLog(loss)
             try:
                 with errors_in_a_sentence(str(file)):
-                    log.read(read(file))
+                    if (log := read_log(read(file), loss)).curves():
+                        return log
             except TableError as caught:
                 error = error or caught
-                continue
-            log.close()
-            if log.curves():
-                return log
     if error is not None:
         raise error
     return None

@@ -181,7 +181,7 @@ def with_settings(table: pd.DataFrame, columns: Columns, notes: list[Reason]) ->
             break
         texts = table[name].astype(str)
         by_text = {text: settings(text) for text in texts.unique()}
-        new = [what for what in next(iter(by_text.values())) if what not in known]
+        new = [what for what in next(iter(by_text.values()), {}) if what not in known]
         new = [what for what in new if all(what in in_name for in_name in by_text.values())]
         if set(new) & set(AXES):
             table = table.drop(columns=empty, errors="ignore").assign(
