@@ -59,3 +59,27 @@ def valleys(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture
+def printed(outcome) -> Callable[..., str]:
+    """Standard output of a command that ends well."""
+
+    def run(*arguments):
+        code, out, error = outcome(*arguments)
+        assert code == 0, error
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(outcome) -> Callable[..., str]:
+    """Sentence of a command that refuses its input."""
+
+    def run(*arguments):
+        code, out, error = outcome(*arguments)
+        assert code == 2, out + error
+        return error
+
+    return run

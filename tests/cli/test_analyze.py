@@ -24,19 +24,18 @@ def test_a_sequence_written_as_csv_keeps_its_looks(tmp_path, outcome):
     assert any("its looks are counted" in note for note in kept["notes"])
 
 
-def test_where_takes_a_part_of_a_table_that_mixes_several(valleys, outcome):
+def test_where_takes_a_part_of_a_table_that_mixes_several(valleys, printed, refused):
     table = valleys(steps=100, note="a b")
     more = valleys("more.csv", steps=200, note="a b", loss=lambda w, x: 2.2 + 0.05 * (x + 7) ** 2)
     table.write_text(table.read_text() + more.read_text().partition("\n")[2])
-    code, _, error = outcome("analyze", table)
-    assert code == 2 and "--where steps=100" in error
-    code, out, _ = outcome("analyze", table, "--where", "steps=200", "note=a b", "--json")
-    assert code == 0 and min(json.loads(out)["results"][0]["curves"][0]["loss"]) == pytest.approx(2.2)
-    code, out, _ = outcome("analyze", "--runs", RESULTS / "quickstart", "--where", "width=64", "lr=2^-7")
-    assert code == 0 and "quickstart: 6 runs" in out
+    assert "--where steps=100" in refused("analyze", table)
+    out = printed("analyze", table, "--where", "steps=200", "note=a b", "--json")
+    assert min(json.loads(out)["results"][0]["curves"][0]["loss"]) == pytest.approx(2.2)
+    out = printed("analyze", "--runs", RESULTS / "quickstart", "--where", "width=64", "lr=2^-7")
+    assert "quickstart: 6 runs" in out
 
 
-def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
+def test_every_command_answers_what_a_folder_asks(tmp_path, outcome, printed, refused):
     """From the base width on, where a narrower one was run too; options have the last word."""
     folder, note = tmp_path / "sweeps" / "x", "rows that the results folder selects: width from 64 on"
     rows = [
@@ -50,16 +49,15 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
     Store(folder, "x").append(rows)
 
     def widths(*options):
-        code, out, _ = outcome("analyze", folder, "--json", *options)
-        assert code == 0
+        out = printed("analyze", folder, "--json", *options)
         analysis = json.loads(out)
         assert (note in analysis["notes"]) == (not options and asked)
         return [curve["scale"] for curve in analysis["results"][0]["curves"]]
 
     asked = False
     assert widths() == [32, 64, 128, 256]
-    code, out, _ = outcome("analyze", folder, "--where", "width>=64", "--keep")
-    assert code == 0 and f"the verdict of {folder} uses width from 64 on" in " ".join(out.split())
+    out = printed("analyze", folder, "--where", "width>=64", "--keep")
+    assert f"the verdict of {folder} uses width from 64 on" in " ".join(out.split())
     asked = True
     assert widths() == [64, 128, 256]
     assert widths("--where", "width<=128") == [32, 64, 128]
@@ -76,23 +74,21 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
         (["width>=wide"], "where 'width>=wide': 'wide' is not a number"),
         (["status>=3"], "where 'status>=3': column 'status' has no numbers"),
     ):
-        code, _, error = outcome("analyze", folder, "--keep", "--where", *bad)
-        assert code == 2 and sentence in error.replace("\n", " ")
+        assert sentence in refused("analyze", folder, "--keep", "--where", *bad).replace("\n", " ")
     assert widths() == [64, 128, 256], "what was refused changed nothing"
-    code, out, _ = outcome("analyze", folder, "--keep")
-    assert code == 0 and "uses all rows" in out
+    assert "uses all rows" in printed("analyze", folder, "--keep")
     asked = False
     assert widths() == [32, 64, 128, 256]
 
 
-def test_runs_of_a_search_show_what_was_tuned_and_losses_stay_whole(outcome, monkeypatch):
+def test_runs_of_a_search_show_what_was_tuned_and_losses_stay_whole(monkeypatch, printed):
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = outcome("analyze", "--runs", RESULTS / "tune_small")
-    assert code == 0 and "tune_small: 48 runs, seed 0" in out
+    out = printed("analyze", "--runs", RESULTS / "tune_small")
+    assert "tune_small: 48 runs, seed 0" in out
     headings = " ".join(out.splitlines()[1:3]).split()
     assert {"lr", "warmup", "alpha_", "attn", "loss"} <= set(headings) and "2.8317" in out
-    code, out, _ = outcome("analyze", "--runs", RESULTS / "ladder_mup")
-    assert code == 0 and "…" not in out and re.search(r" 2\.\d{4} ", out)
+    out = printed("analyze", "--runs", RESULTS / "ladder_mup")
+    assert "…" not in out and re.search(r" 2\.\d{4} ", out)
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -90,11 +90,10 @@ EMPTY = (
     + [(words, "gs://bucket/x", "it must be local, not a URL") for words in LOCAL],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_path_that_names_no_file_is_refused(words, path, sentence, outcome, tmp_path, monkeypatch):
+def test_a_path_that_names_no_file_is_refused(words, path, sentence, tmp_path, monkeypatch, refused):
     """An empty one would be taken for none, or for the working folder; a URL would become a folder gs:."""
     monkeypatch.chdir(tmp_path)
-    code, _, error = outcome(*words, path)
-    assert code == 2 and error == f"error: a path {path!r} is not allowed: {sentence}"
+    assert refused(*words, path) == f"error: a path {path!r} is not allowed: {sentence}"
     assert not list(tmp_path.iterdir())
 
 
@@ -129,7 +128,7 @@ tune = { lr = [0.1, 0.2] }
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
 def test_an_option_that_would_have_no_effect_is_refused(
-    words, sentence, valleys, outcome, tmp_path, monkeypatch
+    words, sentence, valleys, tmp_path, monkeypatch, refused
 ):
     monkeypatch.chdir(tmp_path)
     valleys()
@@ -137,8 +136,7 @@ def test_an_option_that_would_have_no_effect_is_refused(
     Path("search.toml").write_text('experiment = "x"\n[space.learning_rate]\nlow = 0.1\nhigh = 0.2\n')
     load_study(Path("study.toml"), "mine")[0].to_frame()  # writes the folder
     before = {*tmp_path.iterdir()}
-    code, _, error = outcome(*words)
-    assert code == 2 and error.startswith(f"error: {sentence}"), error
+    assert refused(*words).startswith(f"error: {sentence}")
     assert {*tmp_path.iterdir()} == before
 
 
@@ -156,13 +154,13 @@ def test_control_characters_of_a_table_reach_no_terminal(valleys, outcome):
         assert "\\x1b[2J" in out or "x1b[31m" in err
 
 
-def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, capfd):
+def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, capfd, printed, refused):
     row = configured(Trial()) | {"trial_id": "a", "status": "\x1b[31mred", "loss": 2.5}
     Store(tmp_path / "x", "\x1b]0;t\x07").append([row])
-    code, out, _ = outcome("analyze", "--runs", tmp_path / "x")
-    assert code == 0 and "\\x1b[31mred" in out and "\\x1b]0;t" in out and "\x1b" not in out
-    code, _, err = outcome("analyze", "--runs", "\x1b[31m\udcff")
-    assert code == 2 and "\\x1b[31m" in err and "\x1b" not in err
+    out = printed("analyze", "--runs", tmp_path / "x")
+    assert "\\x1b[31mred" in out and "\\x1b]0;t" in out and "\x1b" not in out
+    err = refused("analyze", "--runs", "\x1b[31m\udcff")
+    assert "\\x1b[31m" in err and "\x1b" not in err
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("mup_tpu"), "propagate", False)
@@ -189,7 +187,7 @@ def test_a_run_without_a_step_has_no_curve(valleys):
     assert [len(ax.lines) for ax in figure.axes] == [2]
 
 
-def test_a_long_run_table_shows_its_ends(tmp_path, outcome):
+def test_a_long_run_table_shows_its_ends(tmp_path, outcome, printed):
     rows = [
         {"trial_id": f"{k:04}", "width": 64, "lr": 1.0 + k, "seed": 0, "loss": 2.0 + k, "status": "finished"}
         for k in range(1001)
@@ -199,14 +197,13 @@ def test_a_long_run_table_shows_its_ends(tmp_path, outcome):
     assert "long: 1001 runs" in out and "961 runs are not shown: --csv FILE writes all" in out
     losses = [float(word) for word in re.findall(r"(?m)\b(\d+\.\d{4})\b", out)]
     assert losses == [2.0 + k for k in (*range(20), *range(981, 1001))]
-    code, out, _ = outcome("analyze", "--runs", tmp_path, "--where", "lr<=1000")
-    assert code == 0 and "not shown" not in out and out.count("finished") == 1000
+    out = printed("analyze", "--runs", tmp_path, "--where", "lr<=1000")
+    assert "not shown" not in out and out.count("finished") == 1000
 
 
 @pytest.mark.parametrize("command", ["watch {} --once --html {}/data.toml", "analyze {} --csv {}/store.json"])
-def test_no_page_is_written_over_data(command, two_rules, outcome):
+def test_no_page_is_written_over_data(command, two_rules, refused):
     Path(two_rules, "data.toml").write_text("a = 1")
     before = {file: file.read_bytes() for file in Path(two_rules).glob("*.*")}
-    code, _, error = outcome(*command.format(two_rules, two_rules).split())
-    assert code == 2 and "that file is data, and would be lost" in error
+    assert "that file is data, and would be lost" in refused(*command.format(two_rules, two_rules).split())
     assert before == {file: file.read_bytes() for file in before}
