@@ -14,10 +14,11 @@ import pytest
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.cli import console
-from mup_tpu.cli.console import guard
+from mup_tpu.cli.console import guard, write_output
 from mup_tpu.cli.train import _log_lines
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
+from mup_tpu.errors import ConfigError
 from mup_tpu.plots import learning_curves_figure
 from mup_tpu.store import Store, load_runs
 from mup_tpu.study.study import load_study
@@ -201,9 +202,11 @@ def test_a_long_run_table_shows_its_ends(tmp_path, outcome, printed):
     assert "not shown" not in out and out.count("finished") == 1000
 
 
-@pytest.mark.parametrize("command", ["watch {} --once --html {}/data.toml", "analyze {} --csv {}/store.json"])
-def test_no_page_is_written_over_data(command, two_rules, refused):
+def test_no_page_is_written_over_data(two_rules, refused):
     Path(two_rules, "data.toml").write_text("a = 1")
     before = {file: file.read_bytes() for file in Path(two_rules).glob("*.*")}
-    assert "that file is data, and would be lost" in refused(*command.format(two_rules, two_rules).split())
+    sentence = "that file is data, and would be lost"
+    assert sentence in refused("analyze", two_rules, "--csv", Path(two_rules, "store.json"))
+    with pytest.raises(ConfigError, match=sentence):  # as reports and pages are written
+        write_output("html", Path(two_rules, "data.toml"), "")
     assert before == {file: file.read_bytes() for file in before}
