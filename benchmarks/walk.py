@@ -207,9 +207,8 @@ class Walk:
         self.counts["answers"] = sum(note[0] == "called" and note[2] == "0" for note in notes)
         self.counts["rows"] = len(runs)
         told = Counter(note[1] for note in notes if note[0] == "told")
-        parts = tables.read_parts(
-            Folder(self.folder), "runs", tables.part_names(Folder(self.folder), "runs"), None
-        )
+        runs_in = tables.Parts(Folder(self.folder), "runs")
+        parts = runs_in.read(runs_in.names())
         stored = pd.concat(part.to_pandas() for part in parts)
         # Where a merge was killed, both the old parts and the new one hold a row.
         finished = stored[stored["status"] == "finished"].drop_duplicates()["trial_id"]

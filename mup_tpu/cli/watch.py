@@ -77,9 +77,9 @@ class Watched:
     def look(self) -> bool:
         """Read the folder; return whether something has changed since the last look."""
         from mup_tpu.store import load_runs
-        from mup_tpu.store.tables import part_names
+        from mup_tpu.store.tables import Parts
 
-        before, parts = self._seen, part_names(self._folder, "runs")
+        before, parts = self._seen, Parts(self._folder, "runs").names()
         if before is None or before[0] != parts:
             runs = load_runs(self.path) if parts else None
             ids = set() if runs is None else {*runs["trial_id"]}

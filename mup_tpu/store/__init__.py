@@ -25,7 +25,6 @@ import pandas as pd
 from mup_tpu.config.grid import Axes
 from mup_tpu.config.values import TYPE_NAMES
 from mup_tpu.errors import StoreError
-from mup_tpu.store import tables
 from mup_tpu.store.header import (
     STORE_FILE,
     STUDY_COLUMNS,
@@ -37,6 +36,7 @@ from mup_tpu.store.header import (
     read_header,
     results_folder,
 )  # fmt: skip
+from mup_tpu.store.tables import Parts, rank
 
 __all__ = [
     "FINAL", "SEARCH_FILE", "STUDY_COLUMNS", "Condition", "Result", "Store",
@@ -49,7 +49,6 @@ SEARCH_FILE = "search.json"  # proposals of a search, in its results folder
 FINAL = ("finished", "diverged", "stopped")
 """Statuses of results; "failed" and "preempted" trials are run again."""
 
-_TABLES = ("runs", "curves")
 _LOOK_EVERY = 16  # parts that a writer adds before it looks again whether there are many to merge
 
 _log = logging.getLogger(__name__)
@@ -98,6 +97,7 @@ class Store:
 
         self.own_columns = change_header(self.folder, experiment, add).columns
         """Columns of a study with their types; None for our own trials."""
+        self.runs, self.curves = (Parts(self.folder, table, self.own_columns) for table in ("runs", "curves"))
 
     def _join_columns(self, stored: Mapping[str, type], new: Mapping[str, type]) -> Mapping[str, type]:
         """Return a study's columns; a column of whole numbers becomes real once it has a real number."""
@@ -128,22 +128,20 @@ class Store:
         """Add rows of the run table and their curve points; on return they are on disk."""
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
         if curves:  # before the rows: a row promises that its trial's curve is stored
-            tables.append(self.folder, "curves", curves, self.own_columns)
+            self.curves.append(curves)
         if rows:
-            name = tables.append(self.folder, "runs", rows, self.own_columns)
-            self._note(name, rows)
+            self._note(self.runs.append(rows), rows)
         if self._added % _LOOK_EVERY == 0:
             try:
-                for table in _TABLES:
-                    tables.merge_small(self.folder, table, self.own_columns)
+                self.runs.merge_small()
+                self.curves.merge_small()
             except StoreError as error:  # the rows themselves are stored
                 _log.warning("parts of %s stay as they are: %s", self.folder, error)
         self._added += 1
 
     def known(self) -> Mapping[str, Result]:
         """Return status, loss and purchase of each trial with a row; only new parts are read."""
-        columns = ["trial_id", "status", "loss", "purchase"]
-        names, new = tables.read_listed(self.folder, "runs", self.own_columns, columns, self._rows_of)
+        names, new = self.runs.read_new(self._rows_of, ["trial_id", "status", "loss", "purchase"])
         for name in self._rows_of.keys() - {*names}:  # a merge has moved its rows to a new part
             del self._rows_of[name]
         for name, part in new.items():
@@ -158,11 +156,11 @@ class Store:
         for row in rows:
             result = Result(str(row.get("status")), row.get("loss", math.nan), row.get("purchase"))
             before = self._known.get(name := str(row["trial_id"]))
-            if before is None or tables.rank(result.status) < tables.rank(before.status):
+            if before is None or rank(result.status) < rank(before.status):
                 self._known[name] = result
 
     def results(self) -> pd.DataFrame:
-        runs = tables.read_table(self.folder, "runs", self.own_columns)
+        runs = self.runs.table()
         return runs[runs["status"].isin(FINAL)]
 
     def others(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -224,7 +222,7 @@ def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None
     axes = header.axes or Axes()
     order = [axes.compared, axes.size, axes.tuned[0], "seed", "trial_id"]
     names = None if columns is None else [*dict.fromkeys((*columns, *order, "status"))]
-    runs = tables.read_table(folder, "runs", header.columns, names)
+    runs = Parts(folder, "runs", header.columns).table(names)
     if runs.empty:
         raise StoreError(f"results folder {path} holds no runs yet")
     return runs.sort_values(order, ignore_index=True)
@@ -232,8 +230,7 @@ def load_runs(path: str | os.PathLike[str], columns: Iterable[str] | None = None
 
 def load_values(path: str | os.PathLike[str], column: str) -> list[str]:
     """Return the different values of a column in a results folder; a new folder has none."""
-    folder = results_folder(path)
-    runs = tables.read_table(folder, "runs", load_header(path).columns)
+    runs = Parts(results_folder(path), "runs", load_header(path).columns).table()
     return [] if column not in runs else sorted(runs[column].dropna().unique())
 
 
@@ -253,5 +250,5 @@ def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
         >>> curves[curves["split"] == "train"].groupby("step")["loss"].mean().round(2).tail(3).to_dict()
         {80: 2.56, 90: 2.52, 100: 2.46}
     """
-    curves = tables.read_table(results_folder(path), "curves")
+    curves = Parts(results_folder(path), "curves").table()
     return curves.sort_values(["trial_id", "split", "step"], ignore_index=True)

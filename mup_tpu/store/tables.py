@@ -28,8 +28,6 @@ from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, patiently, short_hash
 from mup_tpu.store.header import STUDY_COLUMNS, accessed
 
-Columns = Mapping[str, type] | None  # columns of a study with their types; None for our own trials
-
 MERGE_EVERY = 64  # parts of about one size after which a writer merges them
 
 _SMALLEST, _GROWTH = 2**17, 8  # bytes of parts of the first size (some rows), factor to the next size
@@ -54,16 +52,6 @@ _KEYS = {"runs": ("trial_id", "status"), "curves": ("trial_id", "split", "step")
 
 _MISFITS = (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException)
 """Errors of tables that do not fit together, or with wrong values."""
-
-
-def schema_of(table: str, columns: Columns) -> pa.Schema:
-    if columns is None or table != "runs":
-        return _SCHEMAS[table]
-    common = {name: _SCHEMAS["runs"].field(name).type for name in STUDY_COLUMNS}
-    return pa.schema(common | {name: _ARROW[kind] for name, kind in columns.items()})
-
-
-# Parts
 
 
 def encode(table: pa.Table, is_small: bool) -> tuple[bytes, str]:
@@ -117,149 +105,141 @@ def decode(
         return table
 
 
-def part_names(folder: Folder, table: str) -> list[str]:
-    with accessed(folder, "read"):
-        return [f"{table}/{name}" for name in (folder / table).names() if _PART_NAME.fullmatch(name)]
+class Parts:
+    """Parts of a table, "runs" or "curves", in a results folder.
 
-
-def read_parts(
-    folder: Folder, table: str, names: Sequence[str], study: Columns, columns: Sequence[str] | None = None
-) -> list[pa.Table]:
-    """Read and verify parts of a table, some or all of their columns.
-
-    Raises:
-        FileNotFoundError: a part is gone: it was merged after it was listed.
-        StoreError: a part is damaged or cannot be read.
+    `study` are the columns of a study with their types; our own trials have none.
     """
-    schema = schema_of(table, study)
 
-    def read(name: str) -> pa.Table:
+    def __init__(self, results: Folder, table: str, study: Mapping[str, type] | None = None) -> None:
+        self._results, self.folder = results, results / table
+        self._schema, self._keys = _SCHEMAS[table], _KEYS[table]
+        self._has_defaults = table == "runs" and study is None
+        if table == "runs" and study is not None:
+            common = {name: self._schema.field(name).type for name in STUDY_COLUMNS}
+            self._schema = pa.schema(common | {name: _ARROW[kind] for name, kind in study.items()})
+
+    def names(self) -> list[str]:
+        with accessed(self._results, "read"):
+            return [name for name in self.folder.names() if _PART_NAME.fullmatch(name)]
+
+    def read(self, names: Sequence[str], columns: Sequence[str] | None = None) -> list[pa.Table]:
+        """Read and verify parts, some or all of their columns.
+
+        Raises:
+            FileNotFoundError: a part is gone: it was merged after it was listed.
+            StoreError: a part is damaged or cannot be read.
+        """
+
+        def read(name: str) -> pa.Table:
+            try:
+                content = self.folder.read(name)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise StoreError(f"part {self.folder}/{name} cannot be read: {reason(error)}") from None
+            return decode(content, f"{self.folder}/{name}", self._schema, self._keys, columns)
+
+        if self.folder.is_local or not names:
+            return [read(name) for name in names]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(read, names))
+
+    def read_new(
+        self, known: Collection[str] = (), columns: Sequence[str] | None = None
+    ) -> tuple[list[str], dict[str, pa.Table]]:
+        """Return the names of all parts, and the contents of those that are not known."""
+        for _ in range(_LISTINGS):
+            names = self.names()
+            new = [name for name in names if name not in known]
+            with contextlib.suppress(FileNotFoundError):
+                return names, dict(zip(new, self.read(new, columns), strict=True))
+        raise StoreError(
+            f"results folder {self._results} cannot be read: its parts are replaced again and again"
+        )
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> str:
+        """Write records as a part, and return its name; on return the part is on disk."""
+        given = {key for record in records for key, value in record.items() if value is not None}
+        # Columns without a value are left out: half of the time of opening a small part goes by its columns.
+        fields = [field for field in self._schema if field.name in given or field.name in self._keys]
+        extra = sorted(given - set(self._schema.names))
+        fields += [pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra]
+        return self._write(pa.Table.from_pylist([dict(r) for r in records], pa.schema(fields)))
+
+    def _write(self, rows: pa.Table) -> str:
+        content, name = encode(rows, rows.num_rows <= _SMALL_ROWS)
+        with accessed(self._results, "written"):
+            patiently(lambda: self.folder.write(name, content))
+        return name
+
+    def table(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Read all parts, each row and point once; all columns, or some."""
+        _, parts = self.read_new(columns=columns)
+        empty = self._schema.empty_table() if columns is None else self._schema.empty_table().select(columns)
+
+        def frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
+            rows = self._deduplicate(pa.concat_tables([empty, *tables], promote_options="permissive"))
+            lacking = [name for name in _DEFAULTS if name in rows.column_names and rows[name].null_count]
+            if self._has_defaults and lacking:
+                if columns is not None:
+                    return self.table()[[*columns]]
+                of_trial = rows["config"].is_valid()
+                for name in lacking:
+                    filled = pc.if_else(of_trial, rows[name].fill_null(_DEFAULTS[name]), rows[name])
+                    rows = rows.set_column(rows.column_names.index(name), rows.field(name), filled)
+            whole: pd.DataFrame = rows.to_pandas()
+            return whole
+
         try:
-            content = folder.read(name)
+            return frame([*parts.values()])
+        except _MISFITS as error:
+            for name, rows in parts.items():  # name a part that cannot be read alone
+                with raised_as(StoreError, f"part {self.folder}/{name} cannot be read", _MISFITS):
+                    frame([rows])
+            raise StoreError(f"parts of {self.folder} do not fit together: {reason(error)}") from None
+
+    def _deduplicate(self, rows: pa.Table) -> pa.Table:
+        """Keep the best row of each trial, in a table of curves the last point of each step."""
+        keys = rows.select(self._keys).to_pandas()
+        if "status" not in keys:
+            repeated = keys.duplicated(keep="last").to_numpy()
+            return rows.filter(pa.array(~repeated)) if repeated.any() else rows
+        if keys["trial_id"].is_unique:
+            return rows
+        order = keys["status"].map(rank).sort_values(kind="stable").index
+        return rows.take(pa.array(order[~keys["trial_id"][order].duplicated().to_numpy()]))
+
+    def merge(self, names: Sequence[str]) -> None:
+        """Merge parts into one.
+
+        The new part is whole before the old ones go. A kill in between leaves rows twice, and readers take
+        each once.
+        """
+        try:
+            tables = self.read(names)
         except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StoreError(f"part {folder}/{name} cannot be read: {reason(error)}") from None
-        return decode(content, f"{folder}/{name}", schema, _KEYS[table], columns)
+            return  # another writer merges them
+        with raised_as(StoreError, f"parts of {self.folder} do not fit together", _MISFITS):
+            rows = self._deduplicate(pa.concat_tables(tables, promote_options="permissive"))
+        self._write(rows)
+        with accessed(self._results, "written"):
+            self.folder.remove(*names)
 
-    if folder.is_local or not names:
-        return [read(name) for name in names]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(read, names))
-
-
-def read_listed(
-    folder: Folder,
-    table: str,
-    study: Columns,
-    columns: Sequence[str] | None = None,
-    known: Collection[str] = (),
-) -> tuple[list[str], dict[str, pa.Table]]:
-    """Return the names of all parts of a table, and the contents of those that are not known."""
-    for _ in range(_LISTINGS):
-        names = part_names(folder, table)
-        new = [name for name in names if name not in known]
-        with contextlib.suppress(FileNotFoundError):
-            return names, dict(zip(new, read_parts(folder, table, new, study, columns), strict=True))
-    raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
-
-
-def append(folder: Folder, table: str, records: Sequence[Mapping[str, Any]], study: Columns = None) -> str:
-    """Write records as a part, and return its name; on return the part is on disk."""
-    schema = schema_of(table, study)
-    given = {key for record in records for key, value in record.items() if value is not None}
-    # Columns without a value are left out: half of the time of opening a small part goes by its columns.
-    fields = [field for field in schema if field.name in given or field.name in _KEYS[table]]
-    extra = sorted(given - set(schema.names))
-    fields += [pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra]
-    rows = pa.Table.from_pylist([dict(r) for r in records], pa.schema(fields))
-    return _write_part(folder, table, rows, rows.num_rows <= _SMALL_ROWS)
-
-
-def _write_part(folder: Folder, table: str, rows: pa.Table, is_small: bool) -> str:
-    content, name = encode(rows, is_small)
-    with accessed(folder, "written"):
-        patiently(lambda: folder.write(f"{table}/{name}", content))
-    return f"{table}/{name}"
-
-
-# Tables
-
-
-def read_table(
-    folder: Folder, table: str, study: Columns = None, columns: Sequence[str] | None = None
-) -> pd.DataFrame:
-    """Read a table of a results folder, each row and point once; all columns, or some."""
-    _, parts = read_listed(folder, table, study, columns)
-    schema = schema_of(table, study)
-    empty = schema.empty_table() if columns is None else schema.empty_table().select(columns)
-    may_lack = table == "runs" and study is None  # rows may be older than a field
-
-    def frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
-        rows = _deduplicate(pa.concat_tables([empty, *tables], promote_options="permissive"), table)
-        lacking = [name for name in _DEFAULTS if name in rows.column_names and rows[name].null_count]
-        if may_lack and lacking:
-            if columns is not None:
-                return read_table(folder, table, study)[[*columns]]
-            of_trial = rows["config"].is_valid()
-            for name in lacking:
-                filled = pc.if_else(of_trial, rows[name].fill_null(_DEFAULTS[name]), rows[name])
-                rows = rows.set_column(rows.column_names.index(name), rows.field(name), filled)
-        whole: pd.DataFrame = rows.to_pandas()
-        return whole
-
-    try:
-        return frame([*parts.values()])
-    except _MISFITS as error:
-        for name, rows in parts.items():  # name a part that cannot be read alone
-            with raised_as(StoreError, f"part {folder}/{name} cannot be read", _MISFITS):
-                frame([rows])
-        raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
+    def merge_small(self) -> None:
+        """Merge the parts of about one size where there are many of them."""
+        with accessed(self._results, "read"):
+            sizes = self.folder.sizes()
+        by_size: dict[int, list[str]] = {}
+        for name, size in sizes.items():
+            if _PART_NAME.fullmatch(name):
+                level = max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, _GROWTH)))
+                by_size.setdefault(level, []).append(name)
+        for level in sorted(by_size):
+            if len(by_size[level]) >= MERGE_EVERY:
+                self.merge(by_size[level])
 
 
 def rank(status: Any) -> int:
     # One row a trial is kept: a whole run before a stopped one, and that before a failure.
     return {"finished": 0, "diverged": 0, "stopped": 1}.get(status, 2)
-
-
-def _deduplicate(rows: pa.Table, table: str) -> pa.Table:
-    """Keep the best row of each trial, in a table of curves the last point of each step."""
-    if table == "curves":
-        repeated = rows.select(_KEYS[table]).to_pandas().duplicated(keep="last").to_numpy()
-        return rows.filter(pa.array(~repeated)) if repeated.any() else rows
-    keys = rows.select(["trial_id", "status"]).to_pandas()
-    if keys["trial_id"].is_unique:
-        return rows
-    order = keys["status"].map(rank).sort_values(kind="stable").index
-    return rows.take(pa.array(order[~keys["trial_id"][order].duplicated().to_numpy()]))
-
-
-def merge(folder: Folder, table: str, study: Columns, names: Sequence[str]) -> None:
-    """Merge parts of a table into one.
-
-    The new part is whole before the old ones go. A kill in between leaves rows twice, and readers take each
-    once.
-    """
-    try:
-        tables = read_parts(folder, table, names, study)
-    except FileNotFoundError:
-        return  # another writer merges them
-    with raised_as(StoreError, f"parts of {folder}/{table} do not fit together", _MISFITS):
-        rows = _deduplicate(pa.concat_tables(tables, promote_options="permissive"), table)
-    _write_part(folder, table, rows, rows.num_rows <= _SMALL_ROWS)
-    with accessed(folder, "written"):
-        folder.remove(*names)
-
-
-def merge_small(folder: Folder, table: str, study: Columns = None) -> None:
-    """Merge the parts of about one size where there are many of them."""
-    with accessed(folder, "read"):
-        sizes = (folder / table).sizes()
-    by_size: dict[int, list[str]] = {}
-    for name, size in sizes.items():
-        if _PART_NAME.fullmatch(name):
-            level = max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, _GROWTH)))
-            by_size.setdefault(level, []).append(f"{table}/{name}")
-    for level in sorted(by_size):
-        if len(by_size[level]) >= MERGE_EVERY:
-            merge(folder, table, study, by_size[level])

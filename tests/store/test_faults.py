@@ -23,8 +23,7 @@ from mup_tpu.tuning.sweep import run_sweep
 
 CALLS = {
     "write": (Path, "write_bytes"), "rename": (Path, "replace"), "fsync": (os, "fsync"),
-    "list": (os, "listdir"), "sizes": (os, "scandir"), "lock": (fcntl, "flock"), "open": (os, "open"),
-    "remove": (os, "remove"),
+    "list": (os, "listdir"), "lock": (fcntl, "flock"), "open": (os, "open"), "remove": (os, "remove"),
 }  # fmt: skip
 
 

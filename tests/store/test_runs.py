@@ -5,7 +5,6 @@ import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 from merging import merge_all
@@ -56,18 +55,6 @@ def test_a_trial_has_one_row_its_best(tmp_path):
     assert len(load_curves(tmp_path)) == 1
 
 
-def test_a_merge_keeps_every_row_in_one_part(tmp_path):
-    store = Store(tmp_path, "x")
-    for i in range(5):
-        store.append([row(f"t{i}", i, **({"dropout": 0.1} if i else {}))], [point(f"t{i}", 1, i)])
-    before, curves = load_runs(tmp_path), load_curves(tmp_path)
-    assert before["dropout"].isna().tolist() == [True] + 4 * [False], "unknown columns are kept"
-    merge_all(store)
-    pd.testing.assert_frame_equal(load_runs(tmp_path), before)
-    pd.testing.assert_frame_equal(load_curves(tmp_path), curves)
-    assert len(list((tmp_path / "runs").iterdir())) == len(list((tmp_path / "curves").iterdir())) == 1
-
-
 def test_a_merge_that_fails_costs_no_row(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tables, "MERGE_EVERY", 4)
     store = Store(tmp_path, "x")
@@ -92,9 +79,9 @@ def test_of_a_trial_whose_curve_cannot_be_stored_there_is_no_row(tmp_path):
     assert store.done() == {"a"} and len(load_curves(tmp_path)) == 1
 
 
-def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monkeypatch):
+def test_a_merge_leaves_what_others_write_after_it_has_read(tmp_path, monkeypatch):
     """Another driver stores a trial right after the parts are read, and before they are removed."""
-    store, read_parts, remove = Store(tmp_path, "x"), tables.read_parts, Folder.remove
+    store, read, remove = Store(tmp_path, "x"), tables.Parts.read, Folder.remove
     for name in "ab":
         store.append([row(name)], [point(name, 1, 3.0)])
     names = [f"{table} {step}" for table in ("runs", "curves") for step in ("read", "about to be removed")]
@@ -107,22 +94,12 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
             content, part = tables.encode(pa.Table.from_pylist(records), True)
             (tmp_path / table / part).write_bytes(content)
 
-    def read(*arguments):
-        found = read_parts(*arguments)
-        another("read")
-        return found
-
-    def late(folder, *names):
-        another("removed")
-        remove(folder, *names)
-
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "read_parts", read)
-        patch.setattr(Folder, "remove", late)
+        patch.setattr(tables.Parts, "read", lambda *given: (read(*given), another("read"))[0])
+        patch.setattr(Folder, "remove", lambda *given: (another("removed"), remove(*given))[1])
         merge_all(store)
     assert next(others, None) is None
-    expected = {"a", "b", *names}
-    assert store.done() == expected and set(load_curves(tmp_path)["trial_id"]) == expected
+    assert store.done() == {"a", "b", *names} == set(load_curves(tmp_path)["trial_id"])
 
 
 def test_folders_that_cannot_be_opened_say_so(tmp_path):

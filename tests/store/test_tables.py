@@ -32,7 +32,7 @@ def parts_read(monkeypatch):
     names, read = [], Folder.read
 
     def note(folder, name, *most):
-        if name.startswith("runs/"):
+        if folder.path.endswith("/runs"):
             names.append(name)
         return read(folder, name, *most)
 
@@ -157,13 +157,15 @@ def test_a_merge_keeps_the_best_row_of_a_trial_and_columns_that_are_unknown(tmp_
     for status, loss in (("failed", float("nan")), ("stopped", 2.0), ("finished", 1.0), ("stopped", 0.5)):
         add(store, "a", loss, status, dropout=3)
     add(store, "b", float("nan"), "failed")
-    before = load_runs(tmp_path)
+    before, curves = load_runs(tmp_path), load_curves(tmp_path)
+    assert before["dropout"].isna().tolist() == [False, True], "unknown columns are kept"
     merge_all(store)
     (part,) = (tmp_path / "runs").iterdir()
     stored = pd.read_parquet(part).set_index("trial_id")
     assert stored["status"].to_dict() == {"a": "finished", "b": "failed"} and stored.loc["a", "loss"] == 1.0
-    assert stored.loc["a", "dropout"] == 3
     pd.testing.assert_frame_equal(load_runs(tmp_path), before)
+    pd.testing.assert_frame_equal(load_curves(tmp_path), curves)
+    assert len(list((tmp_path / "curves").iterdir())) == 1
 
 
 def test_columns_without_a_value_are_left_out_of_a_part_and_come_back_empty(tmp_path):
@@ -193,7 +195,7 @@ def test_rows_that_somebody_removes_are_forgotten(url):
     for name in "abc":
         add(store, name)
     assert store.done() == {*"abc"}
-    store.folder.remove(tables.part_names(store.folder, "runs")[0])
+    store.runs.folder.remove(store.runs.names()[0])
     assert len(store.done()) == 2
     store.folder.remove("runs")
     assert store.done() == set()

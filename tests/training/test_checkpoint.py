@@ -103,20 +103,6 @@ def test_what_changes_after_saving_is_not_in_the_checkpoint(folder, monkeypatch)
     assert torch.equal(found.tensors["w"], torch.zeros(3)) and found.meta["statuses"] == ["running"]
 
 
-def test_a_failure_to_write_is_raised_by_the_next_save_or_wait_and_warned_of_at_the_end(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    tensors = {"w": torch.ones(1)}
-    for end in (lambda w: w.save(10, tensors, {}), lambda w: w.wait()):
-        writer = CheckpointWriter(tmp_path / "file" / "checkpoints")
-        writer.save(5, tensors, {})
-        with pytest.raises(StoreError, match="cannot be written"):
-            end(writer)
-        writer.close()
-    writer.save(5, tensors, {})
-    with pytest.warns(UserWarning, match="cannot be written"):
-        writer.close()
-
-
 def test_a_checkpoint_in_flight_is_whole_when_the_run_is_left_or_ends(tiny, dataset, folder, monkeypatch):
     """Writing takes longer than the steps after it; who drops the run, or gets its result, finds it whole."""
     write = Folder.write
