@@ -253,7 +253,7 @@ def test_a_lease_that_somebody_changed_is_one_sentence(change, tmp_path):
 
 TOML = """
 experiment = "cli"
-trainer = "{python} {program} {{lr}} {{width}}"
+trainer = "{python} program.py {{lr}} {{width}}"
 scale = {{width = [256, 512]}}
 tune = {{lr = ["2^-7", "2^-6", "2^-5"]}}
 [settings]
@@ -262,16 +262,10 @@ steps = 3
 PROGRAM = """
 import math, sys
 lr, width = float(sys.argv[1]), int(sys.argv[2])
-loss = 3 + (math.log2(lr) + 6) ** 2
 print("step 1 of 3")
-if width == 512:
-    print(loss)
-elif lr == 2**-5:
+if width == 256 and lr == 2**-5:
     sys.exit(3)
-elif lr == 2**-7:
-    print("no number")
-else:
-    print(loss)
+print("no number" if width == 256 and lr == 2**-7 else 3 + (math.log2(lr) + 6) ** 2)
 """
 
 
@@ -279,23 +273,13 @@ else:
 def toml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
-    file = tmp_path / "cli.toml"
-    file.write_text(TOML.format(python=sys.executable, program=tmp_path / "program.py"))
-    return str(file)
+    (tmp_path / "cli.toml").write_text(TOML.format(python=sys.executable))
+    return "cli.toml"
 
 
-def command(*words):
-    """Exit code of a command."""
-    try:
-        main(list(words))
-    except SystemExit as end:
-        return end.code or 0
-    return 0
-
-
-def test_a_program_is_swept(toml, tmp_path, capsys):
-    assert command("sweep", toml, "--workers", "2") == 1
-    assert "2 of 6 trials failed" in capsys.readouterr().err.replace("\n", " ")
+def test_a_program_is_swept(toml, tmp_path, outcome):
+    code, _, err = outcome("sweep", toml, "--workers", 2)
+    assert code == 1 and "2 of 6 trials failed" in err
     runs = load_runs("results/cli").set_index(["width", "lr"])
     assert runs.loc[(512, 2**-5), "loss"] == runs.loc[(512, 2**-7), "loss"] == 4
     assert runs.loc[(256, 2**-6), "loss"] == 3
@@ -310,66 +294,60 @@ def test_a_program_is_swept(toml, tmp_path, capsys):
 def test_values_stay_in_their_words_and_no_shell_reads_them(tmp_path):
     settings = {"text": f"a b; touch {tmp_path}/made"}
     study = Study(tmp_path, scale={"width": [1]}, tune={"optim.lr": [0.5]}, settings=settings)
-    program = "import sys; assert sys.argv[1] == sys.argv[2] + ' b; touch ' + sys.argv[3]; print(*{{1.5}})"
+    program = "import sys; assert sys.argv[1] == sys.argv[2] + ' b; touch ' + sys.argv[3]; "
+    program += "print(float(sys.argv[4]) + sum({{1.0}}))"
     study.run(f'{sys.executable} -c "{program}" {{text}} a {tmp_path}/made {{optim.lr}}', workers=1)
     assert load_runs(tmp_path)["loss"].tolist() == [1.5] and not (tmp_path / "made").exists()
 
 
-def test_ask_and_tell_on_the_command_line(toml, capsys):
-    assert command("ask", toml, "2", "--json") == 0
-    printed = capsys.readouterr()
-    trials = [json.loads(line) for line in printed.out.splitlines()]
-    assert [trial["lr"] for trial in trials] == [2**-7, 2**-6] and printed.err == ""
-    assert command("ask", "results/cli", "1") == 0
-    assert capsys.readouterr().out.startswith("id=")
-    assert command("tell", "results/cli", trials[0]["id"], "2.31") == 0
+def test_ask_and_tell_on_the_command_line(toml, outcome):
+    code, out, err = outcome("ask", toml, 2, "--json")
+    trials = [json.loads(line) for line in out.splitlines()]
+    assert [trial["lr"] for trial in trials] == [2**-7, 2**-6] and (code, err) == (0, "")
+    assert outcome("ask", "results/cli", 1)[1].startswith("id=")
+    assert outcome("tell", "results/cli", trials[0]["id"], 2.31)[0] == 0
     assert load_runs("results/cli")["loss"].tolist() == [2.31]
-    capsys.readouterr()
-    assert command("ask", "results/cli", "1000") == 0 == command("ask", "results/cli")
-    assert capsys.readouterr().err.startswith("no trial: all missing trials are leased")
+    assert outcome("ask", "results/cli", 1000)[0] == 0
+    code, _, err = outcome("ask", "results/cli")
+    assert code == 0 and err.startswith("no trial: all missing trials are leased")
     for words, sentence in (
         ((trials[0]["id"], "2.31"), "has a loss already"),
         ((trials[1]["id"], "good"), "loss 'good' is not a number"),
         (("0", "1"), "was not given by"),
     ):
-        assert command("tell", "results/cli", *words) == 2
-        error = capsys.readouterr().err
-        assert sentence in error and error.count("error:") == 1
+        code, _, err = outcome("tell", "results/cli", *words)
+        assert code == 2 and sentence in err and err.count("error:") == 1
 
 
-def test_escapes_in_a_setting_do_not_reach_the_terminal(tmp_path, capsys):
+def test_escapes_in_a_setting_do_not_reach_the_terminal(tmp_path, outcome):
     settings = {"text": "\x1b[31mred\x1b]0;title\x07", "lines": "a\nid=0123456789abcdef"}
     study_in(tmp_path / "one", settings=settings)._open()
-    assert command("ask", str(tmp_path / "one"), "6") == 0
-    printed = capsys.readouterr().out
-    assert printed.replace("\n", "").isprintable() and len(printed.splitlines()) == 6
+    code, out, _ = outcome("ask", tmp_path / "one", 6)
+    assert code == 0 and out.replace("\n", "").isprintable() and len(out.splitlines()) == 6
 
 
-def test_a_study_file_that_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_study_file_that_cannot_be_is_refused(tmp_path, outcome):
     file = tmp_path / "bad.toml"
     for text, sentence in (
         ("[settings]\na = 1", "scale is missing"),
-        ('experiment = "a"\ntune = {lr = [1]}\n[settings]', "scale is missing"),
-        ('experiment = "a"\nscale = {w = [1]}\n[settings]', "tune is missing"),
-        ('experiment = "a"\nbase.model = {}\n[settings]', "base is not for the file of a study"),
+        ("tune = {lr = [1]}\n[settings]", "scale is missing"),
+        ("scale = {w = [1]}\n[settings]", "tune is missing"),
+        ("base.model = {}\n[settings]", "base is not for the file of a study"),
         ("lerning_rate = 1\n[settings]\na = 1", "unknown key 'lerning_rate'"),
         ("trainer = 3", "trainer 3 is not text"),
-        ('experiment = "a"\nscale = {w = [1]}\ntune = {lr = [1]}\n[settings]', "trainer is missing"),
+        ("scale = {w = [1]}\ntune = {lr = [1]}\n[settings]", "trainer is missing"),
     ):
         file.write_text(text)
-        assert command("sweep", str(file)) == 2
-        assert sentence in capsys.readouterr().err.replace("\n", " ")
-    assert command("ask", "results/nothing", "3") == 2
-    assert "holds no study" in capsys.readouterr().err
+        code, _, err = outcome("sweep", file)
+        assert code == 2 and sentence in err
+    code, _, err = outcome("ask", tmp_path / "nothing", 3)
+    assert code == 2 and "holds no study" in err
 
 
-def test_the_template_is_a_study(tmp_path, monkeypatch, capsys):
+def test_the_template_is_a_study(tmp_path, monkeypatch, outcome):
     monkeypatch.chdir(tmp_path)
-    assert command("init", "study") == 0
-    capsys.readouterr()
-    assert command("ask", "study.toml", "100", "--json") == 0
-    trials = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert outcome("init", "study")[0] == 0
+    trials = [json.loads(line) for line in outcome("ask", "study.toml", 100, "--json")[1].splitlines()]
     assert len({trial["id"] for trial in trials}) == 48 and {trial["steps"] for trial in trials} == {100}
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -13,7 +14,6 @@ import pandas as pd
 import psutil
 import pytest
 import trainers
-from killing import killed_study, start, starts, table, wait_for_functions
 from rich.console import Console
 
 import mup_tpu
@@ -260,6 +260,48 @@ def test_libraries_of_functions_share_the_cores(tmp_path, monkeypatch):
     train = lambda trial, report: sum(int(os.environ[name]) for name in names)  # noqa: E731
     one_trial(tmp_path).run(train, workers=1, console=QUIET)
     assert load_runs(tmp_path)["loss"].tolist() == [3 * cores()]
+
+
+RUN = """
+import sys, trainers
+from mup_tpu import Study
+Study.load(sys.argv[1]).run(getattr(trainers, sys.argv[2]), workers=int(sys.argv[3]))
+"""
+
+
+def killed_study(folder):
+    """A study of six trials of about a second."""
+    return Study(
+        folder, scale={"width": [256, 512]}, tune={"lr": octaves(-7, -5)}, compare={"rule": ["stays"]},
+        settings={"pause": 0.02}, name="killed",
+    )  # fmt: skip
+
+
+def start(folder, train="resumable", workers=2):
+    """Start a driver of the study; what it prints is on its standard output."""
+    killed_study(folder).to_frame()  # writes the folder
+    words = [sys.executable, "-c", RUN, folder, train, str(workers)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def starts(folder):
+    """Return the step of each start of a function, its process and the worker."""
+    lines = [line for file in folder.glob("starts-*") for line in file.read_text().splitlines()]
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+def wait_for_functions(driver, folder, are_there):
+    """Wait for a function that runs, and return it and its worker; or wait for the end of all."""
+    deadline = time.monotonic() + 240
+    while bool(running := [of for _, *of in starts(folder) if psutil.pid_exists(of[0])]) != are_there:
+        assert time.monotonic() < deadline and (driver.poll() is None or not are_there)
+        time.sleep(0.02)
+    return running[-1] if running else None
+
+
+def table(folder):
+    """Return rows without what differs from run to run."""
+    return load_runs(folder).drop(columns=["wall_time_s", "finished_at"])
 
 
 def kill(whom, driver, folder):
