@@ -14,10 +14,6 @@ TRAINS = "05_your_own_model"
 """Notebook that needs torch."""
 NIGHTLY = ("02", "03", "06")
 """Notebooks of which the others show the same calls, or that plan, sweep or analyse for a long time."""
-WITHOUT_TORCH = """
-import importlib.util
-assert not importlib.util.find_spec("torch"), "torch is installed"
-"""
 EXECUTE = """
 import json, sys
 import nbformat, nbclient
@@ -74,12 +70,15 @@ def kinds(outputs) -> list[list[str]]:
     return [[o["output_type"] for o in cell if o.get("name") != "stderr"] for cell in outputs]
 
 
-def executed(python, code: str, notebook: Path):
-    """Outputs of a notebook's cells, run by that interpreter after that code."""
-    command = [python, "-c", code + EXECUTE, notebook, FOLDER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def run(code: str, *arguments: Path, python: Path | str = sys.executable) -> list[str]:
+    """Return the lines that a program prints."""
+    done = subprocess.run([python, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return done.stdout.splitlines()
+
+
+def in_a_kernel(notebook: Path):
+    return json.loads(run(EXECUTE, notebook, FOLDER)[-1])
 
 
 def committed(name: str):
@@ -104,32 +103,28 @@ def shown(outputs) -> list[int]:
     return [sum(kind != "stream" for kind in cell) for cell in kinds(outputs)]
 
 
-def test_cells_print_their_committed_output_and_import_no_torch(tmp_path):
-    """Also a study's cells show a table or a picture each."""
+def require_committed_outputs(names, *others: Path, python: Path | str = sys.executable):
+    """Run notebooks in one process that imports no torch; return the outputs of the others' cells."""
+    notebooks = [*(FOLDER / f"{name}.ipynb" for name in names), *others]
+    *_, outputs, imports_torch = run(WITHOUT_KERNEL, FOLDER, *notebooks, python=python)
+    assert imports_torch == "false"
+    made = json.loads(outputs)
+    for name, found in zip(names, made, strict=False):
+        assert printed(found) == printed(committed(name)), name
+        assert shown(found) == shown(committed(name)), name
+    return made[len(names) :]
+
+
+def test_cells_print_their_committed_output_and_a_study_s_show_tables_and_a_picture(tmp_path):
     names = [name for name in NOTEBOOKS if name != TRAINS and name[:2] not in NIGHTLY]
-    notebooks = [*(FOLDER / f"{name}.ipynb" for name in names), notebook_of_a_study(tmp_path)]
-    command = [sys.executable, "-c", WITHOUT_KERNEL, FOLDER, *notebooks]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    *found, of_study = json.loads(done.stdout.splitlines()[-2])
-    assert json.loads(done.stdout.splitlines()[-1]) is False, "torch was imported"
+    (of_study,) = require_committed_outputs(names, notebook_of_a_study(tmp_path))
     assert shown(of_study)[1:] == [1] * (len(DISPLAYED) - 1)
-    for name, outputs in zip(names, found, strict=True):
-        assert printed(outputs) == printed(committed(name)), name
-        assert shown(outputs) == shown(committed(name)), name
-
-
-@pytest.fixture(scope="module")
-def notebook_python(environment):
-    return environment("mup_tpu", "nbclient", "ipykernel")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name != TRAINS])
-def test_runs_top_to_bottom_without_torch(name, notebook_python):
-    outputs = executed(notebook_python, WITHOUT_TORCH, FOLDER / f"{name}.ipynb")
-    assert printed(outputs) == printed(committed(name))
-    assert kinds(outputs) == kinds(committed(name))
+def test_all_others_run_where_torch_is_not_installed(environment):
+    names = [name for name in NOTEBOOKS if name != TRAINS]
+    require_committed_outputs(names, python=environment("mup_tpu", "nbclient", "ipykernel"))
 
 
 @pytest.mark.nightly
@@ -138,7 +133,7 @@ def test_your_own_model_runs_top_to_bottom(tmp_path):
     text, copy = (FOLDER / f"{TRAINS}.ipynb").read_text(), tmp_path / "shorter.ipynb"
     assert text.count("STEPS = 40") == text.count("for seed in range(3)") == 1
     copy.write_text(text.replace("STEPS = 40", "STEPS = 12").replace("in range(3)", "in range(2)"))
-    outputs = executed(sys.executable, "", copy)
+    outputs = in_a_kernel(copy)
     assert kinds(outputs) == kinds(committed(TRAINS))
     text = "".join("".join(o["text"]) for cell in outputs for o in cell if o["output_type"] == "stream")
     for sentence in (
@@ -176,7 +171,7 @@ def notebook_of_a_study(folder: Path) -> Path:
 
 @pytest.mark.nightly
 def test_a_study_in_a_notebook_shows_one_bar_tables_and_a_picture(tmp_path):
-    outputs = dict(zip(DISPLAYED, executed(sys.executable, "", notebook_of_a_study(tmp_path)), strict=True))
+    outputs = dict(zip(DISPLAYED, in_a_kernel(notebook_of_a_study(tmp_path)), strict=True))
     bars = [o["data"]["text/plain"] for o in outputs["run"] if o["output_type"] == "display_data"]
     assert sum("21 of 21 trials stored" in bar for bar in bars) == 1 and len(outputs["run"]) <= 4
     for name in ("study", "verdict", "predict"):

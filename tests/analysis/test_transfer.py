@@ -1,5 +1,6 @@
 """Drift, regret and verdict: on tables made from known laws, and on published sweeps read off figures."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -20,17 +21,11 @@ WIDTHS = (64, 128, 256, 512)
 
 def swept(alpha, widths=WIDTHS, grid=range(-14, -3), sigma=0.003, seeds=3, curvature=0.04, seed=0):
     """Runs whose optimum is 2^-8 at width 64 and moves as width^alpha; wider is better by 0.05 a doubling."""
-    generator = np.random.default_rng(seed)
-    rows = []
-    for w in widths:
-        octaves = np.log2(w / 64)
-        for x in grid:
-            for s in range(seeds):
-                loss = 2.5 - 0.05 * octaves + curvature * (x + 8 - alpha * octaves) ** 2
-                rows.append(
-                    {"width": w, "lr": 2.0**x, "seed": s, "loss": loss + sigma * generator.standard_normal()}
-                )
-    return pd.DataFrame(rows)
+    cells = itertools.product(widths, grid, range(seeds))
+    runs = pd.DataFrame(cells, columns=["width", "lr", "seed"]).astype({"lr": float})
+    octaves, noise = np.log2(runs["width"] / 64), np.random.default_rng(seed).standard_normal(len(runs))
+    loss = 2.5 - 0.05 * octaves + curvature * (runs["lr"] + 8 - alpha * octaves) ** 2 + sigma * noise
+    return runs.assign(lr=2.0 ** runs["lr"], loss=loss)
 
 
 def result_of(frame):

@@ -1,6 +1,7 @@
 """Small tables whose answer is known: verdicts where grids end, runs diverge, or nothing moves."""
 
 import functools
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -49,13 +50,12 @@ def test_finite_blow_ups_count_as_diverged():
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_one_lucky_run_shows_no_drift_where_noise_differs_along_the_grid(seeds):
     generator, rows = np.random.default_rng(0), []
-    for width in (64, 128, 256, 512):
-        for x in range(-10, -3):
-            for seed in range(seeds if width == 512 else 4):
-                noise = (0.002 if x < -6 else 0.04) * generator.standard_normal()
-                lucky = -0.25 if (width, x) == (512, -5) else 0.0
-                loss = 2.5 + 0.03 * (x + 7) ** 2 + noise + lucky
-                rows.append({"width": width, "lr": 2.0**x, "seed": seed, "loss": loss})
+    for width, x in itertools.product((64, 128, 256, 512), range(-10, -3)):
+        for seed in range(seeds if width == 512 else 4):
+            noise = (0.002 if x < -6 else 0.04) * generator.standard_normal()
+            lucky = -0.25 if (width, x) == (512, -5) else 0.0
+            loss = 2.5 + 0.03 * (x + 7) ** 2 + noise + lucky
+            rows.append({"width": width, "lr": 2.0**x, "seed": seed, "loss": loss})
     (result,) = analyze(pd.DataFrame(rows)).results
     if seeds == 1:
         assert result.verdict.decision != "DRIFTS"
@@ -153,19 +153,12 @@ def test_nothing_depends_on_the_unit_of_the_loss(name):
 
 def valley(centre, rates, lost=(), seeds=3, curvature=0.08, sigma=0.002, width=64):
     """Runs of a parabola in log2 lr; `lost` holds (rate, number of seeds that diverge)."""
-    generator, dead = np.random.default_rng(0), dict(lost)
-
-    def loss(x):
-        return 2.5 + curvature / 2 * (x - centre) ** 2
-
-    return [
-        {
-            "width": width, "lr": 2.0**x, "seed": s,
-            "loss": math.inf if s < dead.get(x, 0) else loss(x) + sigma * generator.normal(),
-        }
-        for x in rates
-        for s in range(seeds)
-    ]  # fmt: skip
+    generator, dead, rows = np.random.default_rng(0), dict(lost), []
+    for x, seed in itertools.product(rates, range(seeds)):
+        loss = 2.5 + curvature / 2 * (x - centre) ** 2
+        loss = math.inf if seed < dead.get(x, 0) else loss + sigma * generator.normal()
+        rows.append({"width": width, "lr": 2.0**x, "seed": seed, "loss": loss})
+    return rows
 
 
 def test_two_of_three_lost_runs_are_no_wall():

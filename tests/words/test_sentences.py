@@ -1,6 +1,7 @@
 """Sentences of verdicts, reasons and predictions, as tables of data and text."""
 
 import ast
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -232,17 +233,11 @@ def test_scores_of_predictions(x, loss, ending):
     assert score_sentence(unpredicted, Columns(unit="MSE")).endswith("; loss 2.400 MSE, not predicted")
 
 
-def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
-    generator = np.random.default_rng(0)
-    rows = [
-        {
-            "width": w, "lr": 2.0**x, "seed": s,
-            "loss": 3 - 0.1 * math.log2(w) + 0.04 * (x + 8 - alpha * math.log2(w / 64)) ** 2,
-        }
-        for w in widths for x in range(-12, -3) for s in range(2)
-    ]  # fmt: skip
-    frame = pd.DataFrame(rows)
-    return frame.assign(loss=frame["loss"] + sigma * generator.standard_normal(len(frame)))
+def runs(alpha=0.0, widths=(64, 128, 256)) -> pd.DataFrame:
+    frame = pd.DataFrame(itertools.product(widths, range(-12, -3), range(2)), columns=["width", "lr", "seed"])
+    octaves = np.log2(frame["width"] / 64)
+    loss = 2.4 - 0.1 * octaves + 0.04 * (frame["lr"] + 8 - alpha * octaves) ** 2
+    return frame.assign(lr=2.0 ** frame["lr"], loss=loss)
 
 
 MADE = RulePrediction(
