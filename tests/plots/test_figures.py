@@ -42,11 +42,9 @@ def test_the_same_input_gives_the_same_bytes_in_both_files(quickstart, tmp_path)
 
 @pytest.mark.parametrize(
     ("widths", "grid", "names"),
-    [([64], (-9, -8), ["transfer"]), ([32, 64, 128, 256, 512], (-7,), ["best_loss"])],
+    [([64], (-9, -8), ["transfer"]), ([32, 64, 128], (-7,), ["best_loss"])],
 )
-def test_a_table_of_one_width_or_one_value_has_the_figures_that_it_has_data_for(
-    widths, grid, names, tmp_path
-):
+def test_a_table_of_one_width_or_one_value_has_the_figures_that_it_has_data_for(widths, grid, names):
     rows = [
         {"width": w, "lr": 2.0**x, "loss": 2 + 1 / w, "params_non_embedding": w**2, "tokens": 9}
         for w in widths
@@ -54,7 +52,7 @@ def test_a_table_of_one_width_or_one_value_has_the_figures_that_it_has_data_for(
     ]
     figures = plots.transfer_figures(analyze(check_table(pd.DataFrame(rows))))
     assert list(figures) == names
-    plots.save_figure(figures[names[0]], tmp_path, "figure")
+    figures[names[0]].draw_without_rendering()
 
 
 def test_axes_of_a_metric_have_its_name(tmp_path):
@@ -66,7 +64,5 @@ def test_axes_of_a_metric_have_its_name(tmp_path):
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
     table = load_table(tmp_path / "runs.csv", Reading(unit=LossUnit(maximize=True)))
     analysis = analyze(table, epsilon=0.01)
-    drawn = {name: draw(analysis).axes for name, draw in plots.drawings(analysis).items()}
-    labels = {name: axes[0].get_ylabel() for name, axes in drawn.items()}
-    assert labels["transfer"] == "−accuracy"
-    assert drawn["regret"][-1].get_ylabel().startswith("regret (accuracy)")
+    assert plots.transfer_figure(analysis).axes[0].get_ylabel() == "−accuracy"
+    assert plots.regret_figure(analysis).axes[-1].get_ylabel().startswith("regret (accuracy)")

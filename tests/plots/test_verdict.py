@@ -19,7 +19,7 @@ def test_a_sequence_is_drawn_look_by_look():
     ]  # fmt: skip
     table = replace(check_table(pd.DataFrame(rows)), planned=(64.0, 128.0, 256.0))
     analysis = analyze(table, delta=0.3)
-    figure = plots.transfer_figures(analysis)["sequence"]
+    figure = plots.sequence_figure(analysis)
     (ax,) = figure.axes
     assert "|α| < 0.3" in [text.get_text() for text in figure.legends[0].get_texts()]
     (result,) = analysis.results
@@ -30,19 +30,17 @@ def test_a_sequence_is_drawn_look_by_look():
     ]
     assert [text.get_text() for text in ax.texts] == ["1", "2"]
     once = pd.DataFrame(rows).drop(columns="purchase")
-    assert "sequence" not in plots.transfer_figures(analyze(check_table(once)))
+    assert "sequence" in plots.drawings(analysis)
+    assert "sequence" not in plots.drawings(analyze(check_table(once)))
 
 
 def test_colours_of_regret_are_the_same_in_every_figure_and_change_hue_at_the_threshold(analysis):
-    def color_of(of, value):
-        (image,) = plots.regret_figure(of).axes[0].images
-        return image.cmap(image.norm(value))
-
     alone = replace(analysis, results=analysis.results[:1])
+    both, one = (plots.regret_figure(of).axes[0].images[0] for of in (analysis, alone))
     for value in (0.0, 0.003, 0.02, 0.3):
-        assert color_of(analysis, value) == color_of(alone, value)
+        assert both.cmap(both.norm(value)) == one.cmap(one.norm(value))
     for value, is_blue in ((0.0099, True), (0.0101, False)):
-        red, _, blue, _ = color_of(analysis, value)
+        red, _, blue, _ = both.cmap(both.norm(value))
         assert (blue > red) == is_blue
 
 
