@@ -1,5 +1,6 @@
 """Power laws in several scales against least squares, and on tables that no single scale explains."""
 
+import itertools
 import math
 
 import numpy as np
@@ -19,28 +20,22 @@ EXPONENTS = {"N": -0.6, "D": 0.2, "bs": 0.4}
 def cells_of_runs(scatter=0.05, seed=0, seeds=1):
     """Runs of 3 × 3 × 3 cells whose optimum follows the exponents, with loss 2 + 0.04·(distance)²."""
     generator, rows, optima = np.random.default_rng(seed), [], []
-    for N in (1e8, 3e8, 1e9):
-        for D in (1e9, 4e9, 2e10):
-            for bs in (32, 128, 512):
-                sizes = {"N": N, "D": D, "bs": bs}
-                best = sum(a * math.log2(sizes[name]) for name, a in EXPONENTS.items())
-                best += generator.normal(0, scatter)
-                optima.append([1.0, *np.log2([N, D, bs]), best])
-                for x in np.arange(best - 4.5, best + 4.5):
-                    for own in range(seeds):
-                        loss = 2 + 0.04 * (x - best) ** 2 + generator.normal(0, 1e-3)
-                        rows.append(sizes | {"lr": 2.0**x, "loss": loss, "seed": own})
+    for sizes in itertools.product((1e8, 3e8, 1e9), (1e9, 4e9, 2e10), (32, 128, 512)):
+        best = np.log2(sizes) @ [*EXPONENTS.values()] + generator.normal(0, scatter)
+        optima.append([1.0, *np.log2(sizes), best])
+        for x, own in itertools.product(np.arange(best - 4.5, best + 4.5), range(seeds)):
+            loss = 2 + 0.04 * (x - best) ** 2 + generator.normal(0, 1e-3)
+            rows.append({**dict(zip(EXPONENTS, sizes, strict=True)), "lr": 2.0**x, "loss": loss, "seed": own})
     return pd.DataFrame(rows), np.array(optima)
 
 
-def analyzed(runs, *scales, **reading):
-    first, *beside = scales
-    return analyze(check_table(runs, Reading(Columns(first, scales_beside=tuple(beside)), **reading)))
+def table_of(runs, first, *beside):
+    return check_table(runs, Reading(Columns(first, scales_beside=beside)))
 
 
 def test_exponents_are_those_of_least_squares_on_the_true_optima():
     runs, optima = cells_of_runs(seeds=2)  # single runs would be taken to have the usual, larger noise
-    analysis = analyzed(runs, "N", "D", "bs")
+    analysis = analyze(table_of(runs, "N", "D", "bs"))
     law = analysis.results[0].power_law
     expected = np.linalg.lstsq(optima[:, :4], optima[:, 4], rcond=None)[0]
     assert [e.value for e in law.exponents] == pytest.approx(expected[1:], abs=0.05)
@@ -95,16 +90,12 @@ def test_the_best_of_a_second_tuned_column_is_taken_in_each_cell():
 
 def test_scales_that_cannot_be_are_one_sentence():
     runs, _ = cells_of_runs()
-    for scales, sentence in (
-        (("N", "N"), "must be different columns, not N, N, lr, loss"),
-        (("N", "depth"), "table has no column 'depth'"),
-    ):
-        with pytest.raises(TableError) as error:
-            analyzed(runs, *scales)
-        assert sentence in str(error.value)
+    with pytest.raises(TableError, match="must be different columns, not N, N, lr, loss"):
+        table_of(runs, "N", "N")
+    with pytest.raises(TableError, match="table has no column 'depth'"):
+        table_of(runs, "N", "depth")
     few = runs[(runs["N"] == 1e8) & (runs["D"] == 1e9)]
     with pytest.raises(TableError, match="needs 5 cells with an optimum inside their grid, and 3 of 3"):
-        analyzed(few, "N", "D", "bs")
-    table = analyzed(runs, "N", "D", "bs").table
+        analyze(table_of(few, "N", "D", "bs"))
     with pytest.raises(TableError, match=r"at N=1e9: give a number above 0 for each of N, D, bs"):
-        predict(table, "N=1e9")
+        predict(table_of(runs, "N", "D", "bs"), "N=1e9")
