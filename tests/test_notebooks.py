@@ -20,7 +20,7 @@ import nbformat, nbclient
 notebook = nbformat.read(sys.argv[1], 4)
 resources = {"metadata": {"path": sys.argv[2]}}
 # What a cell prints comes in as many pieces as the machine's load has it.
-nbclient.NotebookClient(notebook, timeout=120, resources=resources, coalesce_streams=True).execute()
+nbclient.NotebookClient(notebook, timeout=300, resources=resources, coalesce_streams=True).execute()
 print(json.dumps([cell.get("outputs", []) for cell in notebook.cells]))
 """
 
@@ -72,7 +72,7 @@ def kinds(outputs) -> list[list[str]]:
 
 def run(code: str, *arguments: Path, python: Path | str = sys.executable) -> list[str]:
     """Return the lines that a program prints."""
-    done = subprocess.run([python, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([python, "-c", code, *arguments], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return done.stdout.splitlines()
 
