@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.nightly
@@ -11,17 +12,10 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "hosts" / "rehearse.py"
 NO_NAMESPACES = 3
 
 
-def left(logs: Path) -> list[str]:
+def left(logs: Path) -> list[list[str]]:
     """Command lines of a rehearsal's processes: they name the folder of its logs."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = process.read_bytes().decode(errors="replace").replace("\0", " ")
-        except OSError:
-            continue
-        if str(logs) in line:
-            found.append(line)
-    return found
+    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(logs) in " ".join(line)]
 
 
 def test_a_host_that_is_killed_costs_no_trial_and_a_token_is_asked_for(tmp_path):
@@ -31,10 +25,6 @@ def test_a_host_that_is_killed_costs_no_trial_and_a_token_is_asked_for(tmp_path)
     if done.returncode == NO_NAMESPACES:
         pytest.skip(done.stderr.strip().removeprefix("error: "))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
-        "cluster",
-        "token",
-        "ports",
-        "killed",
-    ]
+    said = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert said == ["cluster", "token", "ports", "killed"]
     assert not left(tmp_path / "logs")

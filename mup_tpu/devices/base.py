@@ -96,7 +96,9 @@ def mesh_of(
 _CHUNK, _CHUNK_BYTES = 100, 64 * 2**20
 
 
-def padded(stack: Tensor, length: int) -> Tensor:
+def padded(stack: Tensor, length: int, by_xla: bool = False) -> Tensor:
+    if by_xla and stack.dtype == torch.int64:  # TPUs compute with pairs of 32-bit integers
+        stack = stack.int()
     missing = length - len(stack)
     return torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])]) if missing else stack
 

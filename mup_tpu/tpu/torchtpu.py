@@ -44,10 +44,7 @@ class TpuDevice(Device):
     compiles: bool = True
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        stack = padded(stack, length)
-        if stack.dtype == torch.int64:  # TPUs compute with pairs of 32-bit integers
-            stack = stack.int()
-        return stack.to(self.torch_device)
+        return padded(stack, length, by_xla=True).to(self.torch_device)
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
         return Chunks(step)

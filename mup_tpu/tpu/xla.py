@@ -221,10 +221,8 @@ class XlaDevice(Device):
         return self._send(tensor, tuple(axes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        stack = padded(stack, length)
-        if stack.dtype == torch.int64:  # TPUs compute with pairs of 32-bit integers
-            stack = stack.int()
-        return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
+        axes = (None, axis, *(None,) * (stack.dim() - 2))
+        return self._send(padded(stack, length, by_xla=True), axes)
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
         return XlaLoop(step, lambda tensor: self._send(tensor, ()))

@@ -197,8 +197,8 @@ def begin(
 ) -> int:
     """Write a checkpoint for a pack to go on from, made of one of the same pack with fewer steps.
 
-    `before` is the folder of the shorter pack, `folder` that of this one. Before the checkpoint updates must
-    agree too, so it has at most `open_steps` steps. Returns its steps; 0 without such a checkpoint.
+    `before` is the folder of the shorter pack, `folder` that of this one. Updates of both must agree up to
+    the checkpoint, so it has at most `open_steps` steps. Return its steps; 0 without such a checkpoint.
     """
     ids, shorter_ids = ([trial_id(trial) for trial in some] for some in (trials, shorter))
     latest = load_latest(folder)

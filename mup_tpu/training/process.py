@@ -71,8 +71,8 @@ def attached(
 ) -> Iterator[None]:
     """Send lines of loggers from level INFO on to a handler, which is closed at the end.
 
-    One message, not a traceback a line as logging's, reports lines that it cannot write; they are lost, and
-    `lost` hears of the first error.
+    Lines that it cannot write are lost: one message says so, where logging prints a traceback a line, and
+    `lost` gets the first error.
     """
     reported = False
 
