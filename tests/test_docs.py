@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import runpy
 import shlex
@@ -364,6 +365,8 @@ def classes_of_options(function: Callable) -> Iterator[type]:
 def test_every_option_is_on_a_page_of_the_reference():
     pages = (ROOT / "docs" / "reference").glob("*.md")
     shown = re.findall(r"^::: ([\w.]+)$", "\n".join(page.read_text() for page in pages), re.M)
+    for name in shown:
+        assert pkgutil.resolve_name(name)
     of_options = set()
     for name, (module, _) in COMMANDS.items():
         place = f"mup_tpu.cli.{module}.{name.split()[-1]}"

@@ -45,6 +45,8 @@ CASES = [
     (held_out.Graph, {"after": held_out.in_bf16, "lr": 2**-12}, {held_out.ROUNDED}),
 ]  # fmt: skip
 
+NOT_MENDED = {"attention 1/√d", "attention divided twice", "decay coupled", held_out.GROUPS, held_out.GROWS}
+
 
 @pytest.mark.parametrize(("kind", "changes", "causes"), CASES)
 def test_a_fault_is_named_once_with_its_cause_and_remedy_and_right_models_pass(kind, changes, causes):
@@ -54,7 +56,7 @@ def test_a_fault_is_named_once_with_its_cause_and_remedy_and_right_models_pass(k
         cause = first_cause(report)
         assert cause in causes and report.findings[0].remedy in report.sentence, report
         assert str(report).count(cause) == 1 + str(report.table()).count(cause), report
-        assert kind == "llama" or "all is flat" in report.sentence
+        assert ("all is flat" in report.sentence) == (cause not in NOT_MENDED), report
 
 
 def test_frozen_matrices_with_adapters_pass():
