@@ -46,6 +46,29 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
     goal, rate = made.goal, made.rates[len(made.rates) // 2]
     times: dict[float, tuple[float, float]] = {}
 
+    def seconds(values: Mapping[str, Any], names: Iterable[str]) -> float:
+        """Return the time of one training."""
+        at = at_words(values, [*dict.fromkeys(names)])
+        with scratch_folder() as scratch:
+            settings = {name: value for name, value in values.items() if name != "steps"}
+            study = Study(
+                scratch / "probe", scale={"steps": [values["steps"]]}, tune={made.tuned: [rate]},
+                settings=settings, loss=getattr(base, "loss", None), config=getattr(base, "config", None),
+            )  # fmt: skip
+            try:
+                study.run(trainer, workers=1, timeout=f"{limit_s:g}s", console=Console(quiet=True))
+                row = load_runs(str(scratch / "probe")).iloc[0]
+            except ConfigError:
+                raise
+            except MupTpuError as error:
+                raise ConfigError(f"probe: the trainer cannot be timed at {at}: {error}") from None
+            if row["status"] not in ("finished", "diverged"):
+                why = row["reason"] or "no reason is known"
+                raise ConfigError(
+                    f"probe: the trainer {row['status']} at {at}: {why}; mend it or give a longer --probe"
+                )
+            return float(row["wall_time_s"])
+
     def time(values: Mapping[str, Any]) -> None:
         """Train a few steps, and a few more, for the time before the first step and that of a step."""
         work = round(math.log2(goal.work(values) / max(1, goal.steps(values)[0])), 6)
@@ -59,10 +82,10 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
             )
         names = [name for name in (*values, "steps") if isinstance(known[name], int | float)]
         steps = max(1, min(_FIRST_STEPS, int(known["steps"]) // 4))
-        few = _run(trainer, base, known | {"steps": steps}, names, made.tuned, rate, limit_s)
+        few = seconds(known | {"steps": steps}, names)
         more = int(steps * min(max(limit_s / 4 / max(few, 1e-3), 2.0), 20.0))
         for _ in range(_LONGER):
-            many = _run(trainer, base, known | {"steps": steps + more}, names, made.tuned, rate, limit_s)
+            many = seconds(known | {"steps": steps + more}, names)
             if many - few > few / 2 or many > limit_s / 4:
                 break
             more *= 4  # the start took as long as these steps, and would hide them
@@ -85,37 +108,6 @@ def probed_plan(trainer: Any, limit_s: float, console: Console, **arguments: Any
         if len(times) == before:
             break
     return made
-
-
-def _run(
-    trainer: Any,
-    base: Study | None,
-    values: Mapping[str, Any],
-    names: Iterable[str],
-    tuned: str,
-    rate: float,
-    limit_s: float,
-) -> float:
-    at = at_words(values, [*dict.fromkeys(names)])
-    with scratch_folder() as scratch:
-        settings = {name: value for name, value in values.items() if name != "steps"}
-        study = Study(
-            scratch / "probe", scale={"steps": [values["steps"]]}, tune={tuned: [rate]}, settings=settings,
-            loss=getattr(base, "loss", None), config=getattr(base, "config", None),
-        )  # fmt: skip
-        try:
-            study.run(trainer, workers=1, timeout=f"{limit_s:g}s", console=Console(quiet=True))
-            row = load_runs(str(scratch / "probe")).iloc[0]
-        except ConfigError:
-            raise
-        except MupTpuError as error:
-            raise ConfigError(f"probe: the trainer cannot be timed at {at}: {error}") from None
-        if row["status"] not in ("finished", "diverged"):
-            why = row["reason"] or "no reason is known"
-            raise ConfigError(
-                f"probe: the trainer {row['status']} at {at}: {why}; mend it or give a longer --probe"
-            )
-        return float(row["wall_time_s"])
 
 
 def target_study(path: str, target: TransferOptions, results: str | None) -> tuple[Study, list[str]]:
