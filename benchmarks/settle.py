@@ -206,7 +206,7 @@ def in_sequence(sweep: Sweep | Pool) -> Settled:
         if taken.decision != "OPEN":
             break
         batch = next_batch("all", taken.evidence, run_cost(table), question)
-        if why_stop(taken, batch, question):
+        if why_stop(taken, batch):
             break
     assert taken is not None
     return Settled(taken.decision, taken.number, tuple(costs))

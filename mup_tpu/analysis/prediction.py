@@ -321,7 +321,7 @@ def predict(
     Examples:
         >>> found = predict("results/lr_transfer", "width=1024").of("mup")
         >>> print(f"2^{found.x:.1f}, 95 % 2^{found.interval[0]:.1f} to 2^{found.interval[1]:.1f}")
-        2^-5.1, 95 % 2^-5.5 to 2^-4.8
+        2^-5.2, 95 % 2^-5.5 to 2^-4.8
 
     Args:
         table: runs, as for `analyze`.

@@ -30,7 +30,7 @@ from mup_tpu.analysis.run_table import Cost, each_of
 from mup_tpu.analysis.surface import Interaction, Surface, fit_surface
 from mup_tpu.analysis.trend import Trend
 from mup_tpu.analysis.valley import PARABOLA, Valley
-from mup_tpu.analysis.verdict import Question, Regret, decide
+from mup_tpu.analysis.verdict import Question, Regret, decide, regret_interval
 from mup_tpu.config.grid import MOST_TUNED, design_points
 from mup_tpu.errors import TableError
 
@@ -55,7 +55,8 @@ def analyze_together(
     parts = [_alone(compared, surface, h, question) for h in range(len(tuned))]
     ends = (surface.scales[0], surface.scales[-1])
     gain = parts[0].optima[0].loss - parts[0].optima[-1].loss
-    regret = _as_regret(ends, surface.regret_R(0, len(surface.scales) - 1), gain)
+    moved_RH = surface.optimum_RSH[:, 0] - surface.optimum_RSH[:, -1]
+    regret = _as_regret(ends, surface.regret_R(0, len(surface.scales) - 1), moved_RH, gain)
     is_flat = [high < question.epsilon for _, high in surface.octave_cost]
     # Where a hyperparameter is flat, its optimum need not be known: the regret says the cost.
     matter, flat = ([p for p, one in zip(parts, is_flat, strict=True) if one is of] for of in (False, True))
@@ -133,13 +134,15 @@ def _regret(
     ends = (optima[source].scale, optima[target].scale)
     height_R = surface.profile_RH[:, h] * surface.height_RS[:, target]
     regret_R = 0.5 * height_R * surface.away_RH(source, target)[:, h] ** 2
+    moved_R1 = surface.optimum_RSH[:, source, [h]] - surface.optimum_RSH[:, target, [h]]
     if trend is not None and {*ends} <= {*trend.sizes}:
-        regret_R = regret_R[trend.together(*ends, surface.optimum_RSH[:, [source, target], h].T)]
-    return _as_regret(ends, regret_R, optima[source].loss - optima[target].loss)
+        number_R = trend.together(*ends, surface.optimum_RSH[:, [source, target], h].T)
+        regret_R, moved_R1 = regret_R[number_R], moved_R1[number_R]
+    return _as_regret(ends, regret_R, moved_R1, optima[source].loss - optima[target].loss)
 
 
-def _as_regret(ends: tuple[float, float], regret_R: np.ndarray, gain: float) -> Regret:
-    low, value, high = (float(q) for q in np.quantile(regret_R, [0.025, 0.5, 0.975]))
+def _as_regret(ends: tuple[float, float], regret_R: np.ndarray, moved_RH: np.ndarray, gain: float) -> Regret:
+    low, value, high = regret_interval(regret_R, moved_RH)
     mean, relative = float(regret_R.mean()), value / gain if gain > 0 else math.nan
     return Regret(*ends, value, low, high, mean, "estimated", relative)
 

@@ -1,7 +1,7 @@
 """Posterior of a valley of loss over log2 of a hyperparameter, from the points of one loss curve.
 
 A valley is loss(x) = c + A·g(x − x*), with g one of a fixed set of shapes that fall to 0 at x* and rise on
-both sides: powers |u|^p from 1.1 to 3 and pairs of exponentials, with sides of different steepness. A single
+both sides: powers |u|^p from 1.1 to 4 and pairs of exponentials, with sides of different steepness. A single
 form, such as a cubic, misses the others between the points of an octave grid, and its error has no place in
 the interval. For each shape and each x* on a grid, c and A are a weighted linear regression, so that the
 posterior over shapes and x* is a table, and draws from it are exact. All priors are free of the loss's unit.
@@ -40,14 +40,16 @@ _HEIGHT_SCATTER = 0.5
 """Standard deviation of a height around that of other scales, as a share: more than between stored widths."""
 _REACH = 3.0  # Octaves and grid steps from the best point, whichever is more, within which points count
 _COARSE, _FINE = 0.2, 81  # Step of the first grid of x*, octaves, and values of the second one
-_POWERS = (1.1, 1.5, 2.0, 2.5, 3.0)
+_POWERS = (1.1, 1.5, 2.0, 2.5, 3.0, 4.0)
 _ROUNDED = (0.5, 1.0, 2.0)  # Half-widths, octaves, of the round bottoms of valleys with straight sides
 _RATES = (0.15, 0.4, 0.8, 1.4)  # Geometric means of the exponents of the two sides, per octave
 _LOG_RATIOS = (-3.0, -1.8, -1.0, -0.45, 0.0, 0.45, 1.0, 1.8, 3.0)
 """Logarithm of the right side's steepness over the left side's."""
 PARABOLA = _POWERS.index(2.0) * len(_LOG_RATIOS) + _LOG_RATIOS.index(0.0)  # Number of the shape u²
 _RATIO_SPREAD = 0.8  # Mean size of that logarithm in the prior; of 66 fitted public curves the median is 0.9.
-_POWER_SPREAD = 0.6  # Standard deviation of the prior of p around 2
+_POWER_SPREAD, _LEAST_POWER = 0.6, -3.0
+"""Standard deviation of the prior of p around 2, and its least logarithm: flatter valleys are rare, and known
+by their points where they occur."""
 
 
 @cache
@@ -59,7 +61,7 @@ def _shapes() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
             for ratio in _LOG_RATIOS:
                 log_prior = -abs(ratio) / _RATIO_SPREAD - math.log(len(sizes))
                 if kind == 0:
-                    log_prior -= 0.5 * ((size - 2) / _POWER_SPREAD) ** 2
+                    log_prior += max(-0.5 * ((size - 2) / _POWER_SPREAD) ** 2, _LEAST_POWER)
                 rows.append((kind, size, ratio, log_prior))
     kind_K, size_K, ratio_K, log_K = np.array(rows).T
     return kind_K, size_K, ratio_K, log_K

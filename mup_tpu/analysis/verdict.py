@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import chdtrc
+from scipy.special import chdtrc, chdtri, ndtr
 
 from mup_tpu.analysis.drift import NEEDED, Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
@@ -87,8 +87,8 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
         edge = np.full(len(best_R), target.optimum.best_x)
         best_R = best_R + target.valley.rise(edge - target.valley.x_R)
     regret_R = np.maximum(losses_R - best_R, 0.0)
-    quantiles = np.quantile(regret_R, [0.025, 0.5, 0.975], method="nearest")
-    low, value, high = (float(q) for q in quantiles)
+    moved_R1 = (source_x_R - target.valley.x_R)[:, None]
+    low, value, high = regret_interval(regret_R, moved_R1)
     x, x_G = source.optimum.x, target.curve.x_G
     is_run = bool(x_G[0] <= x <= x_G[-1])
     gain = source.optimum.loss - target.optimum.loss
@@ -103,6 +103,19 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
     elif is_open or not is_run:
         status, high = AT_LEAST, math.inf
     return Regret(*ends, value, low, high, float(regret_R.mean()), status, relative, is_run)
+
+
+def regret_interval(regret_R: np.ndarray, moved_RH: np.ndarray) -> tuple[float, float, float]:
+    """Return the lower end of a regret's 95 % interval, its median, and the upper end.
+
+    No draw of a regret is 0, so the lower end is 0 where an optimum may have stayed: where 0 lies within 95 %
+    of how far it moved, octaves, in each hyperparameter.
+    """
+    low, value, high = np.quantile(regret_R, [0.025, 0.5, 0.975], method="nearest").tolist()
+    precision_HH = np.linalg.pinv(np.atleast_2d(np.cov(moved_RH, rowvar=False)))
+    backwards = (moved_RH @ (precision_HH @ moved_RH.mean(axis=0)) <= 0).mean()
+    has_stayed = backwards > ndtr(-math.sqrt(chdtri(moved_RH.shape[1], 0.05)))
+    return (0.0 if has_stayed else low), value, high
 
 
 def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:

@@ -14,7 +14,16 @@ from mup_tpu.analysis import Columns, Reading, analyze, check_table, load_table,
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import run_cost
-from mup_tpu.analysis.verdict import MOST_LOOKS, LookTaken, Question, Verdict, regret, take_looks, weigh
+from mup_tpu.analysis.verdict import (
+    MOST_LOOKS,
+    LookTaken,
+    Question,
+    Verdict,
+    regret,
+    regret_interval,
+    take_looks,
+    weigh,
+)
 
 DATA = Path(__file__).parent / "data"
 
@@ -197,6 +206,30 @@ def test_a_regret_is_the_median_of_its_draws():
     rise_R = last.valley.rise(first.valley.x_R - last.valley.x_R)
     assert found.value == pytest.approx(np.median(rise_R), rel=0.1)
     assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize("power", [3.5, 4.5])
+def test_the_regret_of_a_flat_valley_is_within_its_interval(power):
+    held = []
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        runs = [
+            {"width": width, "lr": 2.0**x, "seed": n, "loss": 2.5 + 0.05 * abs(x + 8 + move) ** power + noise}
+            for width, move in zip((64, 128, 256, 512), (0.0, 0.4, 0.8, 1.2), strict=True)
+            for x in np.arange(-12.0, -3.0)
+            for n, noise in enumerate(0.01 * generator.standard_normal(2))
+        ]
+        headline = analyze(check_table(pd.DataFrame(runs))).results[0].headline_regret
+        held.append(headline.low <= 0.05 * 1.2**power <= headline.high)
+    assert sum(held) >= 7
+
+
+def test_the_interval_of_a_regret_begins_at_0_where_the_optimum_may_have_stayed():
+    moved_RH = np.random.default_rng(0).normal((3.0, 0.0), 1.0, (4000, 2))
+    regret_R = (moved_RH**2).sum(axis=1)
+    for columns, low_is_0 in (([0, 1], False), ([0], False), ([1], True)):
+        low, value, high = regret_interval(regret_R, moved_RH[:, columns])
+        assert (low == 0.0) is low_is_0 and low < value < high
 
 
 def test_a_bound_of_a_regret_does_not_hang_on_a_draw_or_two():
