@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tomli_w
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -32,13 +33,8 @@ EXAMPLES = int(os.environ.get("MUP_TPU_EXAMPLES", "0"))
 
 def drawn(few: int) -> settings:
     """A few examples, always the same, or as many as MUP_TPU_EXAMPLES says."""
-    return settings(
-        max_examples=EXAMPLES or few,
-        derandomize=not EXAMPLES,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    how = {"derandomize": not EXAMPLES, "database": None, "deadline": None}
+    return settings(max_examples=EXAMPLES or few, suppress_health_check=list(HealthCheck), **how)
 
 
 def result_or_sentence(call, *arguments):
@@ -58,11 +54,15 @@ ODD_TEXT = [
 WORDS = ["sp", "mup", "width", "depth", "loss", "lr", "64", "a b", "sgd"]
 ODD_NUMBERS = [math.nan, math.inf, -math.inf, 1e308, 5e-324, -0.0, 2**31, 2**63, 2**64, -(2**63), 10**400]
 ODD = st.sampled_from([*ODD_TEXT, *ODD_NUMBERS])
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | ODD
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-)
+TOML_SCALARS = st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | ODD
+SCALARS = st.none() | TOML_SCALARS
+
+
+def nested(inner):
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+
+
+VALUES, TOML_VALUES = st.recursive(SCALARS, nested), st.recursive(TOML_SCALARS, nested)
 
 
 def paths(value, at=()):
@@ -125,26 +125,11 @@ def test_a_trial(values):
     result_or_sentence(use_trial, values)
 
 
-def toml(value) -> str:
-    """A value as TOML has it, tables inline; what TOML has no form for as text."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(str(key))} = {toml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) and value.bit_length() < 10_000 or isinstance(value, float):
-        return repr(value)
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 @st.composite
 def toml_texts(draw, base):
     """A file of these keys, some of them changed, and now and then a few letters too."""
-    values = draw(mutated(base))
-    is_table = isinstance(values, dict)
-    text = "\n".join(f"{toml(str(k))} = {toml(v)}" for k, v in values.items()) if is_table else str(values)
-    return draw(torn(text))
+    values = draw(mutated(base, TOML_VALUES))
+    return draw(torn(tomli_w.dumps(values) if isinstance(values, dict) else str(values)))
 
 
 @st.composite
@@ -190,9 +175,15 @@ def use_file(load, scratch, text):
 def test_what_is_not_changed_is_a_result(scratch):
     for load, values in ((load_sweep, SWEEP), (load_sweep, AXES), (load_search, SEARCH)):
         path = scratch / "whole.toml"
-        path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in values.items()))
+        path.write_text(tomli_w.dumps(values))
         assert load(path).experiment == "s"
     assert use_trial(TRIAL) and use_table(check_table(TABLE)).results
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_choice_that_is_no_whole_number_is_one_sentence(scratch, value):
+    space = {"depth": {"kind": "choice", "values": [value, 2]}}
+    use_file(load_search, scratch, tomli_w.dumps(SEARCH | {"space": space}))
 
 
 @pytest.mark.parametrize(("load", "base"), [(load_sweep, SWEEP), (load_sweep, AXES), (load_search, SEARCH)])

@@ -429,10 +429,10 @@ class Diagnosis:
             mends = self._logits_mend(-1.0)
             if any(self._gradient(readout) > -0.5 for readout in self._readouts):
                 cause = "readout's 1/m missing"
-        elif drawn := self._drawn(p) if p else None:
+        elif p and (drawn := self._drawn(p)):
             if drawn.verdict == fit.verdict:
                 return replace(drawn, evidence=f"{evidence}, {drawn.evidence}")
-        elif is_last and p is not None and self._gradient(p) > -0.5:
+        elif p and is_last and self._gradient(p) > -0.5:
             cause = "readout's 1/m missing"
         name, role = (p.name, p.role) if p else (layer, "")
         return Finding(name, role, fit.verdict, cause, evidence, fit.value, mends)
@@ -479,8 +479,8 @@ class Diagnosis:
             if grown:
                 evidence += f", head size {self._power(size)}"
             if excess > GROWS and logits.low - expected > 0:
-                cause = "attention 1/√d" if size > 0 else "attention divided twice"
-                cause = cause if grown else "attention logits grow"
+                of_heads = "attention 1/√d" if size > 0 else "attention divided twice"
+                cause = of_heads if grown else "attention logits grow"
                 return Finding(layer, "attention", "grows", cause, evidence, excess)
             if excess < DIES and self.scale == "width" and is_product:
                 return Finding(layer, "attention", "dies", "attention divided twice", evidence, excess)

@@ -140,12 +140,10 @@ def _without_sentinels(runs: pd.DataFrame, notes: list[Reason]) -> pd.DataFrame:
     point = [*each_of("scale", runs), *each_of("x", runs), "loss"]
     points = known.drop_duplicates(point)["loss"].value_counts()
     least = 0.5 * float(losses.median())
-    is_low = (losses <= 0) & (losses[losses > 0].min() > least) if least > 0 else losses.isna()
-    is_repeated = pd.Series(False, losses.index)
+    lost = (losses <= 0) & (losses[losses > 0].min() > least) if least > 0 else losses.isna()
     if len(points) > 1 and points.iloc[0] >= _REPEATED * points.iloc[1]:
         is_repeated = losses == points.index[0]
-        is_repeated &= (is_repeated.sum() >= _REPEATED) & (known["scale"][is_repeated].nunique() > 1)
-    lost = is_low | is_repeated
+        lost |= is_repeated & (is_repeated.sum() >= _REPEATED) & (known["scale"][is_repeated].nunique() > 1)
     if not lost.any():
         return runs
     values = list_of([f"{loss:g}" for loss in sorted(losses[lost].unique())])

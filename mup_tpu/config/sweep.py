@@ -198,5 +198,7 @@ class Search:
     def trial(self, point: Mapping[str, Any]) -> Trial:
         """Return the trial at a point of the space; fields of whole numbers are rounded."""
         kinds = {name: type(value) for name, value in self.base.flat().items()}
-        whole = {n: round(x) for n, x in point.items() if kinds.get(n) is int and isinstance(x, float)}
+        # An infinite value has no whole number: it is refused by the field.
+        finite = {n: x for n, x in point.items() if isinstance(x, float) and math.isfinite(x)}
+        whole = {n: round(x) for n, x in finite.items() if kinds.get(n) is int}
         return self.base.replace(**{n: as_kind(kinds.get(n), x, n) for n, x in {**point, **whole}.items()})

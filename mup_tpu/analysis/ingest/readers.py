@@ -173,10 +173,6 @@ def is_tune_result(head: bytes) -> bool:
     return not first or (first.startswith(b"{") and first != b"{")
 
 
-def is_optuna_journal(head: bytes) -> bool:
-    return head.startswith(b"{") and b'"op_code"' in head.partition(b"\n")[0]
-
-
 def _text(file: Path) -> str:
     return _bytes(file).decode(errors="replace")
 
@@ -396,7 +392,7 @@ READERS = (
     Reader("W&B", "wandb-summary.json", json_of_a_run),
     Reader("TensorBoard", "*events.out.tfevents*", tensorboard, of_folder=True, of_file=False),
     *(Reader("Optuna or MLflow", pattern, database) for pattern in ("*.db", "*.sqlite", "*.sqlite3")),
-    Reader("Optuna", "*", optuna_journal, is_optuna_journal),
+    Reader("Optuna", "*", optuna_journal, lambda head: re.match(rb'\{.*"op_code"', head) is not None),
     *(Reader("training logs", pattern, training_log) for pattern in ("log.txt", "*.log", "*.out")),
     Reader("training logs", "*.txt", training_log, is_log),
     *(Reader("training logs", kind, training_log, is_log, of_file=False) for kind in ("*.jsonl", "*.csv")),

@@ -260,11 +260,10 @@ def _find_rate(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     # Trackers also log the schedule's value, which may end at a tenth of the rate that was set. A configured
     # column is preferred to others, and a peak to its schedule; copies of one column do not matter.
     ranks = {str(c): rank for c in table if (rank := _rank(c, "lr")) and not table[c].isna().all()}
-    names = [name for name in ranks if distinct(table[name]) > 1] or [*ranks]
-    if len(names) > 1:
-        # A column with a different value in every run was logged, not set.
-        values = {name: distinct(table[name]) for name in names}
-        names = [name for name in names if values[name] <= 2 * min(values.values())]
+    values = {name: distinct(table[name]) for name in ranks}
+    names = [name for name in ranks if values[name] > 1] or [*ranks]
+    # A column with a different value in every run was logged, not set.
+    names = [name for name in names if values[name] <= 2 * min(values[other] for other in names)]
     configured = [name for name in names if ranks[name][0] == _CONFIGURED]
     set_, logged = [n for n in names if not _LOGGED.search(n)], [n for n in names if _LOGGED.search(n)]
     names = sorted(configured or set_ or logged, key=lambda name: ranks[name])

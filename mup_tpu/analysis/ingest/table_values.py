@@ -102,18 +102,16 @@ def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | 
         return column.astype("float64")
     if pd.api.types.is_numeric_dtype(column.dtype) and column.dtype.kind not in "bc":  # nullable types
         return column.astype("Float64").astype("float64") if column.hasnans else column.astype("float64")
-    values = column.astype(object).tolist()
-    read = [_read(value) for value in values]
-    wrong = [(row, v) for row, v, r in zip(column.index, values, read, strict=True) if r is None]
-    if wrong:
+    cells = [*zip(column.index, column.astype(object).tolist(), strict=True)]
+    read = [_read(value) for _, value in cells]
+    if wrong := [cell for cell, number in zip(cells, read, strict=True) if number is None]:
         raise TableError(f"{name} must be numbers, but {_rows(wrong)}{hint}")
-    kinds: dict[str, tuple[Any, Any]] = {}
-    for row, value, r in zip(column.index, values, read, strict=True):
-        if r is not None:
-            kinds.setdefault(r[1], (row, value))
-            if r[0] not in ("nan", "inf", "-inf"):
-                has_sign = str(value).strip().endswith("%")
-                kinds.setdefault("percent" if has_sign else "no percent", (row, value))
+    plain = [number for number in read if number is not None]
+    kinds: dict[str, tuple[Any, Any]] = {}  # the first cell of each kind
+    for cell, (text, kind) in zip(cells, plain, strict=True):
+        kinds.setdefault(kind, cell)
+        if text not in ("nan", "inf", "-inf"):
+            kinds.setdefault("percent" if str(cell[1]).strip().endswith("%") else "no percent", cell)
     for one, others, what in (
         ("comma", ("point", "grouped"), "decimal commas and points"),
         ("percent", ("no percent",), "percent and plain numbers"),
@@ -131,11 +129,11 @@ def numbers(column: pd.Series, name: str, hint: str = "", table: pd.DataFrame | 
                 f"{name} of row {row} is {value!r}, which may be {one} or {other}: write it with a point"
             )
     decimal = {"comma", "either"} if with_comma else {"comma"}
-    plain = [
+    written = [
         text.replace(".", "").replace(",", ".") if kind in decimal else text.replace(",", "")
-        for text, kind in filter(None, read)
+        for text, kind in plain
     ]
-    return pd.Series(list(map(float, plain)), column.index, dtype="float64")
+    return pd.Series(list(map(float, written)), column.index, dtype="float64")
 
 
 def has_decimal_commas(column: pd.Series | None) -> bool:
@@ -330,20 +328,19 @@ def _rows(wrong: list[tuple[Any, Any]]) -> str:
 
 UnitName = Literal["auto", "nat", "bit", "bpb"]
 _WORDS = {"nat": "nat per token", "bit": "bits per token", "bpb": "bits per byte"}
-_BITS_PER_BYTE = re.compile(r"(^|_)(bpb|bits_per_byte)(_|$)")
 _PERPLEXITY = re.compile(r"(^|_)(ppl|perplexity)(_|$)")
 _CROSS_ENTROPY = re.compile(r"(^|_)(loss|ce|xent|nll|cross_entropy|nats?)(_|$)")
-_BITS = re.compile(r"(^|_)(bpt|bits|bits_per_token)(_|$)")
+# Unit of a loss -> pattern of its column's name, in the order of trying
+_UNITS = {
+    "perplexity": _PERPLEXITY,
+    "score": SCORE,
+    "bpb": re.compile(r"(^|_)(bpb|bits_per_byte)(_|$)"),
+    "bit": re.compile(r"(^|_)(bpt|bits|bits_per_token)(_|$)"),
+}
 
 
 def is_cross_entropy(name: str) -> bool:
     return means(name) == "loss" or bool(_CROSS_ENTROPY.search(plain_name(name)))
-
-
-# Unit of a loss -> pattern of its column's name, in the order of trying
-_UNITS = {
-    "perplexity": _PERPLEXITY, "score": SCORE, "bpb": _BITS_PER_BYTE, "bit": _BITS,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

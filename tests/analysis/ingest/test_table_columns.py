@@ -82,14 +82,11 @@ def test_a_rate_that_is_named_leaves_the_logged_one_aside_as_a_guessed_one_does(
         check_table(RUNS.assign(init_std=RUNS["lr"]), Reading(Columns(hyperparameter="init_std")))
 
 
-def test_what_grows_is_the_first_size_that_varies():
+def test_what_grows_is_the_first_size_that_varies_and_two_rates_that_differ_are_refused():
     frame = named("config/n_layer", "config/lr", "seed", "loss", **{"config/d_model": 256})
     assert check_table(frame).columns.scale == "n_layer"
     twice = named("d_model", "lr", "seed", "loss", hidden_size=RUNS["width"] * 2)
     assert check_table(twice).columns.scale == "d_model"  # the one says what the other does
-
-
-def test_two_columns_that_differ_are_not_chosen_between():
     shuffled = np.roll(RUNS["lr"].to_numpy(), 1)
     with pytest.raises(TableError, match="columns max_lr and base_lr may both be the learning rate"):
         check_table(named("width", "max_lr", "seed", "loss", base_lr=shuffled))
@@ -109,14 +106,16 @@ def test_where_takes_short_names_too():
         select(frame, [Condition.parse("model=64")])
 
 
-def test_names_are_read_as_people_write_them():
-    assert plain_name(" config/optim.dModel (features) ") == "optim_d_model"
-    assert short_name("config/optim.lr") == "lr" and short_name("lr_1.5") == "lr_1.5"
-    assert short_name("params_lr") == "lr" and short_name("params_non_embedding") == "params_non_embedding"
-    assert short_name("<b>[/b]") == "<b>[/b]"
-    assert [means(n) for n in ("train/loss", "a/loss", "config/x/n_embd", "widths")] == [
-        "loss",
-        "",
-        "width",
-        "",
-    ]
+@pytest.mark.parametrize(
+    ("read", "name", "result"),
+    [
+        (plain_name, " config/optim.dModel (features) ", "optim_d_model"),
+        *((short_name, name, name) for name in ("lr_1.5", "params_non_embedding", "<b>[/b]")),
+        *((short_name, name, "lr") for name in ("config/optim.lr", "params_lr")),
+        *((means, name, "") for name in ("a/loss", "widths")),
+        (means, "train/loss", "loss"),
+        (means, "config/x/n_embd", "width"),
+    ],
+)
+def test_names_are_read_as_people_write_them(read, name, result):
+    assert read(name) == result

@@ -168,17 +168,17 @@ def test_a_project_of_wandb_that_is_not_there_is_one_sentence(wandb_service):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["wandb:", "wandb:project", "wandb:me/sweep/run"])
-def test_a_project_of_wandb_needs_its_entity(path):
-    with pytest.raises(TableError, match="is not wandb:ENTITY/PROJECT"):
-        load_table(path)
-
-
-@pytest.mark.parametrize("path", ["wandb:me/sweep", "mlflow:sweep"])
-def test_a_tracker_whose_package_is_not_there_says_what_to_install(path, monkeypatch):
-    name = path.partition(":")[0]
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(TableError, match=rf"needs the package {name} .*: pip install '\.\[{name}\]'"):
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        *((f"wandb:{name}", "is not wandb:ENTITY/PROJECT") for name in ("", "project", "me/sweep/run")),
+        ("wandb:me/sweep", r"needs the package wandb .*: pip install '\.\[wandb\]'"),
+        ("mlflow:sweep", r"needs the package mlflow .*: pip install '\.\[mlflow\]'"),
+    ],
+)
+def test_a_project_needs_its_entity_and_a_tracker_its_package(path, sentence, monkeypatch):
+    monkeypatch.setitem(sys.modules, path.partition(":")[0], None)
+    with pytest.raises(TableError, match=sentence):
         load_table(path)
 
 
