@@ -77,8 +77,8 @@ def run(code: str, *arguments: Path, python: Path | str = sys.executable) -> lis
     return done.stdout.splitlines()
 
 
-def in_a_kernel(notebook: Path):
-    return json.loads(run(EXECUTE, notebook, FOLDER)[-1])
+def in_a_kernel(notebook: Path, python: Path | str = sys.executable):
+    return json.loads(run(EXECUTE, notebook, FOLDER, python=python)[-1])
 
 
 def committed(name: str):
@@ -103,28 +103,29 @@ def shown(outputs) -> list[int]:
     return [sum(kind != "stream" for kind in cell) for cell in kinds(outputs)]
 
 
-def require_committed_outputs(names, *others: Path, python: Path | str = sys.executable):
-    """Run notebooks in one process that imports no torch; return the outputs of the others' cells."""
-    notebooks = [*(FOLDER / f"{name}.ipynb" for name in names), *others]
-    *_, outputs, imports_torch = run(WITHOUT_KERNEL, FOLDER, *notebooks, python=python)
-    assert imports_torch == "false"
-    made = json.loads(outputs)
-    for name, found in zip(names, made, strict=False):
-        assert printed(found) == printed(committed(name)), name
-        assert shown(found) == shown(committed(name)), name
-    return made[len(names) :]
-
-
 def test_cells_print_their_committed_output_and_a_study_s_show_tables_and_a_picture(tmp_path):
     names = [name for name in NOTEBOOKS if name != TRAINS and name[:2] not in NIGHTLY]
-    (of_study,) = require_committed_outputs(names, notebook_of_a_study(tmp_path))
+    notebooks = [*(FOLDER / f"{name}.ipynb" for name in names), notebook_of_a_study(tmp_path)]
+    *_, outputs, imports_torch = run(WITHOUT_KERNEL, FOLDER, *notebooks)
+    assert imports_torch == "false"
+    *found, of_study = json.loads(outputs)
+    for name, outputs in zip(names, found, strict=True):
+        assert printed(outputs) == printed(committed(name)), name
+        assert shown(outputs) == shown(committed(name)), name
     assert shown(of_study)[1:] == [1] * (len(DISPLAYED) - 1)
 
 
+@pytest.fixture(scope="module")
+def python_without_torch(environment):
+    return environment("mup_tpu", "nbclient", "ipykernel")
+
+
 @pytest.mark.nightly
-def test_all_others_run_where_torch_is_not_installed(environment):
-    names = [name for name in NOTEBOOKS if name != TRAINS]
-    require_committed_outputs(names, python=environment("mup_tpu", "nbclient", "ipykernel"))
+@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name != TRAINS])
+def test_runs_top_to_bottom_without_torch(name, python_without_torch):
+    outputs = in_a_kernel(FOLDER / f"{name}.ipynb", python_without_torch)
+    assert printed(outputs) == printed(committed(name))
+    assert kinds(outputs) == kinds(committed(name))
 
 
 @pytest.mark.nightly

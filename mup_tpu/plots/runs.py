@@ -162,7 +162,10 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     points = sorted(last[scale].unique())
     measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
     rows, across = len(measured), len(parametrizations)
-    figure = ShownFigure(figsize=(_WIDTH * across, _HEIGHT * rows), layout="constrained")
+    # A key has 20 entries a column; a panel of 2 inches stands beside it.
+    columns_of_key = -(-len(layers) // 20)
+    width = max(_WIDTH, 2 + columns_of_key * (0.065 * max(map(len, layers)) + 1))
+    figure = ShownFigure(figsize=(width * across, _HEIGHT * rows), layout="constrained")
     grid = figure.subplots(rows, across, sharex=True, sharey="row", squeeze=False)
     for row, quantity in zip(grid, measured, strict=True):
         title, size = CHECKED[quantity]
@@ -173,7 +176,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
             ax.set_yscale("log", base=2)
             style.log_ticks(ax, points, [columns.write(scale, p) for p in points], _WIDTH)
             ax.set_title(f"{style.label(parametrization)}: {title}")
-            key = {"ncols": -(-len(ax.lines) // 20), "loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
+            key = {"ncols": columns_of_key, "loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
             ax.legend(fontsize=7.5, title="slope", **key)
             if ax in grid[:, 0]:
                 ax.set_ylabel(f"{size} after {last['step'].max()} steps")

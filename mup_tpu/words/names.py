@@ -166,5 +166,5 @@ def powers_in_html(text: str) -> str:
     return re.sub(r"\^(−?\d+(?:\.\d+)?|α)", r"<sup>\1</sup>", written)
 
 
-def bound(x: float, digits: str = ".4g") -> str:
-    return f"2^{x:{digits}}" if math.isfinite(x) else "0" if x < 0 else "∞"
+def bound(x: float) -> str:
+    return f"2^{x:.4g}" if math.isfinite(x) else "0" if x < 0 else "∞"

@@ -17,12 +17,12 @@ def key_of(figure):
     return [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
 
 
-def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_how_trials_ended():
+def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_how_trials_ended(faults):
     runs = load_runs(RESULTS / "tune_small")
     figure = plots.search_figure(ranked(runs), varied(runs))
     labels = [ax.get_xlabel().replace("\n", " ") for ax in figure.axes]
     assert labels[:3] == ["learning rate", "warm-up (share of the steps, or steps)", "init σ"]
-    assert len(labels) == 6
+    assert len(labels) == 6 and faults(figure) == []
     trials = pd.DataFrame(
         {"status": ["finished", "finished", "stopped", "diverged"], "steps_done": [9, 9, 3, 1],
          "loss": [2.0, 2.5, 1.9, np.inf], "init_std": [0.1, 0.2, 0.3, 0.4]}
@@ -34,6 +34,7 @@ def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_how_tr
     colors = {line.get_marker(): line.get_color() for line in ax.get_lines()}
     assert colors["o"] != colors["s"] == colors["x"], "finished trials stand out"
     assert drawn["x"][0][0] == 0.4 and 2.5 < drawn["x"][0][1] < min(2.6, ax.get_ylim()[1])
+    assert faults(figure) == []
     assert key_of(figure) == [
         "best", "finished (2)", "stopped early, loss at its last step (1)", "diverged (1)",
     ]  # fmt: skip
@@ -65,8 +66,10 @@ def measured(
     )  # fmt: skip
 
 
-def test_lines_of_a_coordinate_check_are_all_different():
-    figure = plots.coordinate_check_figure(measured(("mup",), [f"layer{i}" for i in range(40)]))
+def test_lines_of_a_coordinate_check_are_all_different(faults):
+    layers = [f"model.layers.{i % 3}.self_attn.part_{i}" for i in range(40)]
+    figure = plots.coordinate_check_figure(measured(("mup",), layers))
+    assert faults(figure) == []
     lines = figure.axes[0].get_lines()
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(lines) == len(looks) == 40

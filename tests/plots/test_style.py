@@ -2,8 +2,6 @@
 
 import itertools
 import re
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -72,47 +70,6 @@ def test_everything_in_a_figure_of_transfer_can_be_read(name, faults):
     figures = {kind: draw(analysis) for kind, draw in plots.drawings(analysis).items()}
     assert {"transfer", "optimum", "regret", "best_loss"} <= set(figures)
     assert {kind: faults(figure) for kind, figure in figures.items()} == {kind: [] for kind in figures}
-
-
-def sequence():
-    rows = swept(seeds=2, steps=(1,))
-    table = check_table(rows.assign(purchase=rows["seed"] + 1))
-    return plots.sequence_figure(analyze(replace(table, planned=(64.0, 128.0, 256.0))))
-
-
-def coordinate_check(*names):
-    parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
-    layers = ["model.embed_tokens", *(f"model.layers.{i}.{p}" for i in range(3) for p in parts), "lm_head"]
-    rows = [
-        {
-            "parametrization": name, "width": w, "seed": 0, "step": 4, "layer": layer, "quantity": quantity,
-            "rms": (i + 1) * w**0.5,
-        }
-        for name in names
-        for w in (64, 128, 256, 512)
-        for i, layer in enumerate(layers)
-        for quantity in ("activation", "update")
-    ]  # fmt: skip
-    return plots.coordinate_check_figure(pd.DataFrame(rows))
-
-
-def search(varied):
-    draw = np.random.default_rng(1).uniform
-    names = ("lr", "warmup", "init_std", "alpha_in", "alpha_out", "weight_decay", "alpha_attn")[:varied]
-    ended = {"status": ["finished"] * 4 + ["stopped"] * 4 + ["diverged"], "loss": [*draw(2, 3, 8), np.inf]}
-    trials = pd.DataFrame(ended | {name: 2 ** draw(-9, -1, 9) for name in names}).assign(steps_done=9)
-    return plots.search_figure(trials, names)
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [pytest.param(sequence, marks=pytest.mark.nightly), partial(search, 2),
-     *(pytest.param(partial(search, varied), marks=pytest.mark.nightly) for varied in (1, 7)),
-     *(pytest.param(partial(coordinate_check, *names), marks=pytest.mark.nightly)
-       for names in (("mup",), ("completep", "mup", "sp")))],
-)  # fmt: skip
-def test_everything_in_other_figures_can_be_read(draw, faults):
-    assert faults(draw()) == []
 
 
 def test_everything_in_a_figure_of_several_sweeps_can_be_read(ruling, faults):

@@ -10,7 +10,7 @@ from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
 
 
-def test_a_sequence_is_drawn_look_by_look():
+def test_a_sequence_is_drawn_look_by_look(faults):
     generator = np.random.default_rng(0)
     rows = [
         {"width": w, "lr": 2.0**x, "seed": s, "purchase": s + 1,
@@ -21,6 +21,7 @@ def test_a_sequence_is_drawn_look_by_look():
     analysis = analyze(table, delta=0.3)
     figure = plots.sequence_figure(analysis)
     (ax,) = figure.axes
+    assert faults(figure) == []
     assert "|α| < 0.3" in [text.get_text() for text in figure.legends[0].get_texts()]
     (result,) = analysis.results
     drawn = [(bars[0].get_xdata()[0], bars[0].get_ydata()[0]) for bars in ax.containers]

@@ -335,7 +335,7 @@ def test_lines_below_a_verdict_begin_with_advice_and_name_the_next_runs():
         (power(-0.001, ".1f"), "2^0.0 = 0.999"),
         (bound(math.inf), "∞"),
         (bound(-math.inf), "0"),
-        (bound(-6.123, ".2f"), "2^-6.12"),
+        (bound(-6.123), "2^-6.123"),
         (exponent(-0.001, -0.05, 0.05), "0.00 (-0.05 to 0.05)"),
         (exponent(0.0, -1.0, 1.0), "not known"),
         (amount(Cost(1.0, 1.0, "FLOP"), 1.5e6), "1.5e+06 FLOP"),
