@@ -27,7 +27,6 @@ import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -39,7 +38,7 @@ from mup_tpu.config.values import About, require_count, require_valid
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_type
 from mup_tpu.data.corpus import Tokenizer, load_tokenizer
 from mup_tpu.errors import ConfigError, DataError, raised_as, reason
-from mup_tpu.files import MIN_RATE, Folder, as_oserror, file_system, short_hash
+from mup_tpu.files import Folder, short_hash
 
 FORMAT = 1  # version in the fingerprint: shards of another format give other batches
 
@@ -50,8 +49,6 @@ MAX_SHARD_BYTES = 2**34  # largest shard: eight are held in memory at a time
 ATTEMPTS = 10  # tries of a read; with their pauses they take about a minute and a half
 
 FIRST_PAUSE = 0.25  # seconds before the second try; doubled for each further one
-
-PATIENCE_S = 30.0  # seconds that a server may take beyond the time of a file at MIN_RATE
 
 DEADLINE_S = 300.0  # seconds after which a read is not tried again
 
@@ -168,16 +165,8 @@ class ShardFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        options: dict[str, Any] = {}
         with raised_as(DataError, f"{self.url} cannot be reached", (ImportError, OSError)):
-            if url.startswith(("http://", "https://")):
-                from aiohttp import ClientTimeout
-
-                # By default a silent connection is kept for five minutes.
-                limit = ClientTimeout(total=None, sock_connect=10, sock_read=30)
-                options["client_kwargs"] = {"timeout": limit}
-            self._fs, root = file_system(self.url, **options)
-        self._root = root.rstrip("/")
+            self._folder = Folder(self.url)
         try:
             self.index = ShardIndex.from_json(self._read(INDEX), f"{self.url}/{INDEX}")
         except FileNotFoundError:
@@ -214,7 +203,7 @@ class ShardFolder:
     def _read_checked(self, name: str, sha256: str, size: int | None = None) -> bytes:
         try:
             for _ in range(2):  # a transfer may have caused a wrong checksum
-                content = self._read(name, size)
+                content = self._read(name, size or _UNSIZED)
                 digest = hashlib.sha256(content).hexdigest()
                 if digest == sha256 and size in (None, len(content)):
                     return content
@@ -228,30 +217,17 @@ class ShardFolder:
             f"index says {expected}; copy it again"
         )
 
-    def _read(self, name: str, size: int | None = None) -> bytes:
+    def _read(self, name: str, size: int = _UNSIZED) -> bytes:
         """Read a file; try again after dropped connections, timeouts and answers such as 503."""
-        from fsspec.exceptions import FSTimeoutError  # a sweep without shards does not need this import
-        from fsspec.implementations.local import LocalFileSystem
-
-        path = f"{self._root}/{name}"
-        if isinstance(self._fs, LocalFileSystem) and os.path.lexists(path) and not os.path.isfile(path):
-            raise DataError(f"{path} is not a file")
-        limit = {}
-        if getattr(self._fs, "async_impl", False):  # clients of other file systems limit their requests
-            limit = {"timeout": PATIENCE_S + (size or _UNSIZED) / MIN_RATE}
         began = time.monotonic()
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._fs.cat_file(path, **limit)
+                return self._folder.read(name, size=size)
             except FileNotFoundError:
                 raise
-            except Exception as error:  # each file system of fsspec raises errors of its client library
-                why = reason(as_oserror(error))
-                if isinstance(error, FSTimeoutError):
-                    why = f"slower than {MIN_RATE // 2**10} KiB/s"
-                status = getattr(error, "status", None)
-                is_refused = status in range(400, 500) and status not in (408, 429)
-                if is_refused or isinstance(as_oserror(error), PermissionError):
+            except OSError as error:
+                why = reason(error)
+                if self._folder.is_local or isinstance(error, PermissionError):
                     raise DataError(f"{self.url}/{name} cannot be read: {why}") from None
             _log.warning("reading %s/%s failed, try %d of %d: %s", self.url, name, attempt, ATTEMPTS, why)
             if attempt == ATTEMPTS or time.monotonic() - began > DEADLINE_S:
@@ -331,11 +307,10 @@ def prepare(config: DataConfig, out: str, shard_samples: int = 4096, progress: b
         console = Console(stderr=True)
         with ThreadPoolExecutor(_WRITERS) as threads:
             made = threads.map(make, *zip(*jobs, strict=True))
-            bar = track(made, "writing shards", len(jobs), console=console, disable=not progress)
-            shards = dict(zip(jobs, bar, strict=True))
+            shards = [*track(made, "writing shards", len(jobs), console=console, disable=not progress)]
         splits = {}
         for split in SPLITS:
-            of_split = tuple(shards[split, number] for number in range(counts[split]))
+            of_split = tuple(shard for shard in shards if shard.name.startswith(split))
             splits[split] = dataclasses.replace(getattr(plan, split), shards=of_split)
         index = dataclasses.replace(plan, **splits)
         folder.write(INDEX, index.to_json().encode())

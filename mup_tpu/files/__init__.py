@@ -26,8 +26,8 @@ from typing import IO, Any
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 
 __all__ = [
-    "MIN_RATE", "MOST_BYTES", "MOST_BYTES_OF_CONFIG", "Folder", "as_oserror", "bounded", "cache_root",
-    "checksum", "file_system", "near", "patiently", "read_local", "require_seal", "require_size", "sealed",
+    "MOST_BYTES", "MOST_BYTES_OF_CONFIG", "Folder", "bounded", "cache_root",
+    "checksum", "near", "patiently", "read_local", "require_seal", "require_size", "sealed",
     "short_hash",
 ]  # fmt: skip
 
@@ -64,17 +64,19 @@ def cache_root() -> Path:
         ) from None
 
 
-def file_system(url: str, **options: Any) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a local folder or fsspec URL, and the path in it."""
     import fsspec  # takes a tenth of a second, and local folders do not need it
 
-    extra = _BUCKETS.get(url.partition("://")[0])
+    extra, options = _BUCKETS.get(url.partition("://")[0]), dict[str, Any]()
     with _errors_as_oserror():
         try:
-            if extra == "gcs":
-                from aiohttp import ClientTimeout  # comes with gcsfs
+            if extra == "gcs" or url.startswith(("http://", "https://")):
+                from aiohttp import ClientTimeout  # comes with gcsfs, and with fsspec's client of HTTP
 
-                options = {"requests_timeout": ClientTimeout(sock_connect=10, sock_read=30)} | options
+                # By default a silent connection is kept for five minutes.
+                limit = ClientTimeout(total=None, sock_connect=10, sock_read=30)
+                options = {"requests_timeout": limit} if extra else {"client_kwargs": {"timeout": limit}}
             filesystem, path = fsspec.url_to_fs(url, **options)
             return filesystem, path
         except ImportError as error:
@@ -97,7 +99,9 @@ def as_oserror(error: Exception) -> OSError:
     if isinstance(error, OSError):
         # Text of gcsfs for a 403: the address on the first line, the service's reason below.
         return PermissionError(reason(OSError(rest or first))) if first.startswith("Forbidden: ") else error
-    is_refused = kinds & _NOT_ALLOWED or getattr(error, "code", None) == 401
+    status = getattr(error, "status", None)  # a server's answer, after which trying again is in vain
+    is_refused = status in range(400, 500) and status not in (408, 429)
+    is_refused |= bool(kinds & _NOT_ALLOWED) or getattr(error, "code", None) == 401
     return (PermissionError if is_refused else OSError)(reason(error))
 
 
@@ -189,11 +193,13 @@ class Folder:
                 self._fs.invalidate_cache()
                 self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
 
-    def read(self, name: str, most: int | None = None) -> bytes:
+    def read(self, name: str, most: int | None = None, size: int | None = None) -> bytes:
+        """Read a file of at most some bytes; with `size`, about its bytes, a server's time is limited."""
         if self.is_local:
             return read_local(self._no_pipe(name), most)
         with self._request():
-            content = bytes(self._fs.cat_file(self._at(name)))
+            limit = {} if size is None else self._limit(size)
+            content = bytes(self._fs.cat_file(self._at(name), **limit))
         require_size(len(content), most)
         return content
 
@@ -348,8 +354,9 @@ class Folder:
             self._fs.makedirs(folder, exist_ok=True)
 
     def _limit(self, size: int = 0) -> dict[str, float]:
-        # s3fs would wait without end.
-        return {"timeout": UNANSWERED_S + size / MIN_RATE} if self._is_bucket else {}
+        # s3fs would wait without end. Clients of other file systems limit their requests.
+        is_async = getattr(self._fs, "async_impl", False)
+        return {"timeout": UNANSWERED_S + size / MIN_RATE} if is_async else {}
 
     @contextlib.contextmanager
     def _request(self, missing_bucket: bool = False) -> Iterator[None]:
