@@ -14,7 +14,7 @@ from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.models.architectures import GPT2, Llama, MoE
-from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
+from mup_tpu.models.base import Architecture, Declaration, Forms, Parameter
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.rules.parametrization import (
     MODULES,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mup.infshape import InfShape
 
 __all__ = [
-    "ARCHITECTURES", "Architecture", "Declaration", "Fold", "Forms", "Parameter", "architecture_of",
+    "ARCHITECTURES", "Architecture", "Declaration", "Forms", "Parameter", "architecture_of",
     "declare", "forward_factors", "forward_scaling", "parameter_scalings", "sizes", "training_flops",
 ]  # fmt: skip
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import Architecture, Parameter, Slice
-from mup_tpu.rules.parametrization import ForwardScaling
+from mup_tpu.models.base import Architecture, Parameter
+from mup_tpu.rules.parametrization import ForwardScaling, Slice
 
 
 class GPT2(Architecture):
@@ -19,7 +19,6 @@ class GPT2(Architecture):
 
     name = "gpt2"
     embedding_scale, blocks, final_norm = "transformer.drop", "transformer.h", "transformer.ln_f"
-    branches = {"attention": "attn.c_proj", "mlp": "mlp.c_proj"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
         return {
@@ -29,17 +28,17 @@ class GPT2(Architecture):
             ),
         }
 
-    def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]:
+    def block(self, config: ModelConfig) -> dict[str, Parameter]:
         """Declare a block; branches' last layers start smaller by √(2·depth) (section 2.3)."""
         d, small = config.width, {"init_factor": (2 * config.depth) ** -0.5, "init_depth_exponent": -0.5}
         qkv = {part: Slice(i * d, (i + 1) * d) for i, part in enumerate(("query", "key", "value"))}
         modules = {
             "ln_1": self.norm(d),
             "attn.c_attn": _linear(d, 3 * d, slices=qkv),
-            "attn.c_proj": _linear(d, d, branch=f"attention {index}", init=small),
+            "attn.c_proj": _linear(d, d, ends_branch=True, init=small),
             "ln_2": self.norm(d),
             "mlp.c_fc": _linear(d, 4 * d),
-            "mlp.c_proj": _linear(4 * d, d, branch=f"mlp {index}", init=small),
+            "mlp.c_proj": _linear(4 * d, d, ends_branch=True, init=small),
         }
         return {f"{module}.{name}": p for module, both in modules.items() for name, p in both.items()}
 
@@ -94,14 +93,13 @@ class Llama(Architecture):
 
     name = "llama"
     embedding_scale, blocks, final_norm = "model.embed_scale", "model.layers", "model.norm"
-    branches = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}
     counted = Architecture.counted | {"qk_norm", "query_group_size"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
         tokens = Parameter((vocab_size, width), "token_embedding", vocab_size, width)
         return {"model.embed_tokens.weight": tokens}
 
-    def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]:
+    def block(self, config: ModelConfig) -> dict[str, Parameter]:
         d = config.width
         key_values, head = d // config.query_group_size, config.actual_head_size
         norms = {"self_attn.q_norm": _gain(head), "self_attn.k_norm": _gain(head)}
@@ -109,14 +107,14 @@ class Llama(Architecture):
             "self_attn.q_proj": matrix(d, d),
             "self_attn.k_proj": matrix(d, key_values),
             "self_attn.v_proj": matrix(d, key_values),
-            "self_attn.o_proj": matrix(d, d, branch=f"attention {index}"),
+            "self_attn.o_proj": matrix(d, d, ends_branch=True),
             **(norms if config.qk_norm else {}),
         }
         after = {"input_layernorm": _gain(d), "post_attention_layernorm": _gain(d)}
-        return weights(attention) | self.mlp(config, f"mlp {index}") | weights(after)
+        return weights(attention) | self.mlp(config) | weights(after)
 
-    def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
-        return weights(gated(config.width, mlp_width(config.width), branch, "mlp"))
+    def mlp(self, config: ModelConfig) -> dict[str, Parameter]:
+        return weights(gated(config.width, mlp_width(config.width), "mlp"))
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
         return {"weight": _gain(width, in_block)}
@@ -156,16 +154,16 @@ def weights(modules: Mapping[str, Parameter]) -> dict[str, Parameter]:
     return {f"{module}.weight": parameter for module, parameter in modules.items()}
 
 
-def gated(width: int, between: int, branch: str, module: str) -> dict[str, Parameter]:
+def gated(width: int, between: int, module: str) -> dict[str, Parameter]:
     return {
         f"{module}.gate_proj": matrix(width, between),
         f"{module}.up_proj": matrix(width, between),
-        f"{module}.down_proj": matrix(between, width, branch=branch),
+        f"{module}.down_proj": matrix(between, width, ends_branch=True),
     }
 
 
-def matrix(inputs: int, outputs: int, branch: str = "") -> Parameter:
-    return Parameter((outputs, inputs), "hidden", inputs, outputs, in_block=True, branch=branch)
+def matrix(inputs: int, outputs: int, ends_branch: bool = False) -> Parameter:
+    return Parameter((outputs, inputs), "hidden", inputs, outputs, in_block=True, ends_branch=ends_branch)
 
 
 def _gain(width: int, in_block: bool = True) -> Parameter:
@@ -181,7 +179,6 @@ class MoE(Llama):
     """
 
     name = "moe"
-    branches = {"attention": "self_attn.o_proj", "router": "mlp.gate", "mlp": "mlp"}
     counted = Llama.counted | {"num_experts", "experts_per_token", "expert_granularity", "shared_experts"}
     per_member = Llama.per_member | {"balance_loss"}
 
@@ -190,7 +187,7 @@ class MoE(Llama):
         factors = [f"{self.blocks}.{i}.mlp.balance.factor" for i in range(config.depth)]
         return super().factors(config, scaling) | dict.fromkeys(factors, config.balance_loss / config.depth)
 
-    def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
+    def mlp(self, config: ModelConfig) -> dict[str, Parameter]:
         d, between, experts = config.width, config.expert_width, config.num_experts
         shared = config.shared_experts * between
         # Gate and up of an expert are rows of one matrix, in this order.
@@ -199,10 +196,10 @@ class MoE(Llama):
         parameters = {
             "mlp.gate.weight": _router(d, experts),
             "mlp.experts.gate_up_proj": gate_up,
-            "mlp.experts.down_proj": replace(_experts(config, between, d), branch=branch),
+            "mlp.experts.down_proj": replace(_experts(config, between, d), ends_branch=True),
         }
         if shared:
-            parameters |= weights(gated(d, shared, branch, "mlp.shared_expert"))
+            parameters |= weights(gated(d, shared, "mlp.shared_expert"))
             parameters["mlp.shared_expert_gate.weight"] = _router(d, 1)
         return parameters
 

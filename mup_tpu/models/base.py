@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.rules.parametrization import ForwardScaling, Parameter, Slice
+from mup_tpu.rules.parametrization import ForwardScaling, Parameter
 
 if TYPE_CHECKING:
     from torch import nn
-
-READOUT = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,6 @@ class Declaration:
     layers: int
     heads: int
     head_size: int
-    probes: Mapping[str, str]
-    """Label -> submodule whose output the coordinate check measures, from input to output, without logits. A
-    block's labels end in its number."""
     blocks: tuple[str, ...]  # Submodules; a block's first argument and output are the residual stream
 
     @property
@@ -73,15 +68,6 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """A factor of the forward pass as a factor of a parameter of the stock checkpoint."""
-
-    parameter: str
-    factor: float
-    slice: Slice | None = None  # Part of the parameter along its last axis; None is the whole
-
-
-@dataclass(frozen=True)
 class Forms:
     """Forms of a network: the same function, each fast on some device."""
 
@@ -101,7 +87,6 @@ class Architecture(ABC):
     embedding_scale: str  # Module that multiplies the embeddings by their factor
     blocks: str  # Module that holds the blocks, by their numbers
     final_norm: str
-    branches: Mapping[str, str]  # Branch of a block ("attention", "mlp") -> module of its last layer
     counted: Set[str] = frozenset({"width", "depth", "head_size", "growing_dimension", "tied"})
     """Fields of `ModelConfig` that the network is built with, and whose arithmetic
     `Declaration.flops_per_token` counts. All members of a pack agree in them."""
@@ -119,7 +104,7 @@ class Architecture(ABC):
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]: ...
 
     @abstractmethod
-    def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]: ...
+    def block(self, config: ModelConfig) -> dict[str, Parameter]: ...
 
     @abstractmethod
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]: ...
@@ -148,18 +133,16 @@ class Architecture(ABC):
         width = config.width
         blocks = tuple(f"{self.blocks}.{i}" for i in range(config.depth))
         parameters = self.embeddings(width, vocab_size, sequence_length)
-        probes = {"embedding": self.embedding_scale}
-        for i, block in enumerate(blocks):
-            parameters |= _inside(block, self.block(config, i))
-            probes |= {f"{branch} {i}": f"{block}.{layer}" for branch, layer in self.branches.items()}
-            probes[f"residual {i}"] = block
+        of_block = self.block(config)
+        for block in blocks:
+            parameters |= _inside(block, of_block)
         parameters |= _inside(self.final_norm, self.norm(width, in_block=False))
         if not config.tied:
             init: Literal["zeros", "normal"] = "zeros" if config.readout_zero_init else "normal"
-            parameters[READOUT] = Parameter((vocab_size, width), "readout", width, vocab_size, init=init)
-        probes["final norm"] = self.final_norm
+            readout = Parameter((vocab_size, width), "readout", width, vocab_size, init=init)
+            parameters["lm_head.weight"] = readout
         heads = config.heads, config.actual_head_size
-        return Declaration(parameters, width, config.depth, *heads, probes, blocks)
+        return Declaration(parameters, width, config.depth, *heads, blocks)
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
         """Return the value of each buffer: the rule's factors times the configuration's alphas."""
@@ -170,25 +153,25 @@ class Architecture(ABC):
             "logit_factor": config.alpha_out * scaling.logits,
         }
 
-    def folds(self, config: ModelConfig, scaling: ForwardScaling) -> list[Fold]:
-        """Return factors on trained parameters for the stock class, which has no factors.
+    def folds(self, config: ModelConfig, scaling: ForwardScaling) -> Iterator[tuple[str, float, slice]]:
+        """Yield factors on trained parameters for the stock class, which has no factors.
 
+        Each comes with the name of its parameter, and the part along the last axis that it multiplies.
         The embeddings' folds into the embedding tables; attention's into the queries; the residual branches'
         into their last layers; the logits' into the final norm, divided by the embeddings' if the readout is
         tied.
         """
         embeddings, attention, residual, logits, *_ = self.factors(config, scaling).values()
-        folds = []
         for name, parameter in self.declare(config, 1, 1).parameters.items():
             if parameter.is_embedding:
-                folds.append(Fold(name, embeddings))
+                yield name, embeddings, slice(None)
             if name.startswith(f"{self.final_norm}."):
-                folds.append(Fold(name, logits / (embeddings if config.tied else 1.0)))
+                yield name, logits / (embeddings if config.tied else 1.0), slice(None)
             if f".{self.query(config)}." in name:
-                folds.append(Fold(name, attention, parameter.slices.get("query")))
-            if parameter.branch:
-                folds.append(Fold(name, residual))
-        return folds
+                query = parameter.slices.get("query")
+                yield name, attention, slice(query.start, query.stop) if query else slice(None)
+            if parameter.ends_branch:
+                yield name, residual, slice(None)
 
 
 def _inside(module: str, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

@@ -374,10 +374,9 @@ def init_parameters(
 def folded(trial: Trial, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of a trial's weights with all factors folded in, for its stock class."""
     stock = {name: p.detach().clone() for name, p in weights.items()}
-    for fold in architecture_of(trial.model).folds(trial.model, forward_scaling(trial)):
-        if fold.parameter in stock:
-            part = slice(fold.slice.start, fold.slice.stop) if fold.slice else slice(None)
-            stock[fold.parameter][..., part] *= fold.factor
+    for name, factor, part in architecture_of(trial.model).folds(trial.model, forward_scaling(trial)):
+        if name in stock:
+            stock[name][..., part] *= factor
     return stock
 
 

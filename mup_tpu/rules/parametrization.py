@@ -59,7 +59,7 @@ class Parameter:
     fan_in: int  # Inputs that each output sums over; 1 for vectors, which scale or shift
     fan_out: int  # Outputs; of one matrix of a stack
     in_block: bool = False  # Whether it lies in a block; the model's depth is the number of blocks
-    branch: str = ""  # Residual branch whose last layer this is: the residual factor folds into it
+    ends_branch: bool = False  # Whether it ends a residual branch, whose factor then folds into it
     init: Literal["normal", "zeros", "ones"] = "normal"  # "normal": init_std × init_factor × the rule's
     init_factor: float = 1.0  # The architecture's own factor on the standard deviation
     init_depth_exponent: float = 0.0  # Exponent of `init_factor` in depth

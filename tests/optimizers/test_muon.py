@@ -11,9 +11,9 @@ import torch
 from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare, parameter_scalings
-from mup_tpu.models.base import Parameter, Slice
 from mup_tpu.optimizers import UPDATE_RULES, Group, StackedParameter, constants
 from mup_tpu.optimizers.muon import orthogonalised, scale_of
+from mup_tpu.rules.parametrization import Parameter, Slice
 from mup_tpu.training.members import state_slots
 from mup_tpu.training.record import applied
 
