@@ -100,7 +100,8 @@ class Results:
         try:
             scores = score(load_predictions(self.path), analysis)
         except StoreError as error:  # the verdict does not need them
-            warnings.warn(f"{error}; kept predictions are left out", stacklevel=2)
+            # A higher level would be functools, whose warnings are shown as Python's.
+            warnings.warn(f"{error}; kept predictions are left out", stacklevel=1)
         # A predicted scale alone has its score in the verdict's place.
         return answered(analysis, scores), scores
 

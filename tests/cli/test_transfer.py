@@ -140,11 +140,13 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
     assert code == 0 and "at width 1024, predicted on" in page and "width 2048" not in page, err
 
 
-def test_a_damaged_file_of_predictions_takes_no_verdict_with_it(two_rules, outcome):
+def test_a_damaged_file_of_predictions_takes_no_verdict_with_it(two_rules, printed):
     Path(two_rules, "predictions.json").write_text("[1]")
-    with pytest.warns(UserWarning, match=r"predictions.json is no list of predictions: .*; kept .* left out"):
-        code, out, _ = outcome("analyze", two_rules)
-    assert code == 0 and "μP: TRANSFERS" in out and "predicted on" not in out
+    sentence = r"predictions.json is no list of predictions: .*; kept .* left out"
+    with pytest.warns(UserWarning, match=sentence) as warned:
+        out = printed("analyze", two_rules)
+    assert "μP: TRANSFERS" in out and "predicted on" not in out
+    assert Path(warned[0].filename).name == "results.py", "ours are shown in one line"
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "buy", "dry run", "search", "transfer"])
