@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 import filelock
 import pytest
+from packaging.requirements import Requirement
 
 from mup_tpu.config import Trial
 
@@ -453,6 +456,62 @@ def drawn() -> Callable[[Any], list[Any]]:
         return summaries
 
     return drawn
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Maker of environments with some packages and what they require; it returns their interpreter."""
+    return lambda *names: environment_of(tmp_path_factory.mktemp("installed"), *names)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def required_by(requirement: Requirement) -> Iterator[Requirement]:
+    extras = {"", *requirement.extras}
+    lines = importlib.metadata.requires(requirement.name) or []
+    if requirement.name == "mup_tpu":  # an editable install may have older metadata
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        of_extras = (line for e in requirement.extras for line in project["optional-dependencies"][e])
+        lines = [*project["dependencies"], *of_extras]
+    for inner in map(Requirement, lines):
+        if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
+            inner.marker = None
+            yield inner
+
+
+def environment_of(folder: Path, *names: str) -> Path:
+    """Interpreter of an environment with some packages and what they require.
+
+    This package is installed; the others are links to those here, since an installation would take minutes.
+    """
+    waiting, seen, links = [*map(Requirement, names)], set[str](), dict[str, Path]()
+    while waiting:
+        requirement = waiting.pop()
+        new = [inner for inner in required_by(requirement) if str(inner) not in seen]
+        waiting += new
+        seen |= {*map(str, new)}
+        is_this = requirement.name == "mup_tpu"
+        for file in () if is_this else importlib.metadata.files(requirement.name) or ():
+            links[file.parts[0]] = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    (site,) = folder.glob("env/lib/*/site-packages")
+    for name in links.keys() - {".."}:
+        (site / name).symlink_to(links[name])
+    # A copy is built: setuptools builds in the source folder and takes stale files from there.
+    source = folder / "source"
+    shutil.copytree(ROOT / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "import setuptools.build_meta as b; b.build_wheel('.')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = source.glob("*.whl")
+    python = folder / "env" / "bin" / "python"
+    tool = ["uv", "pip", "install", "--python", python]
+    if importlib.util.find_spec("uv") is None:
+        tool = ["pip", "--python", python, "install"]
+    subprocess.run([sys.executable, "-m", *tool, "--no-deps", "--quiet", wheel], check=True)
+    return python
 
 
 @pytest.fixture

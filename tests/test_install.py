@@ -3,16 +3,13 @@
 import functools
 import http.server
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,55 +101,9 @@ def test_the_pinned_torchvision_takes_the_pinned_torch():
     assert [r.specifier.contains(pin("torch")) for r in wanted if r.name == "torch"] == [True]
 
 
-def required_by(requirement: Requirement) -> Iterator[Requirement]:
-    extras = {"", *requirement.extras}
-    lines = importlib.metadata.requires(requirement.name) or []
-    if requirement.name == "mup_tpu":  # an editable install may have older metadata
-        of_extras = (line for e in requirement.extras for line in METADATA["optional-dependencies"][e])
-        lines = [*METADATA["dependencies"], *of_extras]
-    for inner in map(Requirement, lines):
-        if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
-            inner.marker = None
-            yield inner
-
-
-def environment_of(folder: Path, *names: str) -> Path:
-    """Interpreter of an environment with some packages and what they require.
-
-    This package is installed; the others are links to those here, since an installation would take minutes.
-    """
-    waiting, seen, links = [*map(Requirement, names)], set[str](), dict[str, Path]()
-    while waiting:
-        requirement = waiting.pop()
-        new = [inner for inner in required_by(requirement) if str(inner) not in seen]
-        waiting += new
-        seen |= {*map(str, new)}
-        is_this = requirement.name == "mup_tpu"
-        for file in () if is_this else importlib.metadata.files(requirement.name) or ():
-            links[file.parts[0]] = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    (site,) = folder.glob("env/lib/*/site-packages")
-    for name in links.keys() - {".."}:
-        (site / name).symlink_to(links[name])
-    # A copy is built: setuptools builds in the source folder and takes stale files from there.
-    source = folder / "source"
-    shutil.copytree(ROOT / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = "import setuptools.build_meta as b; b.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (wheel,) = source.glob("*.whl")
-    python = folder / "env" / "bin" / "python"
-    tool = ["uv", "pip", "install", "--python", python]
-    if importlib.util.find_spec("uv") is None:
-        tool = ["pip", "--python", python, "install"]
-    subprocess.run([sys.executable, "-m", *tool, "--no-deps", "--quiet", wheel], check=True)
-    return python
-
-
 @pytest.fixture(scope="module")
-def base_python(tmp_path_factory):
-    return environment_of(tmp_path_factory.mktemp("installed"), "mup_tpu")
+def base_python(environment):
+    return environment("mup_tpu")
 
 
 def run_base(python: Path, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -303,8 +254,8 @@ def test_a_missing_package_is_named_with_what_brings_it(base_python, tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
-    python = environment_of(tmp_path, "mup_tpu[train]")
+def test_the_extra_train_is_enough_to_train_on_a_cpu(environment, tmp_path):
+    python = environment("mup_tpu[train]")
     words = ("--width=32", "--base-width=32", "--depth=1", "--steps=4", "--device=cpu", "--results=out")
     done = run_base(python, tmp_path, python.parent / "mup-tpu", "train", *words)
     assert done.returncode == 0, done.stderr

@@ -78,8 +78,7 @@ class Store:
         # Rows that were read or written: their number in each part, and the best result of each trial.
         self._rows_of: dict[str, int] = {}
         self._known: dict[str, Result] = {}
-        scales = {*map(float, planned)}
-        mine = Header(experiment, axes, tuple(sorted(scales)), columns=columns)
+        mine = Header(experiment, axes, columns=columns).with_planned(planned)
         header = read_header(self.folder) or create_header(self.folder, mine)
         folder, stored_axes = f"results folder {self.folder}", header.axes or Axes()
         if header.experiment != experiment:
@@ -93,7 +92,7 @@ class Store:
 
         def add(header: Header) -> Header:
             both = header.columns if columns is None else self._join_columns(header.columns or {}, columns)
-            return replace(header, planned=tuple(sorted({*header.planned, *scales})), columns=both)
+            return replace(header, columns=both).with_planned(planned)
 
         self.own_columns = change_header(self.folder, experiment, add).columns
         """Columns of a study with their types; None for our own trials."""
@@ -116,10 +115,8 @@ class Store:
 
     def plan(self, scales: Iterable[float]) -> None:
         """Add scales of a sequence to the planned ones."""
-        more = {*map(float, scales)}
-        change_header(
-            self.folder, self.experiment, lambda h: replace(h, planned=tuple(sorted({*h.planned, *more})))
-        )
+        more = [*scales]
+        change_header(self.folder, self.experiment, lambda header: header.with_planned(more))
 
     def ask(self, where: Sequence[Condition]) -> None:
         change_header(self.folder, self.experiment, lambda header: replace(header, where=tuple(where)))

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from mup_tpu.config import Axes, on_one_line, parse_number, shown
@@ -145,6 +145,9 @@ class Header:
         parsed = None if axes is None else _parse_axes(axes, columns)
         return cls(experiment, parsed, tuple(map(float, planned)), conditions, columns, entries)
 
+    def with_planned(self, scales: Iterable[float]) -> Header:
+        return replace(self, planned=tuple(sorted({*self.planned, *map(float, scales)})))
+
     def to_json(self) -> bytes:
         content: dict[str, Any] = {"experiment": self.experiment, "format": FORMAT}
         if axes := self.axes:
@@ -194,9 +197,8 @@ def create_header(folder: Folder, header: Header) -> Header:
         try:
             patiently(lambda: folder.create(STORE_FILE, header.to_json()))
         except OSError:
-            if (theirs := read_header(folder)) is None:
+            if read_header(folder) is None:
                 raise
-            return theirs
     return read_header(folder) or header
 
 
