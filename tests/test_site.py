@@ -94,5 +94,5 @@ def test_the_reference_shows_what_packages_export(site):
     page = (site / "docs" / "reference" / "analysis.html").read_text(encoding="utf-8")
     first = re.findall(r'id="mup_tpu\.analysis\.(\w+)"', page)[:2]
     assert first == ["load_table", "analyze"]
-    for attribute in ("alpha", "low", "high"):
-        assert f'id="mup_tpu.analysis.Drift.{attribute}"' in page
+    for attribute in ("results", "epsilon", "delta"):
+        assert f'id="mup_tpu.analysis.TransferAnalysis.{attribute}"' in page

@@ -166,8 +166,9 @@ def test_under_sgd_what_a_learning_rate_without_m_hides_is_named_too():
 
 def test_a_long_check_says_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr("mup_tpu.parametrize.check._QUIET_S", 0.0)
-    check_of(Net, steps=1)
+    check = check_of(Net, steps=1, widths=[32, 64, 128, 256], seconds=1000.0)
     assert "mup, width 128: " in capsys.readouterr().err
+    assert {*check.table["width"]} == {32, 64, 128, 256}, "the last was expected to end in time"
 
 
 def test_the_same_seeds_measure_the_same():
