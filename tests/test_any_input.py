@@ -187,7 +187,7 @@ def test_a_choice_that_is_no_whole_number_is_one_sentence(scratch, value):
 
 
 @pytest.mark.parametrize(("load", "base"), [(load_sweep, SWEEP), (load_sweep, AXES), (load_search, SEARCH)])
-@drawn(30)
+@drawn(18)
 @given(data=st.data())
 def test_a_file_of_a_sweep_or_search(scratch, load, base, data):
     use_file(load, scratch, data.draw(toml_texts(base)))
@@ -252,7 +252,7 @@ def use_table(table):
     return analysis
 
 
-@drawn(30)
+@drawn(18)
 @given(tables())
 @example(TABLE.rename(columns={"width": "\x1ewidth"}))
 @example(TABLE.assign(width="0\x1e"))
@@ -316,7 +316,7 @@ HEADER = {
 }  # fmt: skip
 
 
-@drawn(30)
+@drawn(18)
 @given(header=mutated(HEADER), data=st.data())
 def test_a_store_s_header(store, header, data):
     folder, own = store
@@ -326,7 +326,7 @@ def test_a_store_s_header(store, header, data):
     (folder / "store.json").write_text(json.dumps(own))
 
 
-@drawn(30)
+@drawn(18)
 @given(data=st.data(), kind=st.sampled_from(["runs", "curves"]))
 def test_a_store_s_part(store, kind, data):
     """With values that do not belong there, or changed bytes, whose checksum its name holds."""

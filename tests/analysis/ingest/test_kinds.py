@@ -297,10 +297,7 @@ text("wide Markdown, parameters in brackets", lambda: markdown(
      cells("width", lambda w: f"{w} ({w / 100:.1f}M)", wide("lr", lambda lr: f"{lr:.4e}"))), "runs.md")
 
 
-@kind("Parquet")
-def parquet(folder):
-    RUNS.to_parquet(folder / "runs.parquet")
-    return folder / "runs.parquet"
+text("Parquet", RUNS.to_parquet(), "runs.parquet")
 
 
 @kind("CSV in an archive")
