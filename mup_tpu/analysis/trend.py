@@ -127,7 +127,7 @@ VAGUE = {
 }
 """Priors of verdicts by kind of scale: wide, so that a verdict rests on its own runs."""
 BY_KIND = {
-    "width": Priors(0.24, 0.085, -0.17, moving=Pace(0.47, 0.13), mixed=0.05, sweeps=37, claiming=18),
+    "width": Priors(0.24, 0.085, -0.17, moving=Pace(0.47, 0.13), mixed=0.05, sweeps=48, claiming=21),
     "depth": Priors(0.25, 0.09, -0.04, Pace(0.07, 0.07), Pace(0.32, 0.12), mixed=0.025, sweeps=6, claiming=2),
     "batch size": Priors(0.17, 0.065, -0.13, Pace(0.06, 0.06), Pace(0.18, 0.4, 1.9), mixed=0.025, sweeps=40),
     "tokens": Priors(0.2, 0.085, -0.12, moving=Pace(0.21, 0.21, 1.7), mixed=0.025, sweeps=70),

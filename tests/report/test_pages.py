@@ -188,7 +188,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
         shutil.copytree(RESULTS / "ablations" / rule, sweeps / rule)
     folders = {
         tmp_path / "check": ("as depth grows",),
-        sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.36 to -0.18)"),
+        sweeps: ("| mup |", "| DRIFTS |", "-0.86 (-1.36 to -0.19)"),
     }
     for folder, sentences in folders.items():
         out = tmp_path / f"{folder.name}.{'md' if folder == sweeps else 'html'}"
