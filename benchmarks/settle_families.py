@@ -24,9 +24,9 @@ import pandas as pd
 import tyro
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
-from settle import in_sequence
+from settle import Settled, in_sequence
 
-from mup_tpu.analysis import Reading, load_table
+from mup_tpu.analysis import Reading, analyze, check_table, load_table
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.errors import MupTpuError
@@ -266,8 +266,26 @@ class World:
         self.cost += seeds * (width / WIDTHS[0]) ** 2
 
 
+def in_one_table(world: World) -> Settled:
+    """Run three to seven rates an octave apart about each width's optimum, to an octave, and look once."""
+    g = world.generator
+    points = int(g.integers(3, 8))
+    seeds = 1 if points > 4 or g.uniform() < 0.5 else 2
+    offset = float(g.uniform(-0.5, 0.5))
+    for width in WIDTHS:
+        centre = round(world.optima[width] + offset + float(g.integers(-1, 2)) * (points >= 5))
+        for k in range(points):
+            world.run(width, centre + k - points // 2, seeds)
+    table = check_table(pd.DataFrame(world.rows).drop(columns="purchase"))
+    return Settled(analyze(table, whole=False).results[0].verdict.decision, 1, (world.cost,))
+
+
 def main(
-    worlds: int = 60, families: tuple[str, ...] = tuple(FAMILIES), seed: int = 1, out: Path | None = None
+    worlds: int = 60,
+    families: tuple[str, ...] = tuple(FAMILIES),
+    seed: int = 1,
+    out: Path | None = None,
+    tables: bool = False,
 ) -> None:
     """Print (and store) shares of right and wrong verdicts, and their cost.
 
@@ -276,12 +294,13 @@ def main(
         families: Families to simulate.
         seed: Seed of the simulation.
         out: CSV file for a row a world.
+        tables: Analyse one table a world, in place of a sequence of purchases.
     """
     rows = []
     for name, number in itertools.product(families, range(worlds)):
         began = time.process_time()
         world = World(FAMILIES[name], np.random.default_rng([seed, list(FAMILIES).index(name), number]))
-        end = in_sequence(world)  # type: ignore[arg-type]
+        end = in_one_table(world) if tables else in_sequence(world)  # type: ignore[arg-type]
         decided = end.decision != "OPEN"
         wrong = decided and not world.is_right(end.decision)
         margin = abs(world.regret - EPSILON)

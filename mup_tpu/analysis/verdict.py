@@ -306,12 +306,14 @@ class Evidence:
     def luck(self) -> float:
         """Return how much too low the largest scale's best loss may be, where it is that of one run, nat.
 
-        It is 0 unless noise differs along the grid (Bartlett's test of the points' scatter): its noise is
-        then unknown, and may be that of the noisiest point near an optimum.
+        Without replicates the noise is a guess. With them it counts where it differs along the grid
+        (Bartlett's test of the points' scatter): it may then be that of the noisiest point near an optimum.
         """
         last = self.curves[-1]
         if last.count_G[np.argmin(last.mean_G)] > 1:
             return 0.0
+        if self.noise.source == "lack of fit":
+            return _LUCKY * self.noise.sigma
         seen = [c.near_G & (c.df_G > 0) & (c.squares_G > 0) for c in self.curves]
         df_C, squares_C = (
             np.concatenate([getattr(c, f)[seen_G] for c, seen_G in zip(self.curves, seen, strict=True)])

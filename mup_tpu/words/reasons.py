@@ -61,8 +61,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "planned scale": "the verdict is open, and {scale} {at} is planned: take a first look at it",
         "source not run": "{scale} {at} was not run at the optimum of {scales}: its loss there is "
         "extrapolated",
-        "one run": "the best value at {scale} {at} was run once, and noise differs along the grid: "
-        "run it again",
+        "one run": "the best value at {scale} {at} was run once and may have been lucky: run it again",
         "holes": "runs beside the optimum at {scale} {scales} diverged or are missing: run a value in "
         "between",
         "another scale": lambda v: (

@@ -75,6 +75,27 @@ def test_one_lucky_run_shows_no_drift_where_noise_differs_along_the_grid(seeds):
         assert result.next_batch is None or result.next_batch.reason.code != "one run"
 
 
+def test_drift_by_the_lucky_run_of_a_table_with_one_seed_waits_for_a_second_one():
+    """Drawn without drift; noise grows along the rate, which no run of another seed shows."""
+    losses = {
+        64: (2.740, 2.587, 2.508, 2.476, 2.498, None, None),
+        128: (None, None, 2.503, 2.459, 2.455, 2.466, 2.504),
+        256: (None, None, 2.441, 2.407, 2.385, 2.424, 2.502),
+        512: (None, None, 2.412, 2.374, 2.346, 2.298, 2.429),
+    }
+    runs = [
+        {"width": width, "lr": 2.0 ** (k - 12), "seed": 0, "loss": loss}
+        for width, of_width in losses.items()
+        for k, loss in enumerate(of_width)
+        if loss is not None
+    ]
+    (result,) = analyze(check_table(pd.DataFrame(runs))).results
+    assert result.drift.has_moved and result.headline_regret.low > 0.01
+    assert result.verdict.decision == "OPEN"
+    (cell,) = result.next_batch.cells
+    assert (cell.scale, cell.x, cell.runs) == (512, -7, 1)
+
+
 def test_no_transfer_while_the_largest_scales_have_left_the_grid():
     """Widths 64 to 256 agree; at 512 and 1024 the optimum lies below the lowest learning rate."""
     result, headline = result_of("unbracketed_largest"), result_of("unbracketed_largest").headline_regret
