@@ -57,7 +57,7 @@ class Regret:
     target: float
     value: float  # nat per token, median of the draws; +inf if the smaller scale's optimum is lost there
     low: float
-    high: float  # 95 % interval of the same draws
+    high: float  # 95 % interval of the same draws, from 0 where the optimum may have stayed
     expected: float  # Mean of the draws, what copying is expected to cost; +inf if some draws are lost
     status: str  # "estimated", "at least", "diverged", "stopped early", "refused" or "not bracketed"
     relative: float  # Regret as a share of the larger scale's gain at its own optimum; nan without a gain
