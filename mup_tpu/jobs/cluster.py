@@ -320,13 +320,15 @@ class RayActors(Pool[_Actor]):
     """Actors on the connected cluster, which get jobs once they have a place there.
 
     An actor that replaces a lost node's may wait long for its place. `look` finds the room, anew as nodes
-    come and go, and raises ConfigError if there is none. The actors' logs lie in `results`.
+    come and go, and raises ConfigError if there is none. The actors' logs lie in `results`. `at_most` limits
+    actors that start; it may change between two runs of jobs.
     """
 
     def __init__(
         self, look: Callable[[], Slots], results: str | None = None, at_most: int = sys.maxsize
     ) -> None:
-        self._look, self._at_most, self._looked_at = look, at_most, time.monotonic()
+        self._look, self._looked_at = look, time.monotonic()
+        self.at_most = at_most
         self._count = (room := look()).count
         actor: Any = ray.remote(room.actor or HostActor)
         self._remote = actor.options(runtime_env={"env_vars": room.environment}, **room.needs)
@@ -349,7 +351,7 @@ class RayActors(Pool[_Actor]):
                 self._count = 0
             self._looked_at = time.monotonic()
         have = len(self._starting) + len(self._idle) + len(self._busy)
-        for _ in range(min(self._count, self._at_most, wanted) - have):
+        for _ in range(min(self._count, self.at_most, wanted) - have):
             actor: Any = self._remote.remote(*self._arguments)
             self._starting[actor.ready.remote()] = actor
 

@@ -246,10 +246,9 @@ class Pools:
                 self._cluster.enter_context(cluster.ray_cluster(address, self._console))
             run = replace(run, threads=run.threads or cluster.threads(trials))
             room = cluster.slots(run)
-            pool = self._kept(
-                (room.key, at_most),
-                lambda: cluster.RayActors(lambda: cluster.slots(run), self._results, at_most),
-            )
+            pool = self._kept(room.key, lambda: cluster.RayActors(lambda: cluster.slots(run), self._results))
+            assert isinstance(pool, cluster.RayActors)
+            pool.at_most = at_most
             if run.device == "auto":
                 # By the cluster's GPUs: this machine may have none, and workers without one from Ray would
                 # all take the same GPU that Ray does not know of.

@@ -87,6 +87,9 @@ def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
         for number, place in enumerate(places):
             lasts([Count(tmp_path, str(number))], place.pool)
         assert Count(tmp_path, "0").pids() == Count(tmp_path, "1").pids(), "a run started workers anew"
+        if ray:  # each purchase has a limit of its own
+            limited = pools.place(6, RunOptions(threads=1, device="cpu"), at_most=1)
+            assert limited.pool is places[0].pool and limited.workers == limited.pool.at_most == 1
         other = pools.place(4, RunOptions(threads=2, device="cpu"))
         assert other.pool is not places[0].pool
 
