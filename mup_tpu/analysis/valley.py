@@ -47,9 +47,8 @@ _LOG_RATIOS = (-3.0, -1.8, -1.0, -0.45, 0.0, 0.45, 1.0, 1.8, 3.0)
 """Logarithm of the right side's steepness over the left side's."""
 PARABOLA = _POWERS.index(2.0) * len(_LOG_RATIOS) + _LOG_RATIOS.index(0.0)  # Number of the shape u²
 _RATIO_SPREAD = 0.8  # Mean size of that logarithm in the prior; of 66 fitted public curves the median is 0.9.
-_POWER_SPREAD, _LEAST_POWER = 0.6, -3.0
-"""Standard deviation of the prior of p around 2, and its least logarithm: flatter valleys are rare, and known
-by their points where they occur."""
+_POWER_SPREAD = 0.6  # Standard deviation of the prior of p around 2
+_LEAST_LOG_PRIOR = -3.0  # Least logarithm of that prior: valleys as flat as |u|⁴ are rare, but not excluded
 
 
 @cache
@@ -61,7 +60,7 @@ def _shapes() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
             for ratio in _LOG_RATIOS:
                 log_prior = -abs(ratio) / _RATIO_SPREAD - math.log(len(sizes))
                 if kind == 0:
-                    log_prior += max(-0.5 * ((size - 2) / _POWER_SPREAD) ** 2, _LEAST_POWER)
+                    log_prior += max(-0.5 * ((size - 2) / _POWER_SPREAD) ** 2, _LEAST_LOG_PRIOR)
                 rows.append((kind, size, ratio, log_prior))
     kind_K, size_K, ratio_K, log_K = np.array(rows).T
     return kind_K, size_K, ratio_K, log_K

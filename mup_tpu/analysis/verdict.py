@@ -108,14 +108,14 @@ def regret(source: Estimate, target: Estimate, trend: Trend | None = None) -> Re
 def regret_interval(regret_R: np.ndarray, moved_RH: np.ndarray) -> tuple[float, float, float]:
     """Return the lower end of a regret's 95 % interval, its median, and the upper end.
 
-    No draw of a regret is 0, so the lower end is 0 where an optimum may have stayed: where 0 lies within 95 %
-    of how far it moved, octaves, in each hyperparameter.
+    No draw of a regret is 0. So the lower end is set to 0 where the optimum may have stayed: where 0 lies in
+    the 95 % region of `moved_RH`, its movement in octaves along each hyperparameter.
     """
     low, value, high = np.quantile(regret_R, [0.025, 0.5, 0.975], method="nearest").tolist()
     precision_HH = np.linalg.pinv(np.atleast_2d(np.cov(moved_RH, rowvar=False)))
     backwards = (moved_RH @ (precision_HH @ moved_RH.mean(axis=0)) <= 0).mean()
-    has_stayed = backwards > ndtr(-math.sqrt(chdtri(moved_RH.shape[1], 0.05)))
-    return (0.0 if has_stayed else low), value, high
+    may_have_stayed = backwards > ndtr(-math.sqrt(chdtri(moved_RH.shape[1], 0.05)))
+    return (0.0 if may_have_stayed else low), value, high
 
 
 def _losses(x_R: np.ndarray, target: Estimate) -> np.ndarray:

@@ -99,7 +99,8 @@ def as_oserror(error: Exception) -> OSError:
     if isinstance(error, OSError):
         # Text of gcsfs for a 403: the address on the first line, the service's reason below.
         return PermissionError(reason(OSError(rest or first))) if first.startswith("Forbidden: ") else error
-    status = getattr(error, "status", None)  # a server's answer, after which trying again is in vain
+    # Most HTTP answers from 400 to 499 stay the same when the request is tried again.
+    status = getattr(error, "status", None)
     is_refused = status in range(400, 500) and status not in (408, 429)
     is_refused |= bool(kinds & _NOT_ALLOWED) or getattr(error, "code", None) == 401
     return (PermissionError if is_refused else OSError)(reason(error))

@@ -47,7 +47,7 @@ from mup_tpu.parametrize.roles import (
 from mup_tpu.parametrize.rules import parametrize
 from mup_tpu.rules.parametrization import infer_infshapes
 
-_QUIET_S = 10.0  # a check of Python reports its progress after so long
+_QUIET_S = 10.0  # seconds between two lines of progress of a check that is called from Python
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def lint(
         steps: number of updates.
         seeds: number of seeds of the init, from 0.
         seconds: time after which no further width begins, once three are measured.
-        progress: function of the present work and the share of all work that is done; by default a line in
-            ten seconds.
+        progress: function of the present work and the share of all work that is done; by default a line on
+            standard error every ten seconds.
 
     Raises:
         ConfigError: build or loss fails, or nothing grows with the width.

@@ -161,7 +161,7 @@ class Parts:
     def append(self, records: Sequence[Mapping[str, Any]]) -> str:
         """Write records as a part, and return its name; on return the part is on disk."""
         given = {key for record in records for key, value in record.items() if value is not None}
-        # Columns without a value are left out: half of the time of opening a small part goes by its columns.
+        # Columns without a value are left out, since columns take half of the time of opening a small part.
         fields = [field for field in self._schema if field.name in given or field.name in self._keys]
         extra = sorted(given - set(self._schema.names))
         fields += [pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra]

@@ -148,7 +148,7 @@ def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
                 return Checkpoint(meta["step"], load_file(file), meta)
         except FileNotFoundError:
             why = "half-written: a file of it is missing"
-        except (ValueError, SafetensorError) as error:
+        except (ValueError, RecursionError, SafetensorError) as error:
             why = str(error)
         warnings.warn(
             f"checkpoint {folder}/{name} is damaged ({why}); taking the one before it", stacklevel=4
@@ -176,7 +176,7 @@ def _steps(folder: Folder) -> list[str]:
 def _metas(folder: Folder) -> dict[str, dict[str, Any]]:
     metas = {}
     for name in _steps(folder):
-        with contextlib.suppress(FileNotFoundError, ValueError):
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             metas[name] = _read_meta(folder, name)
     return metas
 

@@ -123,6 +123,10 @@ def rungs_of(goal: Goal) -> list[dict[str, float]]:
     return [{n: low[n] * (target[n] / low[n]) ** share for n in goal.shrinks} for share in shares]
 
 
+Designed = tuple[tuple[Step, ...], Step | None, float]
+"""Chosen cells, the next larger one, and the regret that it would save (nan if it is not paid)."""
+
+
 def design(
     belief: Belief,
     rungs: Sequence[Mapping[str, float]],
@@ -131,12 +135,11 @@ def design(
     cost: Callable[[Values, int], float],
     budget: float,
     whole: float,
-) -> tuple[tuple[Step, ...], Step | None, float] | None:
+) -> Designed | None:
     """Choose cells one by one, the cheapest first; None if three cost too much.
 
     `rungs` are sizes of the ladder, `first` the looks at the smallest size and `around` those at each other
-    one, `cost` the price of some runs of a size, and `whole` that of the target's run. Returns the chosen
-    cells, the next larger one, and the regret that it would save (nan if it is not paid).
+    one, `cost` the price of some runs of a size, and `whole` that of the target's run. Returns the design.
     """
     goal = belief.goal
     apart = [

@@ -29,7 +29,7 @@ from mup_tpu.config.toml import write_grid, write_sweep, write_values
 from mup_tpu.config.values import parse_number, parse_seconds
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.tuning.cells import Belief, Step, belief_of, design, rungs_of
+from mup_tpu.tuning.cells import Belief, Designed, Step, belief_of, design, rungs_of
 from mup_tpu.tuning.laws import ParameterCounts, RatePrior, params_of, rate_by_law
 from mup_tpu.tuning.target import SIZES, Goal, Values, goal_of, read_target
 from mup_tpu.words.plans import (
@@ -303,7 +303,7 @@ def plan(
     rates, seeds = given_values[tuned[0]], 1
     if base is not None and len(tuned) > 1:
         seeds = (sweep or grid).num_seeds
-    designs = list[tuple[float, int, Any, str, Belief, tuple[float, ...]]]()
+    designs = list[tuple[float, int, Designed, str, Belief, tuple[float, ...]]]()
     rules: Sequence[str] = ("",)
     if rule is not None:
         rules = (rule,)

@@ -282,7 +282,7 @@ _FRAMES = {
 
 def _framed(content: bytes, mark: bytes, start: int) -> list[bytes]:
     """Return the lines of a table in Markdown, LaTeX or a frame, with tabs between cells."""
-    if mark == b"|":  # other text may follow
+    if mark == b"|":  # text may stand below a table in Markdown
         content = content[start:].lstrip().split(b"\n\n")[0]
     lines = (re.sub(rb"\\\\.*$|^\s*\||\|\s*$", b"", line) for line in content.splitlines() if mark in line)
     rows = [[re.sub(rb"^[*_`]+|[*_`]+$", b"", cell.strip()) for cell in line.split(mark)] for line in lines]
